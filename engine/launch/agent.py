@@ -120,7 +120,7 @@ class Agent:
             "finish": lambda _: self.supervisor.release(),
             "go_on": lambda _: self.supervisor.hold_back(False),
             "hold": lambda _: self.supervisor.hold_back(True),
-            "signal": self._signal,
+            "signal": self._handle_signal,
             **self.ranks.handlers,
         }
 
@@ -143,7 +143,7 @@ class Agent:
                 f"no working directory {self.head['cwd']!r} ({error.strerror}): make it, or name another one with "
                 "--remote-directory"
             ) from error
-        self.environment = _environment(self.head["environment"])
+        self.environment = _merge_environments(self.head["environment"])
         if self.head["python"]:
             self._prefer_own_python(self.head["python"])
         self.program = spawn.find_command(self.command, self.environment)
@@ -262,7 +262,7 @@ class Agent:
         """Show a line in the launcher's output."""
         self.channel.send("say", line=line)
 
-    def _signal(self, message: Message) -> None:
+    def _handle_signal(self, message: Message) -> None:
         """Handle a signal of the user to the job."""
         signum = message.number("number")
         if signum in ENDING_SIGNALS:
@@ -320,7 +320,7 @@ class Relay:
         """Do nothing: the launcher closes the file."""
 
 
-def _environment(sent: dict[str, str]) -> dict[str, str]:
+def _merge_environments(sent: dict[str, str]) -> dict[str, str]:
     """Return the agent's environment, overridden by the launcher's variables except those of host and session."""
     own = without_places(os.environ)
     job = {name: value for name, value in sent.items() if not _of_this_host(name)}

@@ -109,11 +109,11 @@ class JobPolicy(ABC):
         """Start what must run before `advance` is called."""
 
     @abstractmethod
-    def advance(self) -> float | None:
+    def advance_job(self) -> float | None:
         """Do what is due, and return the seconds until more may be; None once all ranks have ended."""
 
     @abstractmethod
-    def owns(self, agent: RemoteHost) -> Collection[int]:
+    def owned_numbers(self, agent: RemoteHost) -> Collection[int]:
         """Return the numbers of the ranks, or slots, whose files an agent may write."""
 
     @abstractmethod
@@ -132,11 +132,11 @@ class JobPolicy(ABC):
     def outcome(self) -> Outcome:
         """Return the outcome, once no process is left."""
 
-    def holds(self, agent: RemoteHost) -> Collection[int] | None:
+    def counted_numbers(self, agent: RemoteHost) -> Collection[int] | None:
         """Return the numbers whose counters an agent may report; None: all that it was started with."""
         return None
 
-    def admit(self, agent: RemoteHost, message: Message) -> bool:
+    def admit_message(self, agent: RemoteHost, message: Message) -> bool:
         """Return whether a message counts; it does not if it is from an agent that was given up."""
         return True
 
@@ -232,7 +232,7 @@ class Driver:
             There are no hosts, or they cannot start a rank.
         """
         while True:
-            seconds = self.policy.advance()
+            seconds = self.policy.advance_job()
             self._check_refusal()
             if seconds is None:
                 break
@@ -287,7 +287,7 @@ class Driver:
     def handle_message(self, agent: RemoteHost, message: Message) -> None:
         """Handle a message of an agent."""
         self._patience.begin(FAREWELL)
-        if not self.policy.admit(agent, message):
+        if not self.policy.admit_message(agent, message):
             return
         handler = self._handlers.get(message.kind)
         if handler is None:
@@ -306,25 +306,25 @@ class Driver:
             for line in lines:
                 self.setup.say(f"{agent.name}: {line}")
 
-    def _number(self, agent: RemoteHost, message: Message) -> int:
+    def _check_number(self, agent: RemoteHost, message: Message) -> int:
         """Return the number that a message names, which must be one of its host's."""
         number = message.number("number")
-        if number not in self.policy.owns(agent):
+        if number not in self.policy.owned_numbers(agent):
             raise ChannelError(f"it speaks of number {number}, which is not one of its ranks or slots")
         return number
 
     def _show_output(self, agent: RemoteHost, message: Message) -> None:
-        number, stream = self._number(agent, message), message.text("stream")
+        number, stream = self._check_number(agent, message), message.text("stream")
         if (number, stream) not in self.output.displays:
             raise ChannelError(f"it writes to {stream!r}")
         self.output.displays[number, stream].take(message.body)
 
     def _keep_file(self, agent: RemoteHost, message: Message) -> None:
-        numbers, output = self.policy.owns(agent), self.output
+        numbers, output = self.policy.owned_numbers(agent), self.output
         remote_files.keep_later(message, output.directory, numbers, output.files, output.problems)
 
     def _copy_pages(self, agent: RemoteHost, message: Message) -> None:
-        self._copies[agent].keep(message, self.policy.holds(agent))
+        self._copies[agent].keep(message, self.policy.counted_numbers(agent))
 
     def _relay_line(self, agent: RemoteHost, message: Message) -> None:
         """Show a line of an agent, unless the launcher has shown the same one."""

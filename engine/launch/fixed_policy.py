@@ -95,7 +95,7 @@ class FixedPolicy(JobPolicy):
         self._await_agents()
         self._start_ranks()
 
-    def advance(self) -> float | None:
+    def advance_job(self) -> float | None:
         """Give up agents that are late, and ask for counters; return None once all ranks have ended."""
         if self._patience is not None and not self._patience.left():
             self._give_up()
@@ -106,7 +106,7 @@ class FixedPolicy(JobPolicy):
             self._driver.loop.tell("pages")
         return LOOK if self._patience is None else self._patience.wait()
 
-    def owns(self, agent: RemoteHost) -> Collection[int]:
+    def owned_numbers(self, agent: RemoteHost) -> Collection[int]:
         """Return the ranks of an agent's host."""
         return agent.place.ranks
 
@@ -139,7 +139,7 @@ class FixedPolicy(JobPolicy):
                 host.trouble = f"did not answer within {seconds:g} s"
         troubled = [host for host in self._hosts if host.trouble]
         if troubled:
-            raise LaunchError(_account(troubled, len(self._hosts)))
+            raise LaunchError(_describe_troubles(troubled, len(self._hosts)))
 
     def _start_ranks(self) -> None:
         """Send all agents the hub's address and the order to start their ranks."""
@@ -186,12 +186,12 @@ class FixedPolicy(JobPolicy):
         self._driver.refusal = self._driver.refusal or f"{host.name}: {text}"
 
     def _note_start(self, host: RemoteHost, message: Message) -> None:
-        rank = _rank(host, message)
+        rank = _check_rank(host, message)
         self._driver.say_started(f"rank {rank}", rank, message, f" on {host.name}")
 
     def _note_end(self, host: RemoteHost, message: Message) -> None:
         """Record the end of a rank, with its time by the launcher's clock."""
-        rank, code, now = _rank(host, message), message.number("code", *CODES), time.time()
+        rank, code, now = _check_rank(host, message), message.number("code", *CODES), time.time()
         driver = self._driver
         host.ahead = now - message.seconds("now")
         by_launcher = bool(message.head["by_launcher"]) and (driver.ending or driver.signum is not None)
@@ -200,7 +200,7 @@ class FixedPolicy(JobPolicy):
         host.alive.discard(rank)
         driver.output.flush(rank)
         if code != 0:
-            self._end(f"after the first rank failed (rank {rank}, {describe_code(code)})")
+            self._end_ranks(f"after the first rank failed (rank {rank}, {describe_code(code)})")
         stalled = report.stalled_rank if code != 0 else None
         if stalled in self._by_rank and stalled not in self._asked:
             self._asked.add(stalled)
@@ -213,7 +213,7 @@ class FixedPolicy(JobPolicy):
         if self._driver.started:
             self._patience = Patience(MARGIN if again else self._setup.options.grace + MARGIN)
 
-    def _end(self, why: str) -> None:
+    def _end_ranks(self, why: str) -> None:
         """End the ranks on all hosts after a failure on one; does nothing if the ending has begun."""
         if not self._driver.ending and self._driver.signum is None:
             self._driver.ending = True
@@ -238,7 +238,7 @@ class FixedPolicy(JobPolicy):
             self._ends[rank] = RankEnd(rank, -signal.SIGKILL, now, by_launcher, lost=how)
             driver.output.flush(rank)
         if host.alive:
-            self._end(f"after {host.name} was lost")
+            self._end_ranks(f"after {host.name} was lost")
         host.alive.clear()
 
     def _give_up(self) -> None:
@@ -250,7 +250,7 @@ class FixedPolicy(JobPolicy):
                 self.agent_lost(host, "did not answer in time")
 
 
-def _rank(host: RemoteHost, message: Message) -> int:
+def _check_rank(host: RemoteHost, message: Message) -> int:
     """Return the rank that a message names, which must be one of its host."""
     rank = message.number("rank")
     if rank not in host.place.ranks:
@@ -258,7 +258,7 @@ def _rank(host: RemoteHost, message: Message) -> int:
     return rank
 
 
-def _account(hosts: Sequence[RemoteHost], of: int) -> str:
+def _describe_troubles(hosts: Sequence[RemoteHost], of: int) -> str:
     """Return the error text on hosts that cannot take part, each with its output and the command that was tried."""
     lines = [host.account() for host in hosts]
     if len(lines) == 1:

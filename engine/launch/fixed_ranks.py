@@ -48,7 +48,7 @@ class FixedRanks:
     def supervise(self, guardian: Guardian, wakeup: socket.socket) -> Supervisor:
         """Implement `RankGroup.supervise`."""
         agent = self._agent
-        return Supervisor(guardian, wakeup, (agent.channel.out,), agent.grace, agent.say, self._ended)
+        return Supervisor(guardian, wakeup, (agent.channel.out,), agent.grace, agent.say, self._send_end)
 
     def start(self, head: dict[str, Any]) -> None:
         """Start all ranks. The fields of `start` are `hub`, `address` and `port` of the job."""
@@ -70,7 +70,7 @@ class FixedRanks:
             self._hub.close()
             self._hub = None
 
-    def _ended(self, rank: Rank, end: RankEnd) -> None:
+    def _send_end(self, rank: Rank, end: RankEnd) -> None:
         """Send the launcher a rank's exit code, the age of its end in seconds, and its exit report."""
         now = time.time()
         told = {

@@ -110,17 +110,17 @@ class JobRun:
         except FileNotFoundError as error:
             raise LaunchError(error.strerror) from None
         chosen = load(options, os.environ)
-        start = self._how(chosen)
+        start = self._choose_run(chosen)
         if (hidden := find_hiding_file(options.command, here)) is not None:
-            self._say(hidden)
+            self._say_line(hidden)
         if options.ignored:
-            self._say(without_effect(options.ignored))
+            self._say_line(without_effect(options.ignored))
         for line in [] if options.quiet else told_idle(options.idle, options.size):
-            self._say(line)
+            self._say_line(line)
         with (
             self._told_first(),
-            Metrics(options, chosen, os.environ, self._say) as metrics,
-            self._directory() as directory,
+            Metrics(options, chosen, os.environ, self._say_line) as metrics,
+            self._open_directory() as directory,
         ):
             job = Job(
                 size=options.size,
@@ -128,7 +128,7 @@ class JobRun:
                 secret=secrets.token_hex(32),
                 port=spawn.find_port(),
                 directory=directory,
-                settings=_settings(options, chosen) | metrics.settings,
+                settings=_collect_settings(options, chosen) | metrics.settings,
                 horovod=options.horovod,
                 torchrun=options.torchrun,
                 counters=() if options.places or options.elastic else metrics.counters,
@@ -140,16 +140,16 @@ class JobRun:
             self._collect(directory)
             seconds = time.monotonic() - began
             # The system clock may have been set meanwhile; times are reported by its present setting.
-            code, lines = self._conclude(outcome, directory, time.time() - seconds)
+            code, lines = self._conclude_job(outcome, directory, time.time() - seconds)
             if not self._gave_up_files:
                 leftovers.forget_empty(directory)
             log = job.settings.get(variable("autotune_log")) or chosen.get("autotune_log")
             by_user = outcome.signum if self.failure_cause is None else None
-            lines = self._summary(metrics.pages, seconds, unix_offset, log, by_user) + lines
+            lines = self._summarize_run(metrics.pages, seconds, unix_offset, log, by_user) + lines
         if not self._out.flush() and self._out.lost:
             lines.insert(0, f"{self._out.lost} bytes of output were lost: stdout did not take them")
         for line in lines:
-            self._say(line)
+            self._say_line(line)
         self._close_consoles()
         return code
 
@@ -176,18 +176,18 @@ class JobRun:
         self._out.close()
         self._err.close()
 
-    def _say(self, line: str) -> None:
+    def _say_line(self, line: str) -> None:
         """Show a line of the launcher's own; control characters that it quotes are removed."""
         prefix = "" if line.startswith(QUOTE) else "enginerun: "
         self._err.write(f"{prefix}{readable.plain_line(line)}\n".encode())
 
-    def _how(self, chosen: Mapping[str, Any]) -> Callable[[Job, Metrics], Outcome]:
+    def _choose_run(self, chosen: Mapping[str, Any]) -> Callable[[Job, Metrics], Outcome]:
         """Return the function that runs the ranks: elastic, on several hosts, or here; refuse invalid options now."""
         if self._options.elastic is not None:
-            return self._elastic(chosen, self._options.elastic)
-        return self._on_hosts(chosen) if self._options.places else self._here()
+            return self._prepare_elastic(chosen, self._options.elastic)
+        return self._prepare_hosts(chosen) if self._options.places else self._prepare_local()
 
-    def _here(self) -> Callable[[Job, Metrics], Outcome]:
+    def _prepare_local(self) -> Callable[[Job, Metrics], Outcome]:
         """Return the function that runs all ranks on this host; refuse invalid options now."""
         options = self._options
         program = spawn.find_command(options.command, os.environ)
@@ -202,12 +202,12 @@ class JobRun:
             job = replace(job, devices=devices)
             descriptors = spawn.raise_descriptor_limit(options.size)
             if not options.quiet:
-                self._say(allotment.summary)
-            return self._supervise(job, plan(job, allotment, os.environ), program, descriptors, metrics)
+                self._say_line(allotment.summary)
+            return self._supervise_ranks(job, plan(job, allotment, os.environ), program, descriptors, metrics)
 
         return run
 
-    def _on_hosts(self, chosen: Mapping[str, Any]) -> Callable[[Job, Metrics], Outcome]:
+    def _prepare_hosts(self, chosen: Mapping[str, Any]) -> Callable[[Job, Metrics], Outcome]:
         """Return the function that runs ranks on several hosts, each with an agent."""
         seconds = float(chosen.get("start_timeout", Config.start_timeout))
 
@@ -219,7 +219,7 @@ class JobRun:
                 policies.append(FixedPolicy(driver))
                 return policies[0]
 
-            outcome = self._drive(job, metrics, seconds, make_policy)
+            outcome = self._drive_job(job, metrics, seconds, make_policy)
             if outcome.ends:
                 (policy,) = policies
                 self.hosts, self._clocks, self._shares = policy.hosts, policy.clocks, policy.shares
@@ -227,7 +227,7 @@ class JobRun:
 
         return run
 
-    def _elastic(self, chosen: Mapping[str, Any], elastic: Elastic) -> Callable[[Job, Metrics], Outcome]:
+    def _prepare_elastic(self, chosen: Mapping[str, Any], elastic: Elastic) -> Callable[[Job, Metrics], Outcome]:
         """Return the function that runs an elastic job; each host has an agent, even if this is the only host."""
         config = Config(**{name: chosen[name] for name in ("start_timeout", "stall_limit") if name in chosen})
         limits = elastic.limits(config.start_timeout, config.stall_limit, self._options.grace)
@@ -235,20 +235,24 @@ class JobRun:
         def run(job: Job, metrics: Metrics) -> Outcome:
             spawn.raise_descriptor_limit(2 * self._options.most)  # a host may have one rank
             watch = Watch(elastic, metrics.pages, metrics.tell)
-            return self._drive(job, metrics, limits.start_timeout, lambda driver: ElasticPolicy(driver, limits, watch))
+            return self._drive_job(
+                job, metrics, limits.start_timeout, lambda driver: ElasticPolicy(driver, limits, watch)
+            )
 
         return run
 
-    def _drive(self, job: Job, metrics: Metrics, seconds: float, make_policy: Callable[[Driver], JobPolicy]) -> Outcome:
+    def _drive_job(
+        self, job: Job, metrics: Metrics, seconds: float, make_policy: Callable[[Driver], JobPolicy]
+    ) -> Outcome:
         """Run agents and ranks, and return when all their processes have ended, whatever happens."""
 
         def note_start(number: int) -> None:
             metrics.add(number, functools.partial(driver.runs, number))
 
-        with _guarded(job, metrics) as wakeup:
+        with _guard_job(job, metrics) as wakeup:
             consoles = (self._out, self._err)
             setup = JobSetup(
-                self._options, job, consoles, metrics.pages, os.environ, wakeup, seconds, self._say, note_start
+                self._options, job, consoles, metrics.pages, os.environ, wakeup, seconds, self._say_line, note_start
             )
             driver = Driver(setup, make_policy)
             try:
@@ -269,7 +273,7 @@ class JobRun:
             self.directories = list(driver.policy.members)
         return outcome
 
-    def _supervise(
+    def _supervise_ranks(
         self, job: Job, plans: Sequence[RankPlan], program: str, descriptors: tuple[int, int], metrics: Metrics
     ) -> Outcome:
         """Run all ranks on this host, and return when all their processes have ended, whatever happens."""
@@ -277,7 +281,7 @@ class JobRun:
         processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
         self._output = output = RankOutput(job.directory, (self._out, self._err), timestamps=self._options.timestamps)
         with caught(SIGNALS, lambda *_: None) as wakeup:
-            supervisor = Supervisor(guardian, wakeup, output.writers, self._options.grace, self._say)
+            supervisor = Supervisor(guardian, wakeup, output.writers, self._options.grace, self._say_line)
             try:
                 for rank_plan in plans:
                     rank = spawn.start(rank_plan, self._options.command, program, descriptors)
@@ -288,7 +292,7 @@ class JobRun:
                     metrics.add(rank.number, rank.runs)
                     if self._options.verbose:
                         cpus = "any CPU" if rank_plan.cpus is None else f"CPUs {readable.cpus(rank_plan.cpus)}"
-                        self._say(f"rank {rank.number}: pid {rank.pid}, {cpus}, files in {rank_plan.directory}")
+                        self._say_line(f"rank {rank.number}: pid {rank.pid}, {cpus}, files in {rank_plan.directory}")
                 metrics.start(supervisor)
                 output.start()  # all ranks are started, so threads may begin
             except LaunchError:
@@ -306,7 +310,7 @@ class JobRun:
         processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 0)
         return outcome
 
-    def _conclude(self, outcome: Outcome, directory: Path, started: float) -> tuple[int, list[str]]:
+    def _conclude_job(self, outcome: Outcome, directory: Path, started: float) -> tuple[int, list[str]]:
         """Return the exit code and the lines to show to the user."""
         cause = None if isinstance(outcome, Result) else investigate(outcome.ends, self._clocks)
         lines = [] if self._output is None else list(self._output.lacks())
@@ -335,7 +339,7 @@ class JobRun:
             return 128 + outcome.signum, lines
         return 0, lines
 
-    def _summary(
+    def _summarize_run(
         self, pages: Sequence[int], seconds: float, unix_offset: float, log: object, signum: int | None
     ) -> list[str]:
         """Return the lines of `--summary`, from the ranks' pages of counters and the launcher's knowledge of the run.
@@ -369,7 +373,7 @@ class JobRun:
         return report({rank: look_into(descriptor) for rank, descriptor in enumerate(pages)}, run)
 
     @contextlib.contextmanager
-    def _directory(self) -> Iterator[Path]:
+    def _open_directory(self) -> Iterator[Path]:
         """Make and lock the job's directory; remove it afterwards, unless it is to be kept."""
         chosen = self._options.directory
         lock = None
@@ -400,7 +404,7 @@ class JobRun:
 
 
 @contextlib.contextmanager
-def _guarded(job: Job, metrics: Metrics) -> Iterator[socket.socket]:
+def _guard_job(job: Job, metrics: Metrics) -> Iterator[socket.socket]:
     """Catch signals, and yield the socket that delivers them; a guardian cleans up here if the launcher is killed.
 
     The ranks are guarded by their agents.
@@ -413,7 +417,7 @@ def _guarded(job: Job, metrics: Metrics) -> Iterator[socket.socket]:
         guardian.dismiss()
 
 
-def _settings(options: Options, chosen: Mapping[str, Any]) -> dict[str, str]:
+def _collect_settings(options: Options, chosen: Mapping[str, Any]) -> dict[str, str]:
     """Return the ranks' settings, with the launcher's values for two that the user has not chosen.
 
     With `--output-dir` the tuner's log goes to the job's directory. In an elastic job ranks wait for a silent host no

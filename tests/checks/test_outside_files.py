@@ -48,7 +48,7 @@ OWN_NUMBERS = {
     "engine/tuning/trial_loop.py": "the engine's own knobs",
 }
 # Files with a pattern that captures digits without a bound, and what bounds them later.
-BOUNDED_LATER = {"engine/launch/hosts/host_list.py": "`_count`, which reads any number of them as the most"}
+BOUNDED_LATER = {"engine/launch/hosts/host_list.py": "`_parse_count`, which reads any number of them as the most"}
 UNBOUNDED = re.compile(r"\((?:\?P<\w+>)?(?:\\d|\[0-9\])[+*]\)")  # a group that captures any number of digits
 
 

@@ -51,16 +51,16 @@ class PoolPolicy(JobPolicy):
 
     def start(self) -> None: ...
 
-    def advance(self) -> None: ...
+    def advance_job(self) -> None: ...
 
-    def owns(self, agent: RemoteHost) -> Collection[int]:
+    def owned_numbers(self, agent: RemoteHost) -> Collection[int]:
         return self.slots.written_by(agent.name)
 
-    def holds(self, agent: RemoteHost) -> Collection[int]:
+    def counted_numbers(self, agent: RemoteHost) -> Collection[int]:
         return self.slots.held_by(agent.name)
 
-    def admit(self, agent: RemoteHost, message: Message) -> bool:
-        return self.pool.admit(agent, message)
+    def admit_message(self, agent: RemoteHost, message: Message) -> bool:
+        return self.pool.admit_message(agent, message)
 
     def agent_lost(self, agent: RemoteHost, how: str) -> None:
         self.pool.agent_lost(agent, how)

@@ -284,9 +284,9 @@ def test_lists_of_a_world_have_an_entry_for_each_rank() -> None:
 @pytest.mark.parametrize("told", [[0, 5], [-1, 5], [1 << 40, 5], [7, -5], ["7", 5], [7.0, 5], [7], 7, None, [True, 5]])
 def test_what_is_no_process_is_not_killed(told: Any) -> None:
     """A pid of -1 stands for every process of the user."""
-    assert dead_workers._process([7, 5]) == (7, 5)
+    assert dead_workers._parse_process([7, 5]) == (7, 5)
     with pytest.raises(ChannelError, match="which is no process"):
-        dead_workers._process(told)
+        dead_workers._parse_process(told)
 
 
 def test_numbers_of_workers_at_the_gate_are_bounded() -> None:

@@ -23,8 +23,8 @@ def table() -> str:
     kernels, problem = native()
     memory = f"shared memory, with kernels {', '.join(kernels)}" if kernels else f"shared memory: {problem}"
     sections: dict[str, list[tuple[bool, str]]] = {
-        "Frameworks": list(_frameworks()),
-        "Launchers": list(_launchers()),
+        "Frameworks": list(_list_frameworks()),
+        "Launchers": list(_list_launchers()),
         "Controllers": [
             (bool(kernels), "shared memory"),
             (bool(kernels), "TCP between hosts"),
@@ -74,7 +74,7 @@ def _has_cuda_driver() -> bool:
     return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
 
 
-def _launchers() -> Iterator[tuple[bool, str]]:
+def _list_launchers() -> Iterator[tuple[bool, str]]:
     """Yield each launcher of ranks, and whether it is on the PATH or in the directory of this Python."""
     places = os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)))
     yield True, "enginerun"
@@ -83,7 +83,7 @@ def _launchers() -> Iterator[tuple[bool, str]]:
         yield found is not None, f"{command}{about}: {found or 'not found here'}"
 
 
-def _frameworks() -> Iterator[tuple[bool, str]]:
+def _list_frameworks() -> Iterator[tuple[bool, str]]:
     bound = [(each.package, each.title, f"engine.{each.package}") for each in BOUND.values()]
     distributions = packages_distributions()
     for package, name, binding in [*bound, ("numpy", "NumPy, DLPack, buffers", "engine")]:

@@ -54,7 +54,7 @@ def examine(channel: Channel, order: Message) -> None:
         problem=problem,
         frameworks=sorted(f"{name} {number}" for name, number in check_build.found_frameworks().items()),
         cpus=machine.facts().usable,
-        lacks=list(_lacks()),
+        lacks=list(_list_lacks()),
         address=address,
         port=listening.getsockname()[1],
     )
@@ -65,7 +65,7 @@ def examine(channel: Channel, order: Message) -> None:
     listening.close()
 
 
-def _lacks() -> Iterable[str]:
+def _list_lacks() -> Iterable[str]:
     """Yield the system features that ranks need and that are missing, with what to do."""
     if not processes.visible():
         yield "/proc does not show the processes: mount that of the PID namespace"
@@ -187,17 +187,17 @@ class Examination:
             for host in self._hosts:
                 self._loop.start(host)
             self._loop.tell("examine", interface=self._interface)
-            self._facts = {name: dict(message.head) for name, message in self._gather(self._limit).items()}
+            self._facts = {name: dict(message.head) for name, message in self._gather_answers(self._limit).items()}
             self._find_addresses()
-            self._reached = self._try({name: self._target(name) for name in self._facts})
+            self._reached = self._try_connections({name: self._find_target(name) for name in self._facts})
         finally:
             self._loop.close()
-        problems = list(self._problems())
-        for line in [*_table(self._rows()), "", *(problems or ["Nothing is amiss."])]:
+        problems = list(self._list_problems())
+        for line in [*_format_table(self._make_rows()), "", *(problems or ["Nothing is amiss."])]:
             readable.show(line)
         return int(bool(problems))
 
-    def _gather(self, limit: float) -> dict[str, Message]:
+    def _gather_answers(self, limit: float) -> dict[str, Message]:
         """Wait up to `limit` seconds for one answer of each host, and return the answers by host name."""
         self._answers = {}
         patience = Patience(limit)
@@ -238,26 +238,26 @@ class Examination:
             address = next(filter(None, (network.own_address(host.place.address) for host in others)), address)
         self._addresses[first.name] = address
         if others:
-            used = self._try({first.name: self._target(first.name)})
+            used = self._try_connections({first.name: self._find_target(first.name)})
             for host in others:
                 own = str(self._facts[host.name]["address"]) if host.name in self._facts else ""
                 self._addresses[host.name] = own or used.get(host.name, {}).get(first.name, ("", ""))[0]
 
-    def _target(self, name: str) -> tuple[str, int]:
+    def _find_target(self, name: str) -> tuple[str, int]:
         return self._addresses.get(name, ""), self._facts[name]["port"]
 
-    def _try(self, targets: Mapping[str, tuple[str, int]]) -> dict[str, dict[str, tuple[str, str]]]:
+    def _try_connections(self, targets: Mapping[str, tuple[str, int]]) -> dict[str, dict[str, tuple[str, str]]]:
         """Make every host try to connect to the other hosts whose address is known; return their results."""
         known = {name: place for name, place in targets.items() if place[0]}
         for host in self._hosts:
             self._loop.send(host, "reach", targets={name: place for name, place in known.items() if name != host.name})
-        answers = self._gather(CONNECT + self._limit)
+        answers = self._gather_answers(CONNECT + self._limit)
         return {
             name: {to: (str(found[0]), str(found[1])) for to, found in message.head["tried"].items()}
             for name, message in answers.items()
         }
 
-    def _rows(self) -> Iterable[tuple[str, ...]]:
+    def _make_rows(self) -> Iterable[tuple[str, ...]]:
         yield "host", "enginerun", "Python", "native engine", "CPUs", "address", "reaches", "frameworks"
         for host in self._hosts:
             facts = self._facts.get(host.name)
@@ -278,7 +278,7 @@ class Examination:
                 ", ".join(facts["frameworks"]) or "none",
             )
 
-    def _problems(self) -> Iterable[str]:
+    def _list_problems(self) -> Iterable[str]:
         """Yield a line on each problem that keeps a job from running, with what to do."""
         facts = self._facts
         for host in self._hosts:
@@ -307,7 +307,7 @@ def differences(facts: Iterable[Mapping[str, Any]]) -> Iterable[str]:
             yield f"versions of {what} differ ({', '.join(versions)}): install the same on all hosts"
 
 
-def _table(rows: Iterable[tuple[str, ...]]) -> list[str]:
+def _format_table(rows: Iterable[tuple[str, ...]]) -> list[str]:
     cells = list(rows)
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]

@@ -161,7 +161,7 @@ def elastic_of(given: argparse.Namespace, hosts: Sequence[tuple[str, int]] | Non
     LaunchError
         The options contradict each other.
     """
-    script = _script(given.host_discovery_script)
+    script = _split_script(given.host_discovery_script)
     size = given.num_proc or (None if hosts is None else sum(slots for _, slots in hosts)) or given.min_np
     if not script and given.min_np is None and given.max_np is None:
         return None
@@ -202,7 +202,7 @@ def elastic_of(given: argparse.Namespace, hosts: Sequence[tuple[str, int]] | Non
     )
 
 
-def _script(text: str | None) -> tuple[str, ...]:
+def _split_script(text: str | None) -> tuple[str, ...]:
     try:
         words = tuple(shlex.split(text or ""))
     except ValueError as error:

@@ -177,7 +177,7 @@ def parse(arguments: Sequence[str], kind: type[Config] = Config) -> Options:
     SystemExit
         After `--help`, `--version` and `--check-build`.
     """
-    parser = _parser(config.settings(kind))
+    parser = _make_parser(config.settings(kind))
     given = parser.parse_args(arguments)
     if given.config_file is not None:
         # The command line overrides the file, because the last one of an option that is given twice counts.
@@ -244,7 +244,7 @@ def load(options: Options, environment: Mapping[str, str]) -> dict[str, Any]:
         raise LaunchError(str(error)) from None
 
 
-def _parser(settings: Mapping[str, Setting]) -> argparse.ArgumentParser:
+def _make_parser(settings: Mapping[str, Setting]) -> argparse.ArgumentParser:
     parser = _Parser(
         prog="enginerun",
         usage="enginerun -np N [options] [--] command [arguments]",
@@ -257,7 +257,7 @@ def _parser(settings: Mapping[str, Setting]) -> argparse.ArgumentParser:
     )
     parser.settings = settings
     add = parser.add_argument
-    add("-np", "-n", "--num-proc", "--np", type=_ranks, metavar="N", help="number of ranks")
+    add("-np", "-n", "--num-proc", "--np", type=_parse_ranks, metavar="N", help="number of ranks")
     add("-H", "--hosts", metavar="NAME:SLOTS,..", help="hosts and the ranks that each takes (default: this host)")
     add("-hostfile", "--hostfile", type=Path, metavar="FILE", help="file of hosts, in lines 'NAME slots=N'")
     add("--output-dir", "--output-filename", type=Path, metavar="DIR", help="directory for rank.N/stdout and the like")
@@ -307,7 +307,7 @@ def _add_horovods(parser: argparse.ArgumentParser, settings: Mapping[str, Settin
         "--fusion-threshold-mb",
         action=_Set,
         setting=settings["fusion_threshold"],
-        text=_mebibytes,
+        text=_parse_mebibytes,
         metavar="MB",
         help="the fusion threshold in MiB",
     )
@@ -376,11 +376,11 @@ def _settings(given: argparse.Namespace) -> dict[str, str]:
     return settings
 
 
-def _ranks(text: str) -> int:
+def _parse_ranks(text: str) -> int:
     """Parse a number of ranks. For `-np4` without a blank, argparse passes `p4` as the value of `-n`."""
     return int(argument(COUNT)(text[1:] if text[:1] == "p" and text[1:].isdigit() else text))
 
 
-def _mebibytes(text: str) -> str:
+def _parse_mebibytes(text: str) -> str:
     """Convert a number of MiB to bytes, both as text."""
     return str(round(read(Number(0, LARGEST / MEBIBYTE), text, "--fusion-threshold-mb") * MEBIBYTE))

@@ -48,7 +48,7 @@ def _read(text: str, read: Callable[[Any], Any]) -> Any:
     import yaml
 
     try:
-        return read(_loader()(text))
+        return read(_make_loader()(text))
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         why = " ".join(str(getattr(error, "problem", None) or error).split())
@@ -59,7 +59,7 @@ def _read(text: str, read: Callable[[Any], Any]) -> Any:
 
 
 @cache
-def _loader() -> Any:
+def _make_loader() -> Any:
     """Make a PyYAML loader of plain values that enforces the limits."""
     import yaml
 

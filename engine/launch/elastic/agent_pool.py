@@ -43,13 +43,13 @@ class _Routes:
         """Begin looking up the address that a host (a name or an address) sees, unless it is known."""
         if self._known.get(other) is None:
             self._known[other] = None
-            threading.Thread(target=self._find, args=(other,), daemon=True).start()
+            threading.Thread(target=self._look_up, args=(other,), daemon=True).start()
 
     def known(self, other: str) -> str | None:
         """Return the address that a host sees; None if it is not known yet."""
         return self._known.get(other)
 
-    def _find(self, other: str) -> None:
+    def _look_up(self, other: str) -> None:
         self._known[other] = network.own_address(other)
 
 
@@ -126,7 +126,7 @@ class AgentPool:
     def launch(self, host: str, slots: int, fields: dict[str, Any]) -> None:
         """Start a worker on a host with `slots` slots; its agent is started first, if it is not running."""
         if host not in self._agents:
-            self._start(host, slots)
+            self._start_agent(host, slots)
         agent = self._agents.get(host)
         if agent is not None:
             self._running[host][fields["worker"]] = []
@@ -161,12 +161,12 @@ class AgentPool:
     def disown(self, host: str) -> None:
         """Give up the agent of a host. It kills its workers when its channel closes or its lease expires."""
         if host in self._agents:
-            self._inquire(self._part(self._agents[host]))
+            self._start_inquiry(self._give_up_agent(self._agents[host]))
 
     def give_up_silent(self) -> None:
         """Give up agents that have been silent for too long."""
         for inquirer in [each for each, inquiry in self._inquiries.items() if not inquiry.patience.left()]:
-            self._dismiss(inquirer)
+            self._close_inquirer(inquirer)
         # Iterate over agents, not hosts: the loss of one may cause another to be given up and started anew.
         for agent in [self._agents[host] for host, patience in self._patience.items() if not patience.left()]:
             late = f"has not answered for {self._lease:g} s", f"did not answer within {self._seconds:g} s"
@@ -185,9 +185,9 @@ class AgentPool:
     def give_up_unready(self) -> None:
         """Give up agents that have started no worker, and may never answer."""
         for agent in [agent for agent in self._agents.values() if not agent.ready]:
-            self._part(agent)
+            self._give_up_agent(agent)
 
-    def admit(self, agent: RemoteHost, message: Message) -> bool:
+    def admit_message(self, agent: RemoteHost, message: Message) -> bool:
         """Return whether a message is from the present agent of its host; renew the time that it may be silent.
 
         An answer to an inquiry is handled here.
@@ -213,20 +213,20 @@ class AgentPool:
         """Handle the loss of an agent, because its channel has ended or it is silent."""
         host = agent.name
         if agent in self._inquiries:
-            self._dismiss(agent)
+            self._close_inquirer(agent)
         if self._agents.get(host) is not agent or agent.done:
             return
-        inquiry = self._part(agent)
+        inquiry = self._give_up_agent(agent)
         said = agent.said()
         if not self._driver.finishing:
             why = f"its agent {how}" + (f"; it said: {said}" if said else "")
             self._listener.host_lost(host, why, inquiry.patience.left())
-            self._inquire(inquiry)
+            self._start_inquiry(inquiry)
 
     # ---- agents
 
-    def _start(self, host: str, slots: int) -> None:
-        agent = self._agent(host, self._seconds)
+    def _start_agent(self, host: str, slots: int) -> None:
+        agent = self._make_agent(host, self._seconds)
         self._agents[host] = agent
         self._patience[host] = Patience(self._seconds)
         self._waiting[host] = []
@@ -248,7 +248,7 @@ class AgentPool:
         elif not agent.place.local:
             self._routes.ask(agent.place.address)
 
-    def _agent(self, host: str, seconds: float) -> RemoteHost:
+    def _make_agent(self, host: str, seconds: float) -> RemoteHost:
         """Make an agent of a host, which must answer within `seconds` once it is started."""
         number, self._numbered = self._numbered, self._numbered + 1
         if self._cluster is not None:
@@ -261,7 +261,7 @@ class AgentPool:
 
     def _note_refusal(self, agent: RemoteHost, message: Message) -> None:
         host, text = agent.name, message.text("text")
-        self._drop(host).hang_up()
+        self._remove_agent(host).hang_up()
         self._loop.part(agent)
         self._listener.host_refused(host, text)
 
@@ -279,7 +279,7 @@ class AgentPool:
 
     # ---- workers of lost agents
 
-    def _part(self, agent: RemoteHost) -> _Inquiry:
+    def _give_up_agent(self, agent: RemoteHost) -> _Inquiry:
         """Give an agent up, and return the inquiry on its workers.
 
         Its workers run at most until the lease, counted from the agent's last heartbeat, has expired.
@@ -289,22 +289,22 @@ class AgentPool:
         spent = 0.0 if heard is None else time.monotonic() - heard
         patience = Patience(max(MARGIN, self._lease + MARGIN - spent))
         inquiry = _Inquiry(agent, self._where.get(host, ""), self._running[host], patience)
-        self._drop(host).give_up()
+        self._remove_agent(host).give_up()
         self._loop.part(agent)
         return inquiry
 
-    def _inquire(self, inquiry: _Inquiry) -> None:
+    def _start_inquiry(self, inquiry: _Inquiry) -> None:
         """Start another agent that makes sure that the workers of a lost one do not run."""
         agent = inquiry.agent
         if inquiry.workers and not agent.ready:  # it never got the order to start them
             self._listener.workers_cleared(list(inquiry.workers))
         if not inquiry.workers or not agent.ready:
             return
-        inquirer = self._agent(agent.name, max(inquiry.patience.left(), self._seconds))
+        inquirer = self._make_agent(agent.name, max(inquiry.patience.left(), self._seconds))
         self._inquiries[inquirer] = inquiry
         self._loop.start(inquirer)
         if inquirer.trouble:
-            self._dismiss(inquirer)
+            self._close_inquirer(inquirer)
             return
         workers = [process for process in inquiry.workers.values() if process]
         job = self._driver.setup.job.name
@@ -312,16 +312,16 @@ class AgentPool:
 
     def _end_inquiry(self, inquirer: RemoteHost, message: Message) -> None:
         inquiry = self._inquiries[inquirer]
-        self._dismiss(inquirer)
+        self._close_inquirer(inquirer)
         if message.kind == "clear":
             self._listener.workers_cleared(list(inquiry.workers))
 
-    def _dismiss(self, inquirer: RemoteHost) -> None:
+    def _close_inquirer(self, inquirer: RemoteHost) -> None:
         del self._inquiries[inquirer]
         self._loop.part(inquirer)  # before hang_up, which closes the descriptor by which the loop knows it
         inquirer.hang_up()
 
-    def _drop(self, host: str) -> RemoteHost:
+    def _remove_agent(self, host: str) -> RemoteHost:
         agent = self._agents.pop(host)
         del self._patience[host], self._waiting[host], self._running[host]
         self._where.pop(host, None)

@@ -90,7 +90,7 @@ class _Question:
         self._command, self._slots, self._answered = command, slots, answered
         self._process: subprocess.Popen[bytes] | None = None
         self._unwanted = False
-        threading.Thread(target=self._ask, name="enginerun-discovery", daemon=True).start()
+        threading.Thread(target=self._run_script, name="enginerun-discovery", daemon=True).start()
 
     def stop(self) -> None:
         """Kill the script and its child processes. A process in an uninterruptible wait ends later."""
@@ -102,7 +102,7 @@ class _Question:
         """Return a text that names the process, or says that it is still being loaded."""
         return "its program is still being loaded" if self._process is None else f"process {self._process.pid}"
 
-    def _ask(self) -> None:
+    def _run_script(self) -> None:
         try:
             with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
                 self._process = self._start(self._command, out.fileno(), err.fileno())
@@ -173,7 +173,7 @@ class Script:
         self._deadline = deadline
         self._woken, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._lock = threading.Lock()  # guards `_wake`, which is used by threads that may outlive this object
-        self._loop.add_reader(self._woken, self._hear)
+        self._loop.add_reader(self._woken, self._drain_wakeups)
         self._question: _Question | None = None
         self._held: _Question | None = None  # the run of which it was reported that it cannot be killed
         self._late = False  # whether the current run has exceeded its deadline
@@ -189,13 +189,13 @@ class Script:
         if question is not None and question.over:
             self._question = None
             if not self._late:
-                self._take(question)
+                self._take_answer(question)
         elif question is not None and now - self._since >= self._deadline:
             self._wait_no_longer(question, now)
         elif question is None and now - self._since >= EVERY:
             self._since, self._late = now, False
             self._question = _Question(self._command, self._slots, self._answered)
-        self._tell()
+        self._report_trouble()
         new, self._new = self._new, False
         return self._answer if new else None
 
@@ -211,7 +211,7 @@ class Script:
                 os.close(self._wake)
                 self._wake = -1
 
-    def _take(self, question: _Question) -> None:
+    def _take_answer(self, question: _Question) -> None:
         self._trouble = question.trouble
         if question.answer is not None:
             self._new = question.answer != self._answer
@@ -230,7 +230,7 @@ class Script:
                 "system that stands still; it is asked again when it has ended"
             )
 
-    def _tell(self) -> None:
+    def _report_trouble(self) -> None:
         """Report that the script begins to fail or works again; raise a `LaunchError` if there is no answer at all."""
         if self._trouble and self._answer is None:
             raise LaunchError(f"--host-discovery-script: {self._command[0]!r} tells no hosts: {self._trouble}")
@@ -246,7 +246,7 @@ class Script:
             if self._wake >= 0:
                 os.write(self._wake, b".")
 
-    def _hear(self) -> None:
+    def _drain_wakeups(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.read(self._woken, 64)
 

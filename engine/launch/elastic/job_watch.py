@@ -91,7 +91,7 @@ class Watch:
         if machine.phase is Phase.RUNNING and self._ran != machine.world:
             self._ran, self._worlds = machine.world, self._worlds + 1
         self._slow_workers.update(each.number for each in machine.roster if each.slow)
-        told = self._facts(machine, ranks, size, now)
+        told = self._collect_facts(machine, ranks, size, now)
         if told != self._told:
             self._told = told
             self._publish(told)
@@ -100,7 +100,7 @@ class Watch:
         if self._spans and self._spans[-1].ended is None:
             self._spans[-1].ended = now
 
-    def _facts(self, machine: Machine, ranks: Mapping[int, int], size: int, now: float) -> ElasticJob:
+    def _collect_facts(self, machine: Machine, ranks: Mapping[int, int], size: int, now: float) -> ElasticJob:
         causes = machine.causes.resets
         counts = dict.fromkeys((kind.value for kind in Kind), 0)
         for cause in causes:

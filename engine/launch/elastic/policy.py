@@ -74,7 +74,7 @@ class ElasticPolicy(JobPolicy):
         self._clock = _Clock()
         self._machine = Machine(limits, self._clock.now())
         self._pool = AgentPool(driver, self._names, self._several, self, cluster)
-        self._discovery = self._discover(options.elastic)
+        self._discovery = self._make_discovery(options.elastic)
         self._hosts: dict[str, int] = {}  # hosts of the last answer, and removed hosts that still have workers
         self._answer: dict[str, int] | None = None  # the last answer of the discovery
         self._workers: dict[int, _Worker] = {}
@@ -105,7 +105,7 @@ class ElasticPolicy(JobPolicy):
         self._driver.output.start()
         self._driver.started = True
 
-    def advance(self) -> float | None:
+    def advance_job(self) -> float | None:
         """Feed what is due to the machine; return None once the job is over and no worker runs."""
         machine = self._machine
         self._pool.give_up_silent()
@@ -114,14 +114,14 @@ class ElasticPolicy(JobPolicy):
         now = self._clock.now()
         answer = None if self._driver.signum is not None else self._discovery.look(now)
         if answer is not None:
-            self._found(self._names.merge(answer))
+            self._note_hosts(self._names.merge(answer))
         deadline = machine.deadline()
         if deadline is not None and deadline <= now:
-            self._feed(events.Tick())
-        elif self._hopeless(now):
-            self._feed(events.Stop("all hosts are blacklisted for good, and no others will come"))
-        if not self._driver.refusal and (slow := self._watch.slow(machine, self._numbered(), now)) is not None:
-            self._feed(slow)
+            self._feed_event(events.Tick())
+        elif self._is_hopeless(now):
+            self._feed_event(events.Stop("all hosts are blacklisted for good, and no others will come"))
+        if not self._driver.refusal and (slow := self._watch.slow(machine, self._slot_numbers(), now)) is not None:
+            self._feed_event(slow)
         if self._machine.finished:
             return None
         return LOOK if deadline is None else max(0.0, min(LOOK, deadline - now))
@@ -131,15 +131,15 @@ class ElasticPolicy(JobPolicy):
         self._end_discovery()
         self._pool.give_up_unready()
 
-    def admit(self, agent: RemoteHost, message: Message) -> bool:
+    def admit_message(self, agent: RemoteHost, message: Message) -> bool:
         """Return whether a message is from the present agent of its host."""
-        return self._pool.admit(agent, message)
+        return self._pool.admit_message(agent, message)
 
-    def owns(self, agent: RemoteHost) -> Collection[int]:
+    def owned_numbers(self, agent: RemoteHost) -> Collection[int]:
         """Return the slot numbers that an agent's host has or had."""
         return self._slots.written_by(agent.name)
 
-    def holds(self, agent: RemoteHost) -> Collection[int]:
+    def counted_numbers(self, agent: RemoteHost) -> Collection[int]:
         """Return the slot numbers that an agent's host was the last to use."""
         return self._slots.held_by(agent.name)
 
@@ -150,7 +150,7 @@ class ElasticPolicy(JobPolicy):
     def end_by(self, signum: int, again: bool) -> None:
         """Let the machine end the job; a second signal has reached the workers already."""
         if not again:
-            self._feed(events.Stop(f"ended by {processes.signal_name(signum)}"))
+            self._feed_event(events.Stop(f"ended by {processes.signal_name(signum)}"))
 
     def runs(self, number: int) -> bool:
         """Return whether the slot of that number has a worker."""
@@ -165,7 +165,7 @@ class ElasticPolicy(JobPolicy):
         self._discovery.close()
         self._discovery = Fixed({})
 
-    def _hopeless(self, now: float) -> bool:
+    def _is_hopeless(self, now: float) -> bool:
         """Return whether nothing runs or ever will: all hosts are blacklisted, and no others can come.
 
         The machine would wait for ever, because it does not know that the hosts are fixed.
@@ -177,7 +177,7 @@ class ElasticPolicy(JobPolicy):
             machine.hosts.free((), now) or machine.hosts.next_free((), now)
         )
 
-    def _discover(self, elastic: Elastic) -> Discovery:
+    def _make_discovery(self, elastic: Elastic) -> Discovery:
         if self._cluster is not None:
             return self._cluster.discovery
         if elastic.script:
@@ -186,7 +186,7 @@ class ElasticPolicy(JobPolicy):
 
     # ---- the machine
 
-    def _feed(self, event: events.Event) -> None:
+    def _feed_event(self, event: events.Event) -> None:
         """Feed an event to the machine, and carry out its actions and those of events that follow from them."""
         self._events.append(event)
         if len(self._events) > 1:
@@ -198,13 +198,13 @@ class ElasticPolicy(JobPolicy):
             except (LookupError, TypeError, ValueError) as error:  # the driver's fault, not an agent's
                 raise RuntimeError(f"the driver cannot act on {self._events[0]}") from error
             self._events.popleft()
-        ranks = {worker.number: self._rank(number) for number, worker in self._workers.items()}
+        ranks = {worker.number: self._rank_of(number) for number, worker in self._workers.items()}
         self._watch.saw(self._machine, ranks, len(self._places), self._clock.now())
 
-    def _numbered(self) -> dict[int, int]:
+    def _slot_numbers(self) -> dict[int, int]:
         return {number: worker.number for number, worker in self._workers.items()}
 
-    def _rank(self, worker: int) -> int:
+    def _rank_of(self, worker: int) -> int:
         """Return a worker's rank in the newest world; -1 if it has none."""
         place = self._places.get(worker)
         return -1 if place is None else place.rank
@@ -233,11 +233,11 @@ class ElasticPolicy(JobPolicy):
         if worker is None:
             return
         if self._pool.withdraw(worker.slot.host, action.worker):
-            self._gone(action.worker)
-            self._feed(events.Ended(action.worker, 0, "was not started"))
+            self._forget_worker(action.worker)
+            self._feed_event(events.Ended(action.worker, 0, "was not started"))
         elif self._driver.signum is not None:
             # It has had the user's signal and its grace period; it gets the reason at its next commit.
-            self._tell(action.worker, "end", why=action.why, good=False, over=False)
+            self._tell_worker(action.worker, "end", why=action.why, good=False, over=False)
         else:
             if self._options.verbose:
                 self._say(f"killing worker {action.worker} in {worker.slot}: {action.why}")
@@ -249,7 +249,7 @@ class ElasticPolicy(JobPolicy):
         self._forget_host(action.host)
 
     def _assign_places(self, action: events.Assign) -> None:
-        because = self._because()
+        because = self._describe_reset()
         self._places = action.places
         hosts = [place.slot.host for place in action.places.values()]
         first = self._workers[next(iter(action.places))]
@@ -258,7 +258,7 @@ class ElasticPolicy(JobPolicy):
         if not self._options.quiet:
             self._say(f"world {action.world}: {size} rank{'s' * (size > 1)}" + (f", because {because}" * bool(because)))
         for worker, place in action.places.items():
-            self._tell(
+            self._tell_worker(
                 worker,
                 "place",
                 place=asdict(place),
@@ -268,7 +268,7 @@ class ElasticPolicy(JobPolicy):
                 reason=because or "the job begins",
             )
 
-    def _because(self) -> str:
+    def _describe_reset(self) -> str:
         """Return why the next world is made; empty for the first."""
         if not self._machine.causes.resets:
             return ""
@@ -276,15 +276,15 @@ class ElasticPolicy(JobPolicy):
 
     def _void_world(self, action: events.Void) -> None:
         for worker in action.workers:
-            self._tell(worker, "void", world=action.world)
+            self._tell_worker(worker, "void", world=action.world)
 
     def _announce_update(self, action: events.Update) -> None:
         for worker in action.workers:
-            self._tell(worker, "update", world=action.world, count=action.count, kinds=list(action.kinds))
+            self._tell_worker(worker, "update", world=action.world, count=action.count, kinds=list(action.kinds))
 
     def _end_worker(self, action: events.End) -> None:
         over = self._machine.phase in (Phase.DRAINING, Phase.OVER)
-        self._tell(action.worker, "end", why=action.why, good=action.good, over=over)
+        self._tell_worker(action.worker, "end", why=action.why, good=action.good, over=over)
 
     def _say_text(self, action: events.Say) -> None:
         self._say(action.text)
@@ -292,30 +292,30 @@ class ElasticPolicy(JobPolicy):
     def _note_result(self, action: events.Over) -> None:
         self._over = action
 
-    def _tell(self, worker: int, kind: str, /, **fields: Any) -> None:
+    def _tell_worker(self, worker: int, kind: str, /, **fields: Any) -> None:
         if worker in self._workers:
             self._pool.tell(self._workers[worker].slot.host, worker, kind, **fields)
 
     # ---- what comes
 
-    def _found(self, hosts: dict[str, int]) -> None:
+    def _note_hosts(self, hosts: dict[str, int]) -> None:
         if self._answer is not None and (said := changes(self._answer, hosts)) and not self._options.quiet:
             self._say(f"the hosts have changed: {said}")
         self._answer = hosts
         self._hosts = self._hosts | hosts
-        self._feed(events.Found(hosts))
-        self._hosts = hosts | {host: slots for host, slots in self._hosts.items() if self._holds(host)}
+        self._feed_event(events.Found(hosts))
+        self._hosts = hosts | {host: slots for host, slots in self._hosts.items() if self._has_worker(host)}
 
-    def _holds(self, host: str) -> bool:
+    def _has_worker(self, host: str) -> bool:
         return any(worker.slot.host == host for worker in self._workers.values())
 
     def _note_leaving_host(self, agent: RemoteHost, message: Message) -> None:
         self._say(f"{agent.name} is about to go ({message.text('why')}): its workers leave")
-        self._feed(events.HostLeaves(agent.name))
+        self._feed_event(events.HostLeaves(agent.name))
 
     def _handle_worker_message(self, agent: RemoteHost, message: Message) -> None:
         """Handle a worker's message that its agent has passed on."""
-        number, worker = self._worker(agent, message)
+        number, worker = self._find_worker(agent, message)
         try:
             said = check(message.head.get("message"))
         except WorkerMessageError as error:
@@ -328,21 +328,21 @@ class ElasticPolicy(JobPolicy):
             worker.came, worker.port = True, said["port"]
         elif said["kind"] == "leaving" and self._driver.signum is None:  # else it leaves because of the user's signal
             self._say(f"worker {number} in {worker.slot} wants to leave")
-        self._feed(event_of(number, said))
+        self._feed_event(event_of(number, said))
 
     def _note_start(self, agent: RemoteHost, message: Message) -> None:
         self._pool.note_start(agent, message)
         if self._options.verbose:
-            number, worker = self._worker(agent, message)
+            number, worker = self._find_worker(agent, message)
             self._driver.say_started(f"worker {number} in {worker.slot}", worker.number, message)
 
     def _note_end(self, agent: RemoteHost, message: Message) -> None:
         self._pool.note_end(agent, message)
         code, killed, started = message.number("code", *CODES), message.truth("killed"), message.truth("started")
-        number, worker = self._worker(agent, message)
+        number, worker = self._find_worker(agent, message)
         output = self._driver.output
         last = last_of(code, ExitReport.parse(message.body), output.displays[worker.number, "stderr"], worker.since)
-        self._gone(number)
+        self._forget_worker(number)
         own = code != 0 and not killed
         if own:
             output.keep_report(worker.number, last.report)
@@ -350,13 +350,15 @@ class ElasticPolicy(JobPolicy):
             while len(self._ends) > KEPT:
                 del self._ends[next(iter(self._ends))]
         what = how(code, worker.came) if started else "could not be started"
-        self._feed(events.Ended(number, code, what, last.exception if own else ""))
+        self._feed_event(events.Ended(number, code, what, last.exception if own else ""))
         if worker.came or self._machine.world != 0:
             return
         if own and last.not_run:
-            self._feed(events.Stop("there is no such program to run; check its spelling, and that each host has it"))
+            self._feed_event(
+                events.Stop("there is no such program to run; check its spelling, and that each host has it")
+            )
         if code == 0 and started and not killed:
-            self._feed(
+            self._feed_event(
                 events.Stop(
                     f"worker {number} ended with exit code 0 and never came to elastic.run: another try would do the "
                     "same. Train in a function under elastic.run, or start the program without --min-np, --max-np and "
@@ -372,12 +374,12 @@ class ElasticPolicy(JobPolicy):
         self._forget_host(host)
         if self._machine.world == 0 and len(self._pool) == 0:
             self._driver.refusal = self._driver.refusal or f"{host}: {why}"
-        self._feed(events.AgentLost(host, why, within))
+        self._feed_event(events.AgentLost(host, why, within))
 
     def workers_cleared(self, workers: list[int]) -> None:
         """Record workers of a lost agent that certainly do not run."""
         for worker in workers:
-            self._feed(events.Ended(worker, 0, "ended with its agent"))
+            self._feed_event(events.Ended(worker, 0, "ended with its agent"))
 
     def host_refused(self, host: str, text: str) -> None:
         """End the job if no world has begun; else the host is lost."""
@@ -389,12 +391,12 @@ class ElasticPolicy(JobPolicy):
     def _forget_host(self, host: str) -> None:
         """Forget the workers of a host whose agent is lost: no one reports their end."""
         for number in [number for number, worker in self._workers.items() if worker.slot.host == host]:
-            self._gone(number)
+            self._forget_worker(number)
 
-    def _gone(self, number: int) -> None:
+    def _forget_worker(self, number: int) -> None:
         self._driver.output.flush(self._workers.pop(number).number)
 
-    def _worker(self, agent: RemoteHost, message: Message) -> tuple[int, _Worker]:
+    def _find_worker(self, agent: RemoteHost, message: Message) -> tuple[int, _Worker]:
         """Return the worker that a message names, with its number; it must be one of the agent's host."""
         number = message.number("worker", *WORLDS)
         worker = self._workers.get(number)

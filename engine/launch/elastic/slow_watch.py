@@ -59,8 +59,8 @@ class SlowWatch:
             self._world, self._next, self._looks = world, now + self._every, []
         if not world or len(numbers) < 2 or now < self._next:
             return None
-        taken = Look(now, world, self._readings(numbers))
-        if len(taken.readings) < len(numbers) or not self._advanced(taken):
+        taken = Look(now, world, self._read_counters(numbers))
+        if len(taken.readings) < len(numbers) or not self._has_advanced(taken):
             return None
         self._next = now + self._every
         self._looks = [each for each in self._looks if now - each.time <= 2 * self._seconds] + [taken]
@@ -69,14 +69,14 @@ class SlowWatch:
             self._next = float("inf")
         return found
 
-    def _advanced(self, taken: Look) -> bool:
+    def _has_advanced(self, taken: Look) -> bool:
         """Return whether each member has made a step since the last sample."""
         if not self._looks:
             return True
         before = self._looks[-1].readings
         return all(reading.steps > before[worker].steps for worker, reading in taken.readings.items())
 
-    def _readings(self, numbers: Mapping[int, int]) -> dict[int, Reading]:
+    def _read_counters(self, numbers: Mapping[int, int]) -> dict[int, Reading]:
         """Read the counters of each member whose page can be read."""
         found = {}
         for worker, number in numbers.items():

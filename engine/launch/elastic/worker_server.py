@@ -107,7 +107,7 @@ class WorkerServer:
         """
         own = [self._workers[worker]] if worker in self._workers else list(self._strangers)
         for peer in own:
-            while peer.worker in (None, worker) and _readable(peer.connection):
+            while peer.worker in (None, worker) and _is_readable(peer.connection):
                 self._read(peer)
         if worker in self._workers:
             self._close(self._workers[worker])
@@ -175,7 +175,7 @@ class WorkerServer:
         try:
             stream.feed(data)
             while peer.connection.fileno() >= 0 and (message := stream.receive()) is not None:
-                self._hear(peer, message)
+                self._handle_message(peer, message)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             if isinstance(error, AuthenticationError) and not stream.authenticated:
                 self._write(peer, stream.refuse())
@@ -183,11 +183,11 @@ class WorkerServer:
             self._told.say(f"{who} was turned away at the gate: {readable.plain(str(error))}")
             self._close(peer)
 
-    def _hear(self, peer: _Peer, message: dict[str, Any]) -> None:
+    def _handle_message(self, peer: _Peer, message: dict[str, Any]) -> None:
         if peer.worker is not None:
             self._told.worker_said(peer.worker, message)
             return
-        peer.worker = _worker(message)
+        peer.worker = _read_number(message)
         if peer.worker in self._workers:
             raise StreamError("another process of that number is there already")
         self._strangers.remove(peer)
@@ -214,14 +214,14 @@ class WorkerServer:
             del self._workers[peer.worker]
 
 
-def _worker(message: dict[str, Any]) -> int:
+def _read_number(message: dict[str, Any]) -> int:
     worker = message.get("worker")
     if type(worker) is not int or worker < 0:
         raise StreamError("it does not say which worker it is")
     return worker
 
 
-def _readable(connection: socket.socket) -> bool:
+def _is_readable(connection: socket.socket) -> bool:
     if connection.fileno() < 0:
         return False
     poll = select.poll()

@@ -43,7 +43,7 @@ class WorkerSupervisor(Supervisor):
             self._asked_to_leave = True
             self._leaving(processes.signal_name(signum))
 
-    def _failed(self, rank: Rank, end: RankEnd) -> None:
+    def _handle_failure(self, rank: Rank, end: RankEnd) -> None:
         """Kill the child processes of a failed worker, so that they write nothing into the output of other workers."""
         processes.send_group(rank.pid, signal.SIGKILL)
         held = [worker for worker, streams in self._streams.items() if worker in self._alive or _has_open(streams)]

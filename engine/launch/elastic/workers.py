@@ -58,9 +58,9 @@ class Workers:
         self.handlers: Mapping[str, Callable[[Message], None]] = {
             "beat": self._answer_heartbeat,
             "heard": self._renew_lease,
-            "kill": self._kill,
-            "launch": self._launch,
-            "tell": self._tell,
+            "kill": self._kill_worker,
+            "launch": self._launch_worker,
+            "tell": self._tell_worker,
         }
 
     def prepare(self, address: str) -> dict[str, Any]:
@@ -78,7 +78,7 @@ class Workers:
             (agent.channel.out,),
             agent.grace,
             agent.say,
-            self._ended,
+            self._send_end,
             leaving=lambda why: agent.channel.send("leaving", why=why),
         )
         if self.lease is not None:
@@ -139,16 +139,16 @@ class Workers:
 
     # ---- workers
 
-    def _kill(self, message: Message) -> None:
+    def _kill_worker(self, message: Message) -> None:
         worker = message.number("worker", *WORLDS)
         self._killed.add(worker)
         self._supervisor.kill_one(worker)
 
-    def _tell(self, message: Message) -> None:
+    def _tell_worker(self, message: Message) -> None:
         if self._server is not None:
             self._server.send(message.number("worker", *WORLDS), str(message.head["kind"]), **message.head["fields"])
 
-    def _launch(self, message: Message) -> None:
+    def _launch_worker(self, message: Message) -> None:
         """Start a worker; if it cannot be started, report that as its end."""
         worker = message.number("worker", *WORLDS)
         try:
@@ -186,7 +186,7 @@ class Workers:
         own |= message.head.get("environment", {})
         return replace(rank_plan, rank=worker, environment=rank_plan.environment | own)
 
-    def _ended(self, rank: Rank, end: RankEnd) -> None:
+    def _send_end(self, rank: Rank, end: RankEnd) -> None:
         assert self._server is not None
         self._server.forget(end.rank)
         self._running.discard(end.rank)

@@ -37,11 +37,11 @@ def confirm_dead_workers(channel: Channel, order: Message) -> None:
         `workers`, the pid and start time (in ticks since boot) of each worker.
     """
     head = order.head
-    known = [_process(told) for told in head["workers"]]
+    known = [_parse_process(told) for told in head["workers"]]
     if not processes.visible() or process_view() != head["where"]:
         channel.send("blind")
     else:
-        while _end(known) | end_all(str(head["job"]), str(head["host"])):
+        while _kill_workers(known) | end_all(str(head["job"]), str(head["host"])):
             if _hung_up(channel):
                 return
         channel.send("clear")
@@ -50,7 +50,7 @@ def confirm_dead_workers(channel: Channel, order: Message) -> None:
         pass
 
 
-def _process(told: Any) -> tuple[int, int]:
+def _parse_process(told: Any) -> tuple[int, int]:
     """Return a worker's pid and start time, validated: a pid of 0 or below would mean a group or all processes."""
     if isinstance(told, list) and len(told) == 2 and all(type(each) is int for each in told):
         pid, born = told
@@ -59,7 +59,7 @@ def _process(told: Any) -> tuple[int, int]:
     raise ChannelError(f"the launcher speaks of a worker {told!r}, which is no process")
 
 
-def _end(workers: list[tuple[int, int]]) -> bool:
+def _kill_workers(workers: list[tuple[int, int]]) -> bool:
     """Kill workers with their process groups, and return whether any was running.
 
     This finds programs that have overwritten their environment, by which `end_all` searches.

@@ -85,7 +85,7 @@ class AgentLoop:
                 self._relay.take(host.channel)
             self._watched[host.number] = [host.channel.reading, host.errors, host.carrier]
             self.add_reader(host.channel.reading, lambda: self._receive(host))
-            self.add_reader(host.errors, lambda: self._errors(host))
+            self.add_reader(host.errors, lambda: self._read_errors(host))
             self.add_reader(host.carrier, lambda: self._carrier_ended(host))
 
     def step(self, seconds: float = 0.5) -> None:
@@ -162,7 +162,7 @@ class AgentLoop:
         else:
             self.tell("hold" if self._holding else "go_on")
 
-    def _errors(self, host: RemoteHost) -> None:
+    def _read_errors(self, host: RemoteHost) -> None:
         descriptor = host.errors
         lines = host.hear_errors()
         if host.errors < 0 and host.number in self._watched:

@@ -61,7 +61,7 @@ def parse_hosts(text: str) -> list[tuple[str, int]]:
     """
     hosts: dict[str, int] = {}
     for part in text.split(","):
-        found = _part(part)
+        found = _parse_part(part)
         if found is None:
             raise LaunchError(f"--hosts: {part!r} is not 'name:slots' with at least one slot, as in 'localhost:4'")
         name, slots = found
@@ -71,14 +71,14 @@ def parse_hosts(text: str) -> list[tuple[str, int]]:
     return list(hosts.items())
 
 
-def _part(text: str) -> tuple[str, int] | None:
+def _parse_part(text: str) -> tuple[str, int] | None:
     """Parse `name:slots`; return None if the text has another form. The name itself is not validated."""
     found = _PART.fullmatch(text.strip())
-    slots = _count(found["slots"] or "1") if found else 0
+    slots = _parse_count(found["slots"] or "1") if found else 0
     return None if found is None or not 1 <= slots <= MOST_SLOTS else (found["name"].strip("[]"), slots)
 
 
-def _count(digits: str) -> int:
+def _parse_count(digits: str) -> int:
     """Parse a number of slots; any larger number gives `MOST_SLOTS` + 1, however many digits it has."""
     significant = digits.lstrip("0")
     return min(int(significant or "0"), MOST_SLOTS + 1) if len(significant) < 10 else MOST_SLOTS + 1
@@ -111,7 +111,7 @@ def read_hostfile(text: str) -> list[tuple[str, int]]:
             continue
         settings = dict(field.partition("=")[::2] for field in fields[1:])
         name = f"[{fields[0]}]" if fields[0].count(":") > 1 and not fields[0].startswith("[") else fields[0]
-        found = _part(f"{name}:{settings['slots']}" if "slots" in settings else name)
+        found = _parse_part(f"{name}:{settings['slots']}" if "slots" in settings else name)
         known = set(settings) <= {"slots", "max_slots", "max-slots"}
         if found is None or not known or not _NAME.fullmatch(found[0]):
             shown = shorten(told, 200)
@@ -150,7 +150,7 @@ def read_discovered(text: str, slots: int) -> dict[str, int]:
         if found is None or not _NAME.fullmatch(name):
             raise ValueError(f"it printed {line.strip()[:200]!r}, and 'name:slots' or 'name' is expected in each line")
         hosts[name] = hosts.get(name, 0) + (
-            slots if found["slots"] is None else min(_count(found["slots"]), MOST_SLOTS)
+            slots if found["slots"] is None else min(_parse_count(found["slots"]), MOST_SLOTS)
         )
     return hosts
 

@@ -64,11 +64,11 @@ class _Link:
         if self.decoder is not None:
             try:
                 for message in self.decoder.feed(data):
-                    self._answer(message)
+                    self._confirm_heartbeat(message)
             except ChannelError:  # the driver detects it, too, and gives the agent up
                 self.decoder, self.beats = None, False
 
-    def _answer(self, message: Message) -> None:
+    def _confirm_heartbeat(self, message: Message) -> None:
         if message.kind == "beat" and self.beats:
             self.stamped = time.monotonic()
             self.down += pack("heard", at=message.seconds("at"))
@@ -173,7 +173,7 @@ class LeaseRenewer:
 
     def _run(self) -> None:
         while not self._closing:
-            poll, acts = select.poll(), self._watched()
+            poll, acts = select.poll(), self._list_descriptors()
             poll.register(self._waking, select.POLLIN)
             for descriptor, (events, _, _) in acts.items():
                 poll.register(descriptor, events)
@@ -186,12 +186,12 @@ class LeaseRenewer:
                         _, link, act = acts[descriptor]
                         if descriptor in link.descriptors():
                             act()
-                self._look(time.monotonic())
+                self._send_heartbeats(time.monotonic())
         with self._lock:
             for link in self._links.values():
                 link.close()
 
-    def _watched(self) -> dict[int, tuple[int, _Link, Callable[[], None]]]:
+    def _list_descriptors(self) -> dict[int, tuple[int, _Link, Callable[[], None]]]:
         """Return the descriptors to poll, each with the events, its connection and the function to call."""
         acts: dict[int, tuple[int, _Link, Callable[[], None]]] = {}
         with self._lock:
@@ -206,7 +206,7 @@ class LeaseRenewer:
                     acts[link.to_agent] = select.POLLOUT, link, link.write_agent
         return acts
 
-    def _look(self, now: float) -> None:
+    def _send_heartbeats(self, now: float) -> None:
         beat = now >= self._beaten + self._period
         self._beaten = now if beat else self._beaten
         for channel, link in list(self._links.items()):

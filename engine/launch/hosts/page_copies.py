@@ -47,11 +47,11 @@ class Pages:
             content = os.pread(descriptor, page.BYTES, 0)
             if content != self._sent.get(rank):
                 self._sent[rank] = content
-                self._pids[rank] = _pid(descriptor)
+                self._pids[rank] = _read_pid(descriptor)
                 changed.append(rank)
-            states[rank] = _state(self._pids[rank])
+            states[rank] = _read_state(self._pids[rank])
         body = zlib.compress(b"".join(self._sent[rank] for rank in changed), 1)
-        channel.send("pages", body, changed=changed, states=[*states.items()], **_clocks())
+        channel.send("pages", body, changed=changed, states=[*states.items()], **_read_clocks())
 
 
 class Copies:
@@ -83,8 +83,8 @@ class Copies:
         ChannelError
             The message is not one of `Pages`.
         """
-        changed, states = _numbers(message)
-        clocks = _clocks()
+        changed, states = _parse_states(message)
+        clocks = _read_clocks()
         ahead, ahead_unix = (clocks[name] - message.number(name, *CLOCKS) for name in ("monotonic", "unix"))
         if not {*changed, *states} <= self._descriptors.keys():
             raise ChannelError(f"it speaks of ranks {sorted({*changed, *states})}, which are not all its ranks")
@@ -106,7 +106,7 @@ class Copies:
                 page.date_copy(self._descriptors[rank], clocks["monotonic"], state[:1])
 
 
-def _numbers(message: Message) -> tuple[list[int], dict[int, str]]:
+def _parse_states(message: Message) -> tuple[list[int], dict[int, str]]:
     """Return the ranks whose pages a message has, each once, and the states of processes by rank."""
     changed = message.numbers("changed")
     states: Any = message.head.get("states")
@@ -119,11 +119,11 @@ def _numbers(message: Message) -> tuple[list[int], dict[int, str]]:
     raise ChannelError("what it tells of its pages of counters is damaged; install the same version")
 
 
-def _clocks() -> dict[str, int]:
+def _read_clocks() -> dict[str, int]:
     return {"monotonic": time.monotonic_ns(), "unix": time.time_ns()}
 
 
-def _pid(descriptor: int) -> int:
+def _read_pid(descriptor: int) -> int:
     """Return the pid of the process that counts into a page; 0 if there is none yet."""
     with contextlib.suppress(page.PageError):
         snapshot = page.read(descriptor)
@@ -131,7 +131,7 @@ def _pid(descriptor: int) -> int:
     return 0
 
 
-def _state(pid: int) -> str:
+def _read_state(pid: int) -> str:
     """Return the state of a process; `X` if it has ended, empty for a pid of 0."""
     process = look(pid) if pid else None
     return process.state if process is not None else "X" if pid else ""

@@ -133,7 +133,7 @@ class RemoteHost:
         self.channel = Channel(reading, writing, greeted=False)
         agents = stdin, stdout, stderr
         if self._tied:
-            self._execute(*agents)
+            self._start_command(*agents)
             if self._process is None:
                 self._close_channel()
                 self.channel = None
@@ -142,11 +142,11 @@ class RemoteHost:
             return
         self.carrier, ended = os.pipe2(os.O_CLOEXEC)
         self._thread = threading.Thread(
-            target=self._carry, args=(*agents, ended), name=f"enginerun-{self.name}", daemon=True
+            target=self._run_carrier, args=(*agents, ended), name=f"enginerun-{self.name}", daemon=True
         )
         self._thread.start()
 
-    def _execute(self, stdin: int, stdout: int, stderr: int) -> None:
+    def _start_command(self, stdin: int, stdout: int, stderr: int) -> None:
         """Start the command, and close the launcher's copies of its descriptors."""
         try:
             # In a session of its own, Ctrl-C in the launcher's terminal does not reach ssh.
@@ -165,10 +165,10 @@ class RemoteHost:
             for descriptor in (stdin, stdout, stderr):
                 os.close(descriptor)
 
-    def _carry(self, stdin: int, stdout: int, stderr: int, ended: int) -> None:
+    def _run_carrier(self, stdin: int, stdout: int, stderr: int, ended: int) -> None:
         """Start the command and wait for its end; runs in a thread."""
         try:
-            self._execute(stdin, stdout, stderr)
+            self._start_command(stdin, stdout, stderr)
             if self._process is not None:
                 if self._unwanted:
                     self._process.kill()
@@ -239,7 +239,7 @@ class RemoteHost:
         if self.channel is None:
             return
         self.channel.hang_up()
-        if not self._answered():
+        if not self._has_answered():
             self._unwanted = True
             if self._process is not None:
                 self._process.terminate()
@@ -268,7 +268,7 @@ class RemoteHost:
                 return False
         return True
 
-    def _answered(self) -> bool:
+    def _has_answered(self) -> bool:
         """Return whether the agent's greeting has come by now."""
         assert self.channel is not None
         if not self.channel.decoder.greeted and not self.channel.ended:

@@ -73,7 +73,7 @@ class Directory:
                 leftovers.clear_old(self._path.parent)
             keep_mode = leftovers.holds_other_files(self._path)
             self._made = private_files.make_directory(self._path, keep_mode=keep_mode)
-            self._hold()
+            self._lock_directory()
             leftovers.forget_records(self._path)
             for rank in self._ranks:
                 private_files.make_directory(self._path / _of_rank(rank))
@@ -82,7 +82,7 @@ class Directory:
                 f"no directory for the job's files: {error}; choose one with --output-dir that can be made there"
             ) from error
 
-    def _hold(self) -> None:
+    def _lock_directory(self) -> None:
         """Lock the directory against other jobs, unless another agent of this job has locked it."""
         try:
             self._lock = leftovers.lock(self._path)
@@ -104,7 +104,7 @@ class Directory:
         """Send the ranks' files, unless the launcher shares the directory."""
         if self._shared:
             return
-        for path in self._files():
+        for path in self._list_files():
             with contextlib.suppress(OSError):
                 for head, part in parts(path, self._path):
                     channel.send("file", part, **head)
@@ -147,7 +147,7 @@ class Directory:
             shutil.rmtree(self._path, ignore_errors=True)
             self._made = False
 
-    def _files(self) -> Iterator[Path]:
+    def _list_files(self) -> Iterator[Path]:
         """Yield the files to send: those of this host's ranks, and other files if this agent has made the directory.
 
         The launcher has the ranks' stdout and stderr already.

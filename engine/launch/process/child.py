@@ -65,7 +65,7 @@ class Child:
         try:
             self.pid = os.fork()
             if self.pid == 0:
-                _become(command, program, environment, output, inherited, prepare, writing)
+                _execute_program(command, program, environment, output, inherited, prepare, writing)
         except OSError:
             os.close(self.started)
             raise
@@ -125,7 +125,7 @@ class Child:
         return self.returncode
 
 
-def _become(
+def _execute_program(
     command: Sequence[str],
     program: str,
     environment: Mapping[str, str],

@@ -80,11 +80,11 @@ def allot(
         )
     threads = cpus_per_rank or max(1, facts.usable // ranks)
     why_free = _why_free(facts, ranks, environment, binding, cpus_per_rank)
-    slices = None if why_free else _slices(facts.cpus, ranks, cpus_per_rank)
+    slices = None if why_free else _divide_cpus(facts.cpus, ranks, cpus_per_rank)
     own = environment.get("OMP_NUM_THREADS")
     quota = "" if facts.quota is None else f", quota {facts.quota:g}"
     having = f"OMP_NUM_THREADS={own} as set by you" if own else f"OMP_NUM_THREADS={threads}"
-    place = f"not bound ({why_free})" if slices is None else "bound to CPUs " + _show(slices)
+    place = f"not bound ({why_free})" if slices is None else "bound to CPUs " + _describe_cpus(slices)
     return Allotment(
         threads=None if own else threads,
         slices=slices,
@@ -110,14 +110,14 @@ def _why_free(
     return ""
 
 
-def _slices(cpus: tuple[int, ...], ranks: int, width: int | None) -> tuple[tuple[int, ...], ...]:
+def _divide_cpus(cpus: tuple[int, ...], ranks: int, width: int | None) -> tuple[tuple[int, ...], ...]:
     """Divide the CPUs into one slice per rank: of `width` CPUs, or all CPUs as evenly as possible."""
     if width is not None:
         return tuple(cpus[rank * width : (rank + 1) * width] for rank in range(ranks))
     return tuple(cpus[rank * len(cpus) // ranks : (rank + 1) * len(cpus) // ranks] for rank in range(ranks))
 
 
-def _show(slices: tuple[tuple[int, ...], ...]) -> str:
+def _describe_cpus(slices: tuple[tuple[int, ...], ...]) -> str:
     """Format slices; of many only the first ones and the last."""
     shown = [readable.cpus(part) for part in slices]
     return " | ".join(shown if len(shown) <= SHOWN_SLICES else [*shown[: SHOWN_SLICES - 2], "...", shown[-1]])

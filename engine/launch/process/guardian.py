@@ -54,7 +54,7 @@ class Guardian:
         if self.pid == 0:
             try:
                 os.close(self._pipe)
-                _guard(reading, job, discard, host, launcher, lease)
+                _run_guardian(reading, job, discard, host, launcher, lease)
             finally:
                 os._exit(0)
         os.close(reading)
@@ -170,7 +170,7 @@ class _Lease:
         return min(self._patience.wait(), max(self.left(), 0.0) if not self.held else 1.0)
 
 
-def _guard(
+def _run_guardian(
     pipe: int, job: str, discard: Callable[[], None], host: str | None, launcher: int, seconds: float | None
 ) -> None:
     """Run the guardian in the forked process: wait for the end of pipe or lease; kill all if no farewell came."""
@@ -196,7 +196,7 @@ def _guard(
     for group in told.groups:
         processes.send_group(group, signal.SIGKILL)
     discard()
-    _sweep(job, host)
+    _kill_leftovers(job, host)
 
 
 def _told_in_time(pipe: int, lease: _Lease, groups: Collection[int]) -> bool:
@@ -229,7 +229,7 @@ def _keep_only(pipe: int) -> int:
     return kept
 
 
-def _sweep(job: str, host: str | None) -> None:
+def _kill_leftovers(job: str, host: str | None) -> None:
     """Kill processes of the job until none is found, for at most `SWEEP_LIMIT` seconds."""
     deadline = time.monotonic() + SWEEP_LIMIT
     while time.monotonic() < deadline and end_all(job, host):
@@ -254,7 +254,7 @@ def end_all(job: str, host: str | None) -> bool:
     found = [
         process.pid
         for process in processes.processes()
-        if runs(process) and process.pid != os.getpid() and _belongs(process.pid, job, host)
+        if runs(process) and process.pid != os.getpid() and _is_of_job(process.pid, job, host)
     ]
     for pid in found:
         processes.send(pid, signal.SIGKILL)
@@ -271,6 +271,6 @@ def runs(process: processes.Process) -> bool:
         return False
 
 
-def _belongs(pid: int, job: str, host: str | None) -> bool:
+def _is_of_job(pid: int, job: str, host: str | None) -> bool:
     """Return whether a process belongs to the job, and to that host of it, if one is given."""
     return processes.job_of(pid) == job and host in (None, processes.variable_of(pid, "ENGINE_CROSS_RANK"))

@@ -130,14 +130,14 @@ def _holds_records_alone(descriptor: int) -> bool:
     """
     names = os.listdir(descriptor)
     return bool(names) and all(
-        _in(name, descriptor, _holds_records_alone)
+        _check_inside(name, descriptor, _holds_records_alone)
         if _OF_WORLD.fullmatch(name)
-        else _OF_RANK.fullmatch(name) is not None and _in(name, descriptor, _is_of_records)
+        else _OF_RANK.fullmatch(name) is not None and _check_inside(name, descriptor, _is_of_records)
         for name in names
     )
 
 
-def _in(name: str, descriptor: int, ask: Callable[[int], bool]) -> bool:
+def _check_inside(name: str, descriptor: int, ask: Callable[[int], bool]) -> bool:
     """Open a directory within another, and return the result of `ask` for its descriptor."""
     inside = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=descriptor)
     try:

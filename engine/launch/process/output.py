@@ -61,11 +61,11 @@ class Lines:
             whole = bytes(self._held) + data[:end]
             self._held.clear()
             if self._overwrites:
-                whole = b"".join(_visible(line) + b"\n" for line in whole[:-1].split(b"\n"))
+                whole = b"".join(_cut_overwritten(line) + b"\n" for line in whole[:-1].split(b"\n"))
                 self._overwrites = b"\r" in data[end:]
         self._held += data[end:]
         if self._overwrites:
-            whole += self._progress()
+            whole += self._drop_progress()
         if len(self._held) > self._limit:
             whole += self.flush()
         return whole
@@ -78,11 +78,11 @@ class Lines:
         bytes
             The line with a newline; empty if no line was begun.
         """
-        line = _visible(bytes(self._held))
+        line = _cut_overwritten(bytes(self._held))
         self._held.clear()
         return line + b"\n" if line else b""
 
-    def _progress(self) -> bytes:
+    def _drop_progress(self) -> bytes:
         """Drop overwritten text; at intervals, return the last of it as a line."""
         text = bytes(self._held)
         *overwritten, _ = text.rstrip(b"\r").split(b"\r")  # a newline may follow the last return: DOS
@@ -96,7 +96,7 @@ class Lines:
         return last + b"\n"
 
 
-def _visible(line: bytes) -> bytes:
+def _cut_overwritten(line: bytes) -> bytes:
     """Return the part of a line that a terminal shows after its carriage returns."""
     if b"\r" not in line:
         return line
@@ -169,8 +169,8 @@ class Display:
         """Write data to the file, and show the lines that are complete."""
         self.taken += len(data)
         self._tail.add(data)
-        self._files.put(functools.partial(self._keep, data), len(data))
-        self._show(self._lines.feed(data))
+        self._files.put(functools.partial(self._write_file, data), len(data))
+        self._show_lines(self._lines.feed(data))
 
     def tail(self, since: int) -> tuple[bytes, bool]:
         """Return the end of the stream after its first `since` bytes, and whether some of it was cut off."""
@@ -179,7 +179,7 @@ class Display:
 
     def flush(self) -> None:
         """Show the unfinished line."""
-        self._show(self._lines.flush())
+        self._show_lines(self._lines.flush())
 
     def close(self) -> None:
         """Show the unfinished line and close the file; a second call does nothing."""
@@ -203,7 +203,7 @@ class Display:
         except OSError as error:
             self.problem = error
 
-    def _keep(self, data: bytes) -> None:
+    def _write_file(self, data: bytes) -> None:
         """Write raw bytes to the file; after an error, such as a full disk, the rest is dropped."""
         if self.problem is not None:
             return
@@ -224,7 +224,7 @@ class Display:
 
     # ----
 
-    def _show(self, whole: bytes) -> None:
+    def _show_lines(self, whole: bytes) -> None:
         if not whole:
             return
         tag = self._tag

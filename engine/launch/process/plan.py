@@ -170,7 +170,7 @@ def plan_one(
     slices = allotment.slices or ()
     return RankPlan(
         rank=rank,
-        environment=shared | _place(job, rank, local_rank, crew),
+        environment=shared | _place_variables(job, rank, local_rank, crew),
         cpus=slices[local_rank] if local_rank < len(slices) else None,
         directory=job.directory / f"rank.{rank}",
         crowded=allotment.crowded,
@@ -195,7 +195,7 @@ def without_places(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name not in hidden and not name.startswith(AGENT)}
 
 
-def _place(job: Job, rank: int, local_rank: int, crew: Crew | None) -> dict[str, str]:
+def _place_variables(job: Job, rank: int, local_rank: int, crew: Crew | None) -> dict[str, str]:
     """Return the variables of a rank's place: the engine's own, and torchrun's and Horovod's if they are wanted."""
     number, size = str(rank), str(job.size)
     local, crew_size = str(local_rank), str(job.size if crew is None else len(crew.ranks))

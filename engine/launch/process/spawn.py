@@ -147,8 +147,8 @@ def start(
     """
     opened: list[int] = []
     try:
-        out_read, out_write = _pipe(opened)
-        err_read, err_write = _pipe(opened)
+        out_read, out_write = _make_pipe(opened)
+        err_read, err_write = _make_pipe(opened)
         started = time.monotonic()
         if (page := make_page()) >= 0:
             opened.append(page)
@@ -219,7 +219,7 @@ def raise_descriptor_limit(ranks: int) -> tuple[int, int]:
     return soft, hard
 
 
-def _pipe(opened: list[int]) -> tuple[int, int]:
+def _make_pipe(opened: list[int]) -> tuple[int, int]:
     """Make a pipe with room for a burst, whose reading end does not block."""
     reading, writing = os.pipe2(os.O_CLOEXEC)
     opened += [reading, writing]
@@ -266,10 +266,10 @@ def _leave_terminal() -> None:
 
 def not_started(rank: int, program: str, error: OSError) -> str:
     """Return the error text on a rank that could not be started, with what to do."""
-    return f"rank {rank}: cannot start {program!r}: {error.strerror or error}{_mend(error)}"
+    return f"rank {rank}: cannot start {program!r}: {error.strerror or error}{_suggest_mend(error)}"
 
 
-def _mend(error: OSError) -> str:
+def _suggest_mend(error: OSError) -> str:
     """Return the clause of that text which says what to do; empty if nothing is known."""
     if isinstance(error, BlockingIOError):
         return "; there are too many processes: see 'ulimit -u'"

@@ -109,7 +109,7 @@ class Supervisor:
         self._say = say
         self._tell_end = ended
         self._selector = selectors.DefaultSelector()
-        self.add_reader(wakeup.fileno(), self._signals)
+        self.add_reader(wakeup.fileno(), self._handle_signals)
         self._alive: dict[int, Rank] = {}
         self._streams: dict[int, list[Stream]] = {}
         self._groups: set[int] = set()
@@ -194,8 +194,8 @@ class Supervisor:
         while self._alive or self._held:
             self._step(None if self._patience is None else self._patience.wait())
             if self._patience is not None and not self._patience.left():
-                self._escalate()
-        self._sweep()
+                self._enter_next_stage()
+        self._end_leftovers()
         for streams in self._streams.values():
             for stream in streams:
                 stream.drain(PIPE_DRAIN)
@@ -220,7 +220,7 @@ class Supervisor:
         now = time.time()
         for key in ready:
             if isinstance(key.data, Rank):
-                self._ended(key.data, now)
+                self._note_end(key.data, now)
         for key in ready:
             if callable(key.data):
                 key.data()
@@ -243,14 +243,14 @@ class Supervisor:
                     self.add_reader(stream.pipe, functools.partial(self._read, stream))
         return full
 
-    def _ended(self, rank: Rank, now: float) -> None:
+    def _note_end(self, rank: Rank, now: float) -> None:
         """Reap a rank that has ended, unless a debugger traces it, which must see its end first."""
         self._selector.unregister(rank.pidfd)
         os.close(rank.pidfd)
         if (code := rank.process.poll()) is None:
             self._traced.append((rank, now, Patience(TRACED)))
         else:
-            self._reaped(rank, code, now)
+            self._record_end(rank, code, now)
 
     def _look_at_traced(self) -> None:
         """Reap ended ranks that their debuggers have released; treat others as reaped after `TRACED` seconds."""
@@ -265,9 +265,9 @@ class Supervisor:
                 )
             if code is not None:
                 self._traced.remove(entry)
-                self._reaped(rank, code, ended)
+                self._record_end(rank, code, ended)
 
-    def _reaped(self, rank: Rank, code: int, now: float) -> None:
+    def _record_end(self, rank: Rank, code: int, now: float) -> None:
         """Record the end of a reaped rank, show its last output, and begin the ending of the job if it failed."""
         del self._alive[rank.number]
         by_launcher = self._stage >= Stage.TERMINATING or self._signum is not None
@@ -278,9 +278,9 @@ class Supervisor:
             self._read(stream, functools.partial(stream.drain, PIPE_DRAIN))
         self._tell_end(rank, end)
         if code != 0:
-            self._failed(rank, end)
+            self._handle_failure(rank, end)
 
-    def _failed(self, rank: Rank, end: RankEnd) -> None:
+    def _handle_failure(self, rank: Rank, end: RankEnd) -> None:
         """End all ranks after the failure of one, and ask a rank that it blames for a stall where it stands."""
         self.end(f"after the first rank failed (rank {rank.number}, {describe_code(end.code)})")
         if self._stage == Stage.ENDING and (stalled := end.report.stalled_rank) is not None:
@@ -294,7 +294,7 @@ class Supervisor:
         blamed = self._alive.get(number)
         if blamed is not None and number not in self._asked:
             self._asked.add(number)
-            for pid in self._handling(blamed, stacks.SIGNAL):
+            for pid in self._find_handlers(blamed, stacks.SIGNAL):
                 processes.send(pid, stacks.SIGNAL)
 
     def _read(self, stream: Stream, read: Callable[[], object] | None = None) -> None:
@@ -302,20 +302,20 @@ class Supervisor:
         if (pipe := stream.pipe) >= 0:
             (read or stream.read)()
             if stream.pipe < 0:
-                self._unlisten(pipe)
+                self._remove_pipe(pipe)
 
     def _close(self, stream: Stream) -> None:
         """Close a stream, although another process may still hold its pipe."""
         if stream.pipe >= 0:
-            self._unlisten(stream.pipe)
+            self._remove_pipe(stream.pipe)
             stream.close()
 
-    def _unlisten(self, pipe: int) -> None:
+    def _remove_pipe(self, pipe: int) -> None:
         """Unregister a pipe, if it is registered."""
         if pipe in self._selector.get_map():
             self._selector.unregister(pipe)
 
-    def _signals(self) -> None:
+    def _handle_signals(self) -> None:
         """Handle the signals that have come to this process."""
         if signal.SIGCHLD in handle_signals(self._wakeup, self):
             self._reap_orphans()
@@ -344,13 +344,13 @@ class Supervisor:
         deaf = [
             rank.number
             for rank in self._alive.values()
-            if not any([processes.send(pid, each) for each in signums for pid in self._handling(rank, each)])
+            if not any([processes.send(pid, each) for each in signums for pid in self._find_handlers(rank, each)])
         ]
         if deaf:
             name = processes.signal_name(signum)
             self._say(f"{name}: not passed on to {readable.ranks(deaf)}, which would die of it")
 
-    def _handling(self, rank: Rank, signum: int) -> list[int]:
+    def _find_handlers(self, rank: Rank, signum: int) -> list[int]:
         """Return the pids that handle a signal: the rank's, or, as below a shell, those of its topmost handlers."""
         if processes.catches(rank.pid, signum):
             return [rank.pid]
@@ -358,7 +358,7 @@ class Supervisor:
         catching = {pid for pid in members if processes.catches(pid, signum)}
         return [pid for pid in catching if members[pid].parent not in catching]
 
-    def _escalate(self) -> None:
+    def _enter_next_stage(self) -> None:
         """Enter the next stage, because the grace period is over."""
         if self._stage == Stage.KILLING:
             self._leave_unkillable()
@@ -376,7 +376,7 @@ class Supervisor:
             )
             self._selector.unregister(rank.pidfd)
             os.close(rank.pidfd)
-            self._reaped(rank, -signal.SIGKILL, time.time())
+            self._record_end(rank, -signal.SIGKILL, time.time())
 
     def _enter(self, stage: Stage) -> None:
         """Enter a stage of the ending and send its signal; do nothing if the stage has been reached."""
@@ -414,7 +414,7 @@ class Supervisor:
                 self._groups.discard(group)
                 self._guardian.forget(group)
 
-    def _sweep(self) -> None:
+    def _end_leftovers(self) -> None:
         """End the processes that ranks have left, whatever their group or session: all descend from this process."""
         began = time.monotonic()
         told: set[int] = set()

@@ -95,12 +95,12 @@ class Last:
             return last_words(self.words)
         start, stop = span
         lines, more = self.words[start:stop], self.words[stop:]
-        place = _place(lines)
+        place = _find_frame(lines)
         frame = [] if place is None else [lines[place], *takewhile(_is_code, lines[place + 1 : -1])]
         return [*frame, lines[-1], *takewhile(lambda line: line[:1].isspace(), more[:TAIL_LINES])]
 
 
-def _place(lines: Sequence[str]) -> int | None:
+def _find_frame(lines: Sequence[str]) -> int | None:
     """Return the index of a traceback's innermost frame outside of the engine, or of its innermost frame, or None."""
     found = [(number, place["file"]) for number, line in enumerate(lines) if (place := _LINE.match(line))]
     own = [number for number, file in found if not _is_engines(file)]

@@ -104,7 +104,7 @@ def find_failure_cause(ends: Sequence[RankEnd], claims: Sequence[Claim]) -> Fail
     since = {end.rank: end.time for end in failures if end.rank not in blames}
     for claim in claims:
         if claim.culprit is not None:
-            culprit = _root(claim.culprit, blames)
+            culprit = _follow_blames(claim.culprit, blames)
             since[culprit] = min(claim.time, since.get(culprit, claim.time))
     if not since:
         since = {end.rank: end.time for end in failures}
@@ -123,7 +123,7 @@ def find_failure_cause(ends: Sequence[RankEnd], claims: Sequence[Claim]) -> Fail
     )
 
 
-def _root(rank: int, blames: Mapping[int, int | None]) -> int:
+def _follow_blames(rank: int, blames: Mapping[int, int | None]) -> int:
     """Follow the blames from a rank to the last one; return the rank itself if they form a circle."""
     seen = {rank}
     last = rank

@@ -154,8 +154,8 @@ def failure_lines(
     """
     by_rank = {end.rank: end for end in ends}
     end = by_rank[cause.culprit]
-    lines = [f"other ranks: {text}" for text in _others(cause, ends)]
-    lines += _where(cause, end, directory / f"rank.{end.rank}" / stacks.NAME)
+    lines = [f"other ranks: {text}" for text in _summarize_others(cause, ends)]
+    lines += _locate_culprit(cause, end, directory / f"rank.{end.rank}" / stacks.NAME)
     if cause.claim is not None and cause.claim.cause == ABSENT:
         lines += [f"rank {cause.claim.source}: {line.strip()}" for line in cause.claim.message.split("\n")[1:]]
     path = directory / f"rank.{end.rank}" / "stderr"
@@ -164,7 +164,7 @@ def failure_lines(
     if odd is not None:
         lines.append(f"the ranks disagree: rank {odd} is the odd one out, and rank {end.rank} was the first to end")
     host = socket.gethostname() if hosts is None else hosts[end.rank]
-    lines.append(f"first failure: rank {end.rank} on {host}: {_cause(cause, end, started)}")
+    lines.append(f"first failure: rank {end.rank} on {host}: {_describe_cause(cause, end, started)}")
     if extract:
         lines[-1] += f"; the end of its stderr ({path}):"
         lines += [f"{QUOTE}{line}" for line in extract]
@@ -194,7 +194,7 @@ def odd_one_out(report: ExitReport) -> int | None:
     return alone[0] if len(sides) == 2 and len(alone) == 1 else None
 
 
-def _where(cause: FailureCause, end: RankEnd, path: Path) -> list[str]:
+def _locate_culprit(cause: FailureCause, end: RankEnd, path: Path) -> list[str]:
     """Return a line on where the culprit stalled or crashed; empty if that is not known or does not apply."""
     stalled = cause.claim is not None and cause.claim.cause == "stalled"
     if not stalled and -end.code not in stacks.CRASHES:
@@ -209,7 +209,7 @@ def _where(cause: FailureCause, end: RankEnd, path: Path) -> list[str]:
     return []
 
 
-def _cause(cause: FailureCause, end: RankEnd, started: float) -> str:
+def _describe_cause(cause: FailureCause, end: RankEnd, started: float) -> str:
     """Return a text on what the culprit did, in one line."""
     after = f"{max(0.0, end.time - started):.1f} s after the start"
     claim = cause.claim
@@ -232,7 +232,7 @@ def _cause(cause: FailureCause, end: RankEnd, started: float) -> str:
     return f"{describe_code(end.code)}, {after}{word}"
 
 
-def _others(cause: FailureCause, ends: Sequence[RankEnd]) -> list[str]:
+def _summarize_others(cause: FailureCause, ends: Sequence[RankEnd]) -> list[str]:
     """Return a line for each group of other ranks that ended in the same way."""
     groups: dict[str, list[int]] = {}
     for end in ends:
