@@ -141,7 +141,7 @@ def exchange_states(engine: core.Engine, state: RankState, cancel: CancellationT
     handle = engine.allgather(array("b", pickle.dumps(state)), "engine.enter", cancel is None)
     pause = _SHORTEST
     while cancel is not None and not handle.done:
-        cancel.expect_none(pause)
+        cancel.wait(pause)
         pause = min(2 * pause, _LONGEST)
     handle.wait()
     data, counts = handle.gathered

@@ -31,7 +31,7 @@ from ..metrics import own_page
 from ..metrics.export.in_process import listen
 from ..native import core, setup
 from ..net.connection import GRACE
-from ..net.rendezvous import CancellationToken, Gathered, gather, mpi_lanes
+from ..net.rendezvous import CancellationToken, Gathered, RendezvousOptions, gather, mpi_lanes
 from ..net.rendezvous.mpi_bootstrap import OtherFailedError
 from ..net.rendezvous.set_connections import SetConnector
 from ..text import logs, readable
@@ -222,11 +222,13 @@ def tell_failure(world: World, generation: int, error: Exception) -> None:
     with contextlib.suppress(EngineError, OSError):
         gather(
             world,
-            generation,
-            setup.segment_info(),
-            settings.start_timeout,
-            partial(_memory, world, generation),
-            failure=readable.exception(error),
+            RendezvousOptions(
+                generation,
+                setup.segment_info(),
+                settings.start_timeout,
+                partial(_memory, world, generation),
+                failure=readable.exception(error),
+            ),
         ).close()
 
 
@@ -236,8 +238,7 @@ def _gather(session: EngineSession, cancel: CancellationToken | None) -> Gathere
     def abort(control: int, hosts: Sequence[int], error: BaseException) -> None:
         setup.abort_segment(control, world.rank, world.size, hosts, reason_of(error))
 
-    return gather(
-        world,
+    options = RendezvousOptions(
         session.generation,
         session.build,
         settings.start_timeout,
@@ -246,9 +247,9 @@ def _gather(session: EngineSession, cancel: CancellationToken | None) -> Gathere
         settings.interface,
         settings.sockets_per_lane,
         settings.lanes,
-        cancel,
         abort=abort,
     )
+    return gather(world, options, cancel)
 
 
 @contextlib.contextmanager

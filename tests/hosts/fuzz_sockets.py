@@ -33,7 +33,7 @@ from engine.launch.hosts.channel import Channel, ChannelError
 from engine.net import frames
 from engine.net.connection import connect as connect_stream
 from engine.net.event_loop import Coroutine, CoroutineLoop
-from engine.net.rendezvous import Gathered, gather
+from engine.net.rendezvous import Gathered, RendezvousOptions, gather
 from engine.net.stream import CLIENT, SERVER, AuthenticatedStream, Seal, StreamError, derive_key
 from engine.net.unix_sockets import ready_to_read
 from engine.ray import node_agent
@@ -144,7 +144,7 @@ def hub(dice: random.Random) -> str:
 
     def meet(world: World, seconds: float) -> None:
         try:
-            results[world.rank] = gather(world, 1, BUILD, seconds, create)
+            results[world.rank] = gather(world, RendezvousOptions(1, BUILD, seconds, create))
         except Exception as error:
             results[world.rank] = error
 

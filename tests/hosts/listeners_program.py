@@ -26,7 +26,7 @@ from engine.config.world import World
 from engine.elastic.worker.gate import Gate
 from engine.host.patience import Patience
 from engine.metrics.export.endpoint import Endpoint
-from engine.net.rendezvous import Gathered, gather
+from engine.net.rendezvous import Gathered, RendezvousOptions, gather
 from engine.net.rendezvous import hub_client as leading
 from engine.net.rendezvous.layout import Layout
 from engine.net.rendezvous.messages import address
@@ -59,7 +59,7 @@ def world(rank: int, hosts: tuple[int, ...], key: str, hub: HubAddress | None) -
 def meet(own: World) -> str:
     """Meet the other ranks; return the result."""
     try:
-        found = gather(own, 1, BUILD, SECONDS, create)
+        found = gather(own, RendezvousOptions(1, BUILD, SECONDS, create))
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     found.close()

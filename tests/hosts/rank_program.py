@@ -17,7 +17,7 @@ from typing import Any
 from engine.config import config
 from engine.config.world import detect
 from engine.errors import EngineError
-from engine.net.rendezvous import Gathered, gather
+from engine.net.rendezvous import Gathered, RendezvousOptions, gather
 
 from .meeting import BUILD, create
 
@@ -32,14 +32,9 @@ def main() -> None:
     world = replace(detect(environ), number=trial.get("number"))
     for generation in range(1, 1 + trial.get("worlds", 1)):
         try:
-            gathered = gather(
-                world,
-                generation,
-                {**BUILD, **trial.get("build", {})},
-                trial.get("timeout", 60.0),
-                create,
-                interface=settings.interface,
-            )
+            build = {**BUILD, **trial.get("build", {})}
+            seconds, interface = trial.get("timeout", 60.0), settings.interface
+            gathered = gather(world, RendezvousOptions(generation, build, seconds, create, interface=interface))
         except EngineError as error:
             print(json.dumps({"kind": type(error).__name__, "error": str(error)}), flush=True)
             return

@@ -278,7 +278,7 @@ def test_memory_that_one_host_cannot_make_is_told_to_all(late: bool, monkeypatch
             raise RendezvousError("rank 2 cannot make the memory")
 
         if self.world.rank == 2:
-            self.create = create
+            self.options = replace(self.options, create=create)
         return agree(self, hellos)
 
     def opens_late(self: hub_client.HubClient, *args: Any) -> Coroutine[None]:

@@ -23,7 +23,7 @@ from engine.collectives.process_sets import ProcessSet
 from engine.config.world import World
 from engine.errors import IncompatibleRanksError, RendezvousError
 from engine.net.connection import GRACE
-from engine.net.rendezvous import Gathered, gather, local_server
+from engine.net.rendezvous import Gathered, RendezvousOptions, gather, local_server
 from engine.net.rendezvous.messages import MOST_PROCESSORS, address, introduce
 from engine.net.stream import CLIENT, SERVER, AuthenticatedStream
 from engine.net.unix_sockets import ready_to_read
@@ -64,7 +64,7 @@ def meet(*ranks: tuple[World, dict[str, str | int]], timeout: float = 60.0) -> l
 
     def run(index: int, world: World, build: dict[str, str | int]) -> None:
         try:
-            results[index] = gather(world, 1, build, timeout, create)
+            results[index] = gather(world, RendezvousOptions(1, build, timeout, create))
         except RendezvousError as error:
             results[index] = error
 
@@ -84,7 +84,7 @@ def test_all_ranks_hold_the_same_segment_and_a_pidfd_of_each(job: Callable[..., 
     seen: list[Any] = []
 
     def run(rank: int) -> None:
-        gathered = gather(job(rank, size), 1, BUILD, 60.0, create)
+        gathered = gather(job(rank, size), RendezvousOptions(1, BUILD, 60.0, create))
         fds = [gathered.control, gathered.arena, *gathered.peers]
         links = [os.readlink(f"/proc/self/fd/{fd}") for fd in fds]
         seen.append((os.fstat(gathered.control).st_ino, links, gathered.pids, [os.get_inheritable(fd) for fd in fds]))
@@ -144,7 +144,7 @@ def test_whoever_did_not_come_is_named_on_every_rank_that_came(job: Callable[...
 
 def test_without_rank_0_the_others_say_so(job: Callable[..., World]) -> None:
     with pytest.raises(RendezvousError, match=r"rank 1: rank 0 did not come within 0\.2 s"):
-        gather(job(1, 2), 1, BUILD, 0.2, create)
+        gather(job(1, 2), RendezvousOptions(1, BUILD, 0.2, create))
 
 
 def test_ranks_of_different_builds_are_all_refused_with_a_table(job: Callable[..., World]) -> None:
@@ -197,11 +197,11 @@ def test_a_second_rank_0_is_told(job: Callable[..., World]) -> None:
 
 def test_another_secret_is_refused_and_does_not_disturb(job: Callable[..., World]) -> None:
     with ThreadPoolExecutor(2) as pool:
-        hosting_rank = pool.submit(gather, job(0, 2), 1, BUILD, 60.0, create)
+        hosting_rank = pool.submit(gather, job(0, 2), RendezvousOptions(1, BUILD, 60.0, create))
         # The right process comes later: rank 0 listens only until its ranks have come.
         with pytest.raises(RendezvousError, match="does not know this job's secret"):
-            pool.submit(gather, job(1, 2, "t"), 1, BUILD, 60.0, create).result()
-        pool.submit(gather, job(1, 2), 1, BUILD, 60.0, create).result().close()
+            pool.submit(gather, job(1, 2, "t"), RendezvousOptions(1, BUILD, 60.0, create)).result()
+        pool.submit(gather, job(1, 2), RendezvousOptions(1, BUILD, 60.0, create)).result().close()
         hosting_rank.result().close()
 
 
@@ -278,7 +278,7 @@ def of_another_user(name: str, deed: str) -> subprocess.Popen[str]:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 def test_a_process_of_another_user_is_hung_up_on(job: Callable[..., World]) -> None:
     with ThreadPoolExecutor(1) as pool:
-        rank_0 = pool.submit(gather, job(0, 2), 1, BUILD, 60.0, create)
+        rank_0 = pool.submit(gather, job(0, 2), RendezvousOptions(1, BUILD, 60.0, create))
         name = address(job(0, 2))
         until(lambda: name.strip("\0") in Path("/proc/net/unix").read_text(), "rank 0 listens")
         with of_another_user(name, "connect") as stranger:
@@ -300,11 +300,12 @@ def test_a_name_that_another_user_has_taken_is_told_and_gives_nothing_away(job: 
 
 RANK = """
 import os, sys
-from engine.net.rendezvous import gather
+from engine.net.rendezvous import RendezvousOptions, gather
 from engine.config.world import World
 rank, size, key = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 try:
-    gather(World(rank, size, rank, size, key, "s", "test"), 1, {"protocol": 1}, 100.0, lambda: (0, 0))
+    world = World(rank, size, rank, size, key, "s", "test")
+    gather(world, RendezvousOptions(1, {"protocol": 1}, 100.0, lambda: (0, 0)))
 except Exception as error:
     print(f"{type(error).__name__}: {error}", flush=True)
 """

@@ -34,7 +34,7 @@ from ...config.setting import variable
 from ...config.world import World
 from ...errors import CalledOff, ConfigError, EngineError, IncompatibleRanksError, MismatchError
 from ...native import setup
-from ...net.rendezvous import CancellationToken, compared
+from ...net.rendezvous import CancellationToken, compared_values
 from ...net.rendezvous.messages import SETTINGS
 from ...session import runtime, topology
 from ...session.pending import GATE
@@ -200,8 +200,8 @@ class _Worker:
         planned = topology.rank(), topology.size()
         self._text, self._culprit, self._stalled = "", None, False
         try:
-            called_off = CancellationToken(self._gate.fileno(), lambda: self._gate.called_off(world))
-            runtime.enter_world(_world(assigned), called_off)
+            cancel = CancellationToken(self._gate.fileno(), lambda: self._gate.called_off(world))
+            runtime.enter_world(_world(assigned), cancel)
         except CalledOff:
             self._why = Why.VOID
             return False
@@ -280,7 +280,7 @@ def _build(gate: Gate) -> Build:
         return {}
     settings = runtime.settings()
     setup.use_kernels(settings.kernels)
-    told = compared(setup.segment_info(), settings.sockets_per_lane, settings.lanes, gate.several)
+    told = compared_values(setup.segment_info(), settings.sockets_per_lane, settings.lanes, gate.several)
     if gate.several:
         del told["kernels"]
     return {variable(name) if name in SETTINGS else name: value for name, value in told.items()}

@@ -19,7 +19,7 @@ With several hosts the leaders meet over TCP before they send any welcome (`inte
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from ...config.world import World
 from ...errors import EngineError, RendezvousError
@@ -28,13 +28,14 @@ from ...text import readable
 from .cancellation import CancellationToken
 from .local_client import LocalClient
 from .local_server import LocalServer
-from .messages import Abort, Gathered, introduce, version
+from .messages import Gathered, introduce, version
+from .options import RendezvousOptions
 
-__all__ = ["CancellationToken", "Gathered", "compared", "gather"]
+__all__ = ["CancellationToken", "Gathered", "RendezvousOptions", "compared_values", "gather"]
 
 
-def compared(build: dict[str, str | int], sockets: int, lanes: str, several_hosts: bool) -> dict[str, str | int]:
-    """Return the values that must be equal on all ranks; parameters are those of `gather`.
+def compared_values(build: dict[str, str | int], sockets: int, lanes: str, several_hosts: bool) -> dict[str, str | int]:
+    """Return the values that must be equal on all ranks; parameters are those of `RendezvousOptions`.
 
     With several hosts these include the engine's version, because hosts may have different installations.
     """
@@ -43,50 +44,16 @@ def compared(build: dict[str, str | int], sockets: int, lanes: str, several_host
     return {"enginerun": version(), **build, "lanes": lanes, "sockets_per_lane": sockets}
 
 
-def gather(
-    world: World,
-    generation: int,
-    build: dict[str, str | int],
-    timeout: float,
-    create: Callable[[], tuple[int, int]],
-    levels: Sequence[str] = (),
-    interface: str | None = None,
-    sockets: int = 1,
-    lanes: str = "tcp",
-    cancel: CancellationToken | None = None,
-    failure: str = "",
-    abort: Abort = lambda control, hosts, error: None,
-) -> Gathered:
+def gather(world: World, options: RendezvousOptions, cancel: CancellationToken | None = None) -> Gathered:
     """Meet the other ranks and exchange descriptors. Collective.
 
     Parameters
     ----------
     world : World
         Rank, size, host and job of this process.
-    generation : int
-        Number of the world: the driver's, or one more than the number of worlds that this process has begun. If the
-        ranks' numbers differ, the highest is used.
-    build : dict
-        Values that must be equal on all ranks: `setup.segment_info()`.
-    timeout : float
-        Seconds to wait for the others.
-    create : callable
-        Called on each host's leader when all ranks have come; returns the descriptors of control segment and arena.
-    levels : sequence of str
-        Kernels that this rank can and may run, the best last. Hosts with different processors use the best common one.
-    interface : str, optional
-        Interface or address of this host to which other hosts connect; by default the one that reaches rank 0's host.
-    sockets : int
-        Connections between two ranks on different hosts, equal on all ranks.
-    lanes : str
-        The setting `lanes`: the transport of large tensors between hosts, equal on all ranks.
+    options : RendezvousOptions
     cancel : CancellationToken, optional
         Cancellation, checked while this rank waits for others, until descriptors are sent.
-    failure : str
-        Why this rank cannot start; empty if it can. A rank with a failure takes part for at most `messages.TELLING`
-        seconds, so that every other rank learns the reason.
-    abort : callable
-        Fails the world for ranks that have been welcomed already, if this rank cannot continue.
 
     Raises
     ------
@@ -95,23 +62,20 @@ def gather(
     IncompatibleRanksError
         The ranks run different builds; every rank raises it.
     CalledOff
-        The world is called off; this rank holds no resources of it.
+        The rendezvous is cancelled; this rank holds no resources of it.
     """
-    meeting: LocalServer | LocalClient | None = None
+    rendezvous: LocalServer | LocalClient | None = None
     try:
-        hello = introduce(world, generation, compared(build, sockets, lanes, world.several_hosts), levels, failure)
-        if world.leads:
-            meeting = LocalServer(world, hello, timeout, create, abort, interface, sockets, cancel)
-        else:
-            meeting = LocalClient(world, hello, timeout, abort, cancel)
-        return meeting.run()
+        values = compared_values(options.build, options.sockets, options.lanes, world.several_hosts)
+        hello = introduce(world, options.generation, values, options.levels, options.failure)
+        rendezvous = (LocalServer if world.leads else LocalClient)(world, hello, options, cancel)
+        return rendezvous.run()
     except Exception as error:
-        known = meeting is not None and (meeting.introduced or isinstance(error, EngineError))
-        if not known and not failure:
+        known = rendezvous is not None and (rendezvous.introduced or isinstance(error, EngineError))
+        if not known and not options.failure:
             with contextlib.suppress(Exception):  # What this rank raises is the first error.
-                told = readable.exception(error)
-                gather(world, generation, build, timeout, create, (), interface, sockets, lanes, cancel, told)
+                gather(world, replace(options, levels=(), failure=readable.exception(error)), cancel)
         if isinstance(error, EngineError):
             raise
-        told = linux.explain(error) if isinstance(error, OSError) else readable.exception(error)
-        raise RendezvousError(f"rank {world.rank} cannot meet the other ranks: {told}") from error
+        reason = linux.explain(error) if isinstance(error, OSError) else readable.exception(error)
+        raise RendezvousError(f"rank {world.rank} cannot meet the other ranks: {reason}") from error

@@ -1,4 +1,4 @@
-"""Cancellation of a rendezvous: the driver of an elastic job calls a world off while its ranks gather."""
+"""Cancellation of a rendezvous: the driver of an elastic job gives a world up while its ranks gather."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ class CancellationToken(NamedTuple):
     ----------
     descriptor : int
         Descriptor that becomes readable when the cancellation may have arrived; the caller keeps it.
-    happened : callable
-        Reads pending messages without blocking, and returns whether the world is called off. After it has returned
+    is_cancelled : callable
+        Reads pending messages without blocking, and returns whether the rendezvous is cancelled. After it has returned
         True, it always does.
     """
 
     descriptor: int
-    happened: Callable[[], bool]
+    is_cancelled: Callable[[], bool]
 
-    def expect_none(self, seconds: float = 0.0) -> None:
+    def wait(self, seconds: float = 0.0) -> None:
         """Wait up to `seconds` for a cancellation.
 
         Raises
         ------
         CalledOff
-            The world is called off.
+            The rendezvous is cancelled.
         """
         poll = select.poll()
         poll.register(self.descriptor, select.POLLIN)
@@ -38,6 +38,6 @@ class CancellationToken(NamedTuple):
         self.check()
 
     def check(self) -> None:
-        """Raise `CalledOff` if the world is called off."""
-        if self.happened():
+        """Raise `CalledOff` if the rendezvous is cancelled."""
+        if self.is_cancelled():
             raise CalledOff("the world is called off: another place comes from the driver of the job")

@@ -20,7 +20,8 @@ from ..stream import CLIENT, AuthenticatedStream, AuthenticationError, StreamErr
 from ..unix_sockets import close_all, peer_uid, ready_to_read, receive_with_descriptors
 from .cancellation import CancellationToken
 from .inter_host import SECONDS, refused
-from .messages import TELLING, WITH_DESCRIPTORS, Abort, Gathered, Hello, address, expect_welcome, own_pidfd
+from .messages import TELLING, WITH_DESCRIPTORS, Gathered, Hello, address, expect_welcome, own_pidfd
+from .options import RendezvousOptions
 
 _SOON = 0.05  # seconds
 
@@ -29,9 +30,9 @@ class LocalClient:
     """The rendezvous of a rank that is no leader: connect to the leader, authenticate, wait for its answer."""
 
     def __init__(
-        self, world: World, hello: Hello, timeout: float, abort: Abort, cancel: CancellationToken | None = None
+        self, world: World, hello: Hello, options: RendezvousOptions, cancel: CancellationToken | None = None
     ) -> None:
-        self.abort = abort
+        self.abort = options.abort
         self.answer: dict[str, Any] | None = None  # a welcome or a refusal
         self.taken: list[int] = []  # the descriptors that have come with it
         self.cancel = cancel
@@ -40,7 +41,7 @@ class LocalClient:
         self.leader, self.leader_rank = ("local rank 0", -1) if world.several_hosts else ("rank 0", 0)
         self.key = world.proof
         self.stream = AuthenticatedStream(self.key, CLIENT)
-        self.timeout = min(timeout, TELLING) if hello.failure else timeout
+        self.timeout = min(options.timeout, TELLING) if hello.failure else options.timeout
         self.patience = Patience(self.timeout)
         self.introduced = False  # whether the leader may know of this rank
         self.pidfd = own_pidfd()
@@ -55,7 +56,7 @@ class LocalClient:
         IncompatibleRanksError
             The ranks run different builds.
         CalledOff
-            The world is called off before the leader's answer has come.
+            The rendezvous is cancelled before the leader's answer has come.
         """
         try:
             return self._run()
@@ -80,7 +81,7 @@ class LocalClient:
             if self.cancel is None:
                 time.sleep(pause)
             else:
-                self.cancel.expect_none(pause)
+                self.cancel.wait(pause)
             pause = min(pause * 1.5, 0.05)
 
     def _connect(self, connection: socket.socket) -> bool:

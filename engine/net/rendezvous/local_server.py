@@ -31,7 +31,6 @@ from .inter_host import InterHostRendezvous, refusal
 from .messages import (
     TELLING,
     WITH_DESCRIPTORS,
-    Abort,
     Gathered,
     Hello,
     address,
@@ -39,6 +38,7 @@ from .messages import (
     failed_start,
     own_pidfd,
 )
+from .options import RendezvousOptions
 
 _STRANGERS = 64  # most unauthenticated connections at once, beyond one per rank
 
@@ -92,25 +92,17 @@ class LocalServer:
         self,
         world: World,
         hello: Hello,
-        timeout: float,
-        create: Callable[[], tuple[int, int]],
-        abort: Abort,
-        interface: str | None = None,
-        sockets: int = 1,
+        options: RendezvousOptions,
         cancel: CancellationToken | None = None,
     ) -> None:
         self.introduced = False  # whether other ranks may have connected to this one
         self.world = world
         self.cancel = cancel
         self.size = world.local_size if world.several_hosts else world.size
-        self.interface = interface
-        self.sockets = sockets
+        self.options = options
         self.inter_host: InterHostRendezvous | None = None
         self.hello = hello
-        self.timeout = timeout
-        self.create = create
-        self.abort = abort
-        self.patience = Patience(timeout)
+        self.patience = Patience(options.timeout)
         self.failures: dict[int, str] = {}  # rank -> why it cannot start
         if hello.failure:
             self._note_failure(hello)
@@ -134,14 +126,16 @@ class LocalServer:
         IncompatibleRanksError
             The ranks run different builds.
         CalledOff
-            The world is called off before any descriptors were sent.
+            The rendezvous is cancelled before any descriptors were sent.
         """
         try:
             if self.cancel is not None:
                 self.selector.register(self.cancel.descriptor, selectors.EVENT_READ)
             if self.world.several_hosts:
                 kind = Hub if self.world.rank == 0 else HubClient
-                self.inter_host = kind(self.world, self.patience, self.timeout, self.interface, self.sockets)
+                self.inter_host = kind(
+                    self.world, self.patience, self.options.timeout, self.options.interface, self.options.sockets
+                )
                 self.inter_host.note_failure(self.hello)
                 self.selector.register(self.inter_host, selectors.EVENT_READ)
                 self.introduced = True
@@ -232,7 +226,9 @@ class LocalServer:
             missing = readable.ranks(absent)
             if self.failures:
                 raise failed_start(self.failures, missing)
-            raise RendezvousError(f"{missing} did not come within {self.timeout:g} s (ENGINE_START_TIMEOUT)", absent[0])
+            raise RendezvousError(
+                f"{missing} did not come within {self.options.timeout:g} s (ENGINE_START_TIMEOUT)", absent[0]
+            )
 
     def _hear(self, listener: socket.socket | None, seconds: float) -> None:
         for key, _ in self.selector.select(seconds):
@@ -272,7 +268,7 @@ class LocalServer:
         visitor = _Visitor(connection, AuthenticatedStream(self.key, SERVER), Patience(GRACE))
         seconds = self.patience.left()
         if self.inter_host is not None:  # The hub may have begun later, and lanes take time.
-            seconds = self.timeout + seconds + 4 * GRACE
+            seconds = self.options.timeout + seconds + 4 * GRACE
         opening = visitor.stream.open(seconds=seconds, pid=os.getpid(), rank=self.world.rank)
         try:
             retry_short(socket.send_fds, connection, [opening], [self.pidfd])
@@ -401,11 +397,11 @@ class LocalServer:
         reserve(self._give_way, SPARE)
         if self.inter_host is None:
             compare(hellos, {})
-            return self.create()
+            return self.options.create()
         self.inter_host.complete(hellos)
         while self.inter_host.terms is None:
             self._survives(self._turn)
-        memory = self.create()
+        memory = self.options.create()
         try:
             self.inter_host.memory_is_made()
             while not self.inter_host.done:
@@ -424,7 +420,7 @@ class LocalServer:
         except BaseException as error:
             terms = None if self.inter_host is None else self.inter_host.terms
             with contextlib.suppress(OSError):  # ranks that have been welcomed do not wait for this one any more
-                self.abort(control, () if terms is None else terms.hosts, error)
+                self.options.abort(control, () if terms is None else terms.hosts, error)
             close_all([control, arena])
             raise
 
@@ -458,7 +454,7 @@ class LocalServer:
             links = [*trunks.values(), *chain(*lanes.values())]
             try:
                 descriptors = [gathered.control, gathered.arena, *pidfds, *links]
-                told = {**message, "trunks": list(trunks), "lanes": list(lanes), "sockets": self.sockets}
+                told = {**message, "trunks": list(trunks), "lanes": list(lanes), "sockets": self.options.sockets}
                 told["descriptors"] = len(descriptors)
                 if self._send(visitor, visitor.stream.encode(told)):
                     self._pass(visitor, descriptors)
