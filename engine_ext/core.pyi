@@ -32,7 +32,7 @@ class Engine:
         device_sums: str = "nccl",
         another_follows: bool = False,
     ) -> None:
-        """`peers`: a pidfd per rank, own included. `knobs`: all of them, by name (knobs.pyx). Seconds for stall
+        """`peers`: a pidfd per rank, own included. `knobs`: all of them, by name (snapshots.pyx). Seconds for stall
         times, 0 is never. `counters`: the descriptor of a page to count into (counters.h), which stays the caller's;
         -1: nothing is counted. `spin_us`: how long a caller spins before it sleeps; `yield_us`: how long it yields the
         processor instead, in small operations, where `spin_us` is 0. `calls`: the number by which native calls find
@@ -265,7 +265,7 @@ class Engine:
         own."""
     def close_rooms(self) -> None:
         """End `make_rooms`."""
-    def bury(self) -> None:
+    def free_deferred(self) -> None:
         """Free operations that nobody holds, and whose tensors nobody uses any more."""
     def reclaim(self) -> None:
         """Give back the memory of a process set that all its members have closed. One of them does it."""

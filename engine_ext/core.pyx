@@ -16,20 +16,15 @@ from engine_ext.bindings.collectives cimport (
     allgather_group_op, allgather_op, allreduce_op, alltoall_op, barrier_op, broadcast_op, reduce_group_op, reducescatter_op,
     size_barrier_op,
 )
-from engine_ext.bindings.counting cimport map_page, tell
-from engine_ext.bindings.devices cimport finish_device
-from engine_ext.bindings.failed_calls cimport fail_call
-from engine_ext.bindings.handles cimport begin
-from engine_ext.bindings.marking cimport mark_step, mark_traffic, record_steps
-from engine_ext.bindings.memory cimport Part, grow_arena, map_region, part_of
-from engine_ext.bindings.ownership cimport bury
+from engine_ext.bindings.devices cimport close_rooms, finish_device, make_rooms
+from engine_ext.bindings.handles cimport begin, wait_for_joins
+from engine_ext.bindings.memory cimport Part, free_deferred, grow_arena, map_region, part_of
+from engine_ext.bindings.observing cimport map_page, mark_step, mark_traffic, record_steps, tell
 from engine_ext.bindings.refusals cimport expect_open, world_error
-from engine_ext.bindings.rooms cimport close_rooms, make_rooms
-from engine_ext.bindings.submit cimport TICK_NS
-from engine_ext.bindings.waiting cimport wait_for_joins
-from engine_ext.control.completion cimport raise_event
+from engine_ext.bindings.submit cimport TICK_NS, fail_call
+from engine_ext.control.completion cimport raise_event, claim_outwait
+from engine_ext.control.device_entries cimport use_device
 from engine_ext.control.driver cimport Goal, driver_start, driver_stop, driver_wait, driver_wait_for_all
-from engine_ext.control.handover cimport use_device
 from engine_ext.control.monitor cimport monitor_wait
 from engine_ext.control.observers cimport observers_close, observers_count, observers_open
 from engine_ext.control.process_sets cimport process_set_enter, process_set_leave
@@ -37,7 +32,6 @@ from engine_ext.control.stall cimport stall_open
 from engine_ext.control.state cimport EVENT_ABORT, EVENT_CLOSED, EVENT_SIGNAL, EVENT_STALL
 from engine_ext.control.table cimport table_close, table_open
 from engine_ext.control.turns cimport turns_enter, turns_hand, turns_leave, turns_want
-from engine_ext.control.verdict cimport verdict_outwait
 from engine_ext.coordinator.coordinator cimport coordinator_close, coordinator_open
 from engine_ext.coordinator.frozen cimport longest_hold
 from engine_ext.data.executor cimport executor_close, executor_open
@@ -47,7 +41,6 @@ from engine_ext.hosts.connections cimport (
 )
 from engine_ext.hosts.network cimport network_leave, network_start
 from engine_ext.kernels.kernels cimport engine_kernels_get
-from engine_ext.knobs cimport expect_summing, knobs_of, knobs_with, set_knobs
 from engine_ext.platform.atomics cimport add32, load32_acquire, load_acquire, load_relaxed, now_ns, store32_release
 from engine_ext.platform.clock cimport age_ns, patience_at, patience_look, seconds_ns
 from engine_ext.platform.posix cimport (
@@ -63,7 +56,10 @@ from engine_ext.shared.layout cimport (
 from engine_ext.shared.segment cimport (
     Segment, abort_world, segment_append, segment_discard, segment_map, segment_unmap, segment_within, wake_others,
 )
-from engine_ext.snapshots cimport clock_of, counters_of, definitions_of, history_of, overdue_of, pending_of, ranks_of, steps_of
+from engine_ext.snapshots cimport (
+    clock_of, counters_of, definitions_of, expect_summing, history_of, knobs_of, knobs_with, overdue_of, pending_of, ranks_of,
+    set_knobs, steps_of,
+)
 from engine_ext.transport.arena cimport Arena, arena_close, arena_forked, arena_open, arena_populate_share
 from engine_ext.transport.lanes cimport lanes_open, lanes_sum
 from engine_ext.transport.mpi cimport engine_mpi
@@ -293,8 +289,8 @@ cdef class Engine:
     def close_rooms(self):
         close_rooms(self.state)
 
-    def bury(self):
-        bury(self.state)
+    def free_deferred(self):
+        free_deferred(self.state)
 
     def count(self, bint on):
         expect_open(self.state)
@@ -618,7 +614,7 @@ cdef class Engine:
         finally:
             with nogil:
                 driver_wait_for_all(e, False)
-                verdict_outwait(e)
+                claim_outwait(e)
             self.state.closed = True
             if e.network != NULL:
                 e.network.closed = True
@@ -649,7 +645,7 @@ cdef class Engine:
                 raise_event(e, EVENT_CLOSED)
                 close_descriptor(self.control)
                 self.control = -1
-            bury(e)
+            free_deferred(e)
 
     def reclaim(self):
         """Give back the memory of a process set that all its members have closed. On each host one of them does it."""

@@ -1,7 +1,8 @@
-"""What an engine can tell about itself, for logs, tests and files."""
-from libc.stdint cimport uint64_t
+"""State as Python sees it, and the knobs that it sets."""
+from libc.stdint cimport uint32_t, uint64_t
 
 from engine_ext.control.state cimport State
+from engine_ext.shared.layout cimport engine_knobs
 from engine_ext.shared.segment cimport Segment
 
 cdef object clock_of(const Segment* segment)
@@ -12,3 +13,8 @@ cdef list definitions_of(State* e)
 cdef list pending_of(State* e)
 cdef list overdue_of(State* e)
 cdef list ranks_of(State* e)
+
+cdef engine_knobs knobs_with(engine_knobs knobs, dict changes) except *
+cdef uint32_t set_knobs(State* e, dict changes) except? 0
+cdef dict knobs_of(State* e)
+cdef int expect_summing(const State* e, const engine_knobs* knobs) except -1

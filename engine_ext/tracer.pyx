@@ -21,8 +21,7 @@ from engine_ext.operations.kinds cimport kind_name
 from engine_ext.platform.atomics cimport load_acquire, now_ns, store32_relaxed, store_relaxed, store_release
 from engine_ext.platform.posix cimport PAGE, ftruncate, pthread_mutex_lock, pthread_mutex_unlock, write
 from engine_ext.shared.layout cimport ALGORITHM_NAMES, ENTRY_SKIP, WIRE_NAMES
-from engine_ext.shared.schedule cimport arrival_last, arrival_late_us, arrival_wait_us
-from engine_ext.shared.segment cimport ahead_ns, clocked, coordinates
+from engine_ext.shared.segment cimport ahead_ns, arrival_last, arrival_late_us, arrival_wait_us, clocked, coordinates
 
 from engine_ext.errors import EngineError
 

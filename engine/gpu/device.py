@@ -199,7 +199,7 @@ class Device:
         self._end_rooms(engine, member)
         if member.communicator and self._plane is not None:
             self._plane.part(engine, member.communicator)
-        engine.bury()
+        engine.free_deferred()
 
     def stay(self, seconds: float) -> None:
         """Wait, at most so many seconds, for the ranks that may still need this one for their GPU collectives.
@@ -246,7 +246,7 @@ class Device:
         for plane in planes:
             plane.close()
         for engine in self._members:
-            engine.bury()
+            engine.free_deferred()
 
     @staticmethod
     def _end_rooms(engine: core.Engine, member: _Member) -> None:

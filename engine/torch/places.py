@@ -9,7 +9,7 @@ import torch
 from .adapter import tensor_over
 
 ALIGNMENT = (
-    16  # bytes; the same in the slab (engine_ext/control/handover.pyx): else neighbours would not be as far apart
+    16  # bytes; the same in the slab (engine_ext/control/device_entries.pyx): else neighbours would not be as far apart
 )
 
 

@@ -8,19 +8,18 @@ from libc.stdio cimport snprintf
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
-from engine_ext.bindings.arguments cimport FAULT_BYTES, fill_meta, reduction_fault, wire_of
 from engine_ext.bindings.calls cimport (
     ENGINE_CALL_DIMS, ENGINE_CALL_GROUP, ENGINE_CALL_NO_MEMORY, ENGINE_CALL_OK, ENGINE_CALL_REFUSED, engine_call_tensor,
 )
-from engine_ext.bindings.collectives cimport fill_reduction, own_rows, row_bytes
-from engine_ext.bindings.extents cimport Extent, find_overlap
-from engine_ext.bindings.groups cimport group_begin, group_count, group_payload
+from engine_ext.bindings.collectives cimport (
+    FAULT_BYTES, fill_meta, fill_reduction, own_rows, reduction_fault, row_bytes, wire_of,
+)
+from engine_ext.bindings.groups cimport Extent, find_overlap, group_begin, group_count, group_payload
 from engine_ext.bindings.view cimport View
 from engine_ext.kernels.kernels cimport (
     ENGINE_ADASUM, ENGINE_ALL_DTYPES, ENGINE_FLOAT32, ENGINE_FLOAT64, dtype_bytes,
 )
-from engine_ext.operations.describe cimport dtype_name
-from engine_ext.operations.kinds cimport kind_name, operation_of
+from engine_ext.operations.kinds cimport dtype_name, kind_name, operation_of
 from engine_ext.operations.operation cimport SAYS_ROWS, Operation
 from engine_ext.shared.layout cimport KINDS, LAYOUT_ROWS, MAX_GROUP, WIRES, WIRE_TUNED
 

@@ -1,28 +1,29 @@
 """The native call (calls.h): submission from compiled code, the end of a call, and which engines there are.
 
 `submit` makes an operation and brings it, as calls from Python do. Who lingers drives, and ends the call itself if it is done in
-time; else the operation is abandoned, and a finisher ends it (control/finishers.pyx).
+time; else the operation is abandoned, and a finisher ends it (control/native_calls.pyx).
 
 Engines are known here by the number of their process set. An engine that is about to end is dismissed first: from then on calls
 are refused, and when its thread has stopped it waits until nobody is inside any more and the calls have been answered.
 """
 from cpython.pycapsule cimport PyCapsule_New
-from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport uintptr_t
 from libc.stdio cimport snprintf
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
 from engine_ext.bindings.call_ops cimport call_op
-from engine_ext.bindings.call_texts cimport TEXT_BYTES, text_as_utf8, text_of_end, text_of_refusal
 from engine_ext.bindings.groups cimport group_copy, group_rows, group_skip
+from engine_ext.bindings.refusals cimport TEXT_BYTES, text_as_utf8, text_of_end, text_of_refusal
 from engine_ext.bindings.submit cimport TICK_NS
 from engine_ext.control.driver cimport (
     Goal, Target, driver_call, driver_note_done, driver_note_thread, driver_submit, driver_wait,
 )
-from engine_ext.control.finishers cimport finishers_forked, finishers_start
+from engine_ext.control.native_calls cimport finishers_forked, finishers_start
 from engine_ext.control.stall cimport stall_look_after, stall_look_for_left
 from engine_ext.operations.kinds cimport operation_of
-from engine_ext.operations.op cimport OP_ABANDONED, OP_DONE, OP_PATIENT, Op, free_parts, make_op
+from engine_ext.operations.op cimport OP_ABANDONED, OP_DONE, OP_PATIENT, Op
+from engine_ext.operations.operation cimport free_parts, make_op
 from engine_ext.platform.atomics cimport load_pointer, now_ns, or32
 from engine_ext.platform.clock cimport age_ns
 from engine_ext.platform.posix cimport (

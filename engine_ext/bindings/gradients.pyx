@@ -11,26 +11,24 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memcpy, memset
 
-from engine_ext.bindings.arguments cimport may_share, wire_number, wire_of
-from engine_ext.bindings.devices cimport device_of, follow, is_known_passed, mark_ready, unmark
-from engine_ext.bindings.extents cimport Extent, find_overlap
-from engine_ext.bindings.groups cimport group_add, group_gather, group_open, group_parts, group_sparse
-from engine_ext.bindings.marking cimport mark_step
-from engine_ext.bindings.memory cimport take_memory
-from engine_ext.bindings.ownership cimport abandon, keep_alive
+from engine_ext.bindings.collectives cimport may_share, wire_number, wire_of
+from engine_ext.bindings.devices cimport device_of, expect_room, follow, is_known_passed, mark_ready, parts_in_rooms, unmark
+from engine_ext.bindings.groups cimport Extent, find_overlap, group_add, group_gather, group_open, group_parts, group_sparse
+from engine_ext.bindings.handles cimport wait_for
+from engine_ext.bindings.memory cimport abandon, keep_alive, take_memory
+from engine_ext.bindings.observing cimport mark_step
 from engine_ext.bindings.refusals cimport disagreement, expect_open, refuse
-from engine_ext.bindings.rooms cimport expect_room, parts_in_rooms
 from engine_ext.bindings.submit cimport make_room
 from engine_ext.bindings.torch_parameter cimport HookPlace, give_gradient, gradient_of, hook_place, prefetch_place
 from engine_ext.bindings.view cimport HOST, View, expect_dense, expect_reducible, view_anywhere, view_of
-from engine_ext.bindings.waiting cimport wait_for
 from engine_ext.control.driver cimport Target, driver_pin, driver_submit, driver_unpin, driver_wait_for_all
 from engine_ext.control.state cimport State
 from engine_ext.core cimport Engine
 from engine_ext.gpu.device cimport device
 from engine_ext.kernels.kernels cimport ENGINE_ADASUM, ENGINE_AVERAGE, ENGINE_BOOL
-from engine_ext.operations.describe cimport dtype_name
-from engine_ext.operations.op cimport OP_DONE, Op, new_op
+from engine_ext.operations.kinds cimport dtype_name
+from engine_ext.operations.op cimport OP_DONE, Op
+from engine_ext.operations.operation cimport new_op
 from engine_ext.platform.atomics cimport load32_acquire
 from engine_ext.shared.layout cimport KIND_ALLGATHER, KIND_ALLREDUCE, LAYOUT_ROWS, NAME_BYTES, Status, engine_meta
 from engine_ext.transport.arena cimport arena_locate

@@ -18,3 +18,12 @@ cdef int group_expect_apart(const Op* op) except -1
 cdef int group_gather(Op* op) except -1
 cdef int group_sparse(Op* op, object shape, object fault) except -1
 cdef list group_parts(const char* memory, const int64_t* nbytes, int size, uint32_t count)
+
+cdef struct Extent:
+    const char* begin
+    const char* end
+    int index           # whose
+    bint reads          # it is only read: two of these may overlap
+
+cdef Py_ssize_t first_overlap(Extent* extents, Py_ssize_t count) noexcept nogil
+cdef bint find_overlap(Extent* extents, Py_ssize_t count, int* one, int* other) noexcept nogil

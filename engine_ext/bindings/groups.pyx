@@ -3,16 +3,14 @@
 A gathered group travels as bytes: how many rows each member has here and how long one is, then the members, each at a multiple
 of 64. So one request carries any dtypes and any number of rows, and a rank without a tensor sends nothing at all.
 """
-from libc.stdint cimport int64_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc, free, malloc
+from libc.stdlib cimport calloc, free, malloc, qsort
 from libc.string cimport memcpy
 
-from engine_ext.bindings.extents cimport Extent, first_overlap
 from engine_ext.bindings.memory cimport Memory
-from engine_ext.bindings.view cimport View, expect_dense, view_anywhere
+from engine_ext.bindings.view cimport expect_dense, view_anywhere
 from engine_ext.data.plan cimport PIECE_ALIGNMENT
 from engine_ext.operations.kinds cimport operation_of
-from engine_ext.operations.op cimport Member, Op
+from engine_ext.operations.op cimport Member
 from engine_ext.platform.hash cimport fnv, fnv_begin
 from engine_ext.shared.layout cimport (
     DIM_DIGEST, DIM_FAULT, DIM_MOVED, DIM_SPARSE, FAULTS, FAULT_NONE, LAYOUT_SPARSE, MAX_DIMS, MAX_GROUP, MAX_RANKS,
@@ -220,3 +218,48 @@ cdef list group_parts(const char* memory, const int64_t* nbytes, int size, uint3
             group_copy(memory, nbytes, size, k, offsets, part.data)
         parts.append((memoryview(part), tuple([rows[r] for r in range(size)]), row_bytes))
     return parts
+
+
+# ---- overlaps ---------------------------------------------------------------------------------------------------------------
+
+# Do pieces of memory overlap? They are sorted by their beginnings: then each has to be held against those before it that reach
+# furthest, and where all are written against its neighbour alone, if none has overlapped before.
+
+cdef int by_begin(const void* a, const void* b) noexcept nogil:
+    cdef const char* x = (<const Extent*>a).begin
+    cdef const char* y = (<const Extent*>b).begin
+    return (x > y) - (x < y)
+
+
+cdef Py_ssize_t first_overlap(Extent* extents, Py_ssize_t count) noexcept nogil:
+    """Sort; where the first extent lies that begins inside its predecessor, or -1."""
+    cdef Py_ssize_t k
+    qsort(extents, <size_t>count, sizeof(Extent), by_begin)
+    for k in range(1, count):
+        if extents[k].begin < extents[k - 1].end:
+            return k
+    return -1
+
+
+cdef bint find_overlap(Extent* extents, Py_ssize_t count, int* one, int* other) noexcept nogil:
+    """Whether an extent overlaps another that is written, or is written itself; and then whose the two are, the lower first."""
+    cdef const Extent* x
+    cdef const Extent* reaching
+    cdef Extent written, read
+    cdef Py_ssize_t k
+    written.end = read.end = NULL
+    for k in range(1, count):
+        if extents[k].begin < extents[k - 1].begin:
+            qsort(extents, <size_t>count, sizeof(Extent), by_begin)
+            break
+    for k in range(count):
+        x = &extents[k]
+        reaching = &written if x.begin < written.end else &read
+        if x.begin < reaching.end and not (x.reads and reaching.reads):
+            one[0], other[0] = min(x.index, reaching.index), max(x.index, reaching.index)
+            return True
+        if x.reads and x.end > read.end:
+            read = x[0]
+        elif not x.reads and x.end > written.end:
+            written = x[0]
+    return False

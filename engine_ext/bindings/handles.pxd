@@ -1,3 +1,4 @@
+"""Handle: one submitted operation, as Python holds it; and how a thread waits for it."""
 from libc.stdint cimport uint64_t
 
 from engine_ext.control.state cimport State
@@ -20,3 +21,6 @@ cdef class Handle:
     cdef int take_from_room(self, Op* op) except -1
 
 cdef Handle begin(object engine, State* e, Op* op, object name, bint blocking, object output)
+
+cdef int wait_for(State* e, Op* op, bint urgent) except -1
+cdef int wait_for_joins(State* e) except -1

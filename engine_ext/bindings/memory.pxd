@@ -1,5 +1,7 @@
+"""Memory that the engine gives to Python, and what an operation keeps alive."""
 from libc.stdint cimport uint64_t
 
+from engine_ext.control.state cimport State
 from engine_ext.operations.op cimport Op
 from engine_ext.transport.arena cimport Arena
 
@@ -16,3 +18,8 @@ cdef Memory take_memory(Op* op)
 cdef int grow_arena(Arena* arena, uint64_t nbytes) except -1
 cdef int map_region(Arena* arena, uint64_t nbytes) except -1
 cdef Part part_of(const Arena* arena, int region, uint64_t nbytes)
+
+cdef void keep_alive(Op* op, object owner) noexcept
+cdef void abandon(State* e, Op* op) noexcept
+cdef void let_go(State* e, Op* op) noexcept
+cdef void free_deferred(State* e) noexcept

@@ -1,9 +1,14 @@
-"""Memory that the engine gives to Python, as objects that own it; and checksums of memory it is shown."""
+"""Memory that the engine gives to Python, as objects that own it; checksums of memory; and what an operation keeps alive."""
 from cpython.buffer cimport PyBuffer_FillInfo
-from libc.stdint cimport uint64_t
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF, Py_XDECREF
 from libc.stdlib cimport free
 
+from engine_ext.bindings.devices cimport is_known_passed, unmark
 from engine_ext.bindings.view cimport View, expect_dense, view_anywhere, view_of
+from engine_ext.operations.op cimport OP_ABANDONED, OP_DONE
+from engine_ext.operations.operation cimport free_op
+from engine_ext.platform.atomics cimport load_pointer, or32, swap_pointer
 from engine_ext.platform.hash cimport fnv, fnv_begin
 from engine_ext.transport.arena cimport arena_grow, arena_map, arena_populate_own, arena_unmap
 
@@ -90,3 +95,57 @@ def checksum(tensor):
         for i in range(view.nbytes % 8):
             h = fnv(h, rest[i])
     return h
+
+
+# ---- who owns an operation --------------------------------------------------------------------------------------------------
+
+# Who owns an operation of this rank, and what it keeps alive.
+#
+# Reference counts are touched under the GIL only. An operation holds one reference to what keeps its tensors alive. Whoever made
+# it frees it; or, when its maker went before the engine had let go of it, the next call does, from the deferred free list
+# (docs/architecture/protocol.md, I9). Tensors on a GPU may be in use when the engine has let go of the operation: unless the
+# stream that they were submitted on waits for it, they are kept until the device has passed it, in `deferred_on_device`.
+
+cdef void keep_alive(Op* op, object owner) noexcept:
+    """Keep `owner`, whose memory the operation uses, until the operation is freed; not what it has kept before."""
+    cdef PyObject* before = <PyObject*>op.owner
+    Py_INCREF(owner)
+    op.owner = <void*>owner
+    Py_XDECREF(before)
+
+
+cdef void let_go(State* e, Op* op) noexcept:
+    """Free an operation that is done and that nobody holds, now or when the device has passed it. In a forked child, where CUDA
+    does not work, it stays."""
+    if e.world.device != NULL and e.alive[0] != 1:
+        return
+    unmark(e, op)
+    if op.released or is_known_passed(e, op.ticket):
+        free_op(op)
+    else:
+        op.next, e.deferred_on_device = e.deferred_on_device, op
+
+
+cdef void abandon(State* e, Op* op) noexcept:
+    """Nobody waits for `op` any more: it is freed now, or buried when it is done."""
+    if or32(&op.flags, OP_ABANDONED) & OP_DONE:
+        let_go(e, op)       # else complete() buries it
+
+
+cdef void free_deferred(State* e) noexcept:
+    """Free operations that are done and that nobody holds."""
+    cdef Op* op
+    cdef Op* after
+    if e.deferred_on_device != NULL:
+        op, e.deferred_on_device = e.deferred_on_device, NULL
+        while op != NULL:
+            after = op.next
+            let_go(e, op)
+            op = after
+    if load_pointer(&e.deferred_free) == NULL:
+        return
+    op = <Op*>swap_pointer(&e.deferred_free, NULL)
+    while op != NULL:
+        after = op.next
+        let_go(e, op)
+        op = after

@@ -1,10 +1,13 @@
-"""What a call of the engine raises."""
-from libc.stdint cimport uint64_t
+"""What a call of the engine raises, and how a native call ends: who, what, and how to mend it."""
+from libc.stdint cimport uint32_t, uint64_t
 
-from engine_ext.bindings.ownership cimport bury
+from engine_ext.bindings.memory cimport free_deferred
+from engine_ext.control.completion cimport FAILURE_TEXT_BYTES
+from engine_ext.control.driver cimport Target
 from engine_ext.control.state cimport State
 from engine_ext.operations.op cimport Op
 from engine_ext.platform.atomics cimport load_pointer
+from engine_ext.shared.layout cimport NAME_BYTES
 
 cdef int refuse_closed(State* e) except -1
 cdef int refuse(State* e, int status, str name) except -1
@@ -16,6 +19,13 @@ cdef inline int expect_open(State* e) except -1:
     """Every native entry: not in a forked child, not after close. Frees what nobody holds any more."""
     if e.alive == NULL or e.segment.header == NULL or e.alive[0] != 1 or e.closed:
         return refuse_closed(e)
-    if load_pointer(&e.deferred_free) != NULL or e.graves != NULL:
-        bury(e)
+    if load_pointer(&e.deferred_free) != NULL or e.deferred_on_device != NULL:
+        free_deferred(e)
     return 0
+
+cdef enum:
+    TEXT_BYTES = FAILURE_TEXT_BYTES + NAME_BYTES     # of the text of a result
+
+cdef int text_of_end(const Op* op, const char* name, uint32_t name_bytes, char* text) noexcept nogil
+cdef int text_of_refusal(State* e, const Target* target, int status, char* text) noexcept nogil
+cdef void text_as_utf8(char* text) noexcept nogil

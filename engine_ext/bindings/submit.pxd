@@ -1,4 +1,6 @@
-"""How an operation is submitted."""
+"""Submission of an operation, and of the failure of a call."""
+from libc.stdint cimport int64_t
+
 from engine_ext.control.driver cimport Target
 from engine_ext.control.state cimport State
 from engine_ext.operations.op cimport Op
@@ -9,3 +11,8 @@ cdef enum:
 cdef str submit(State* e, Op* op, object name, bint blocking)
 cdef int make_room(State* e, const Target* target, int status) except -1
 cdef int between_ticks(State* e, Op* op) except -1
+
+cdef int fail_call(State* e, str kind, object name, str reason) except -1
+cdef int catch_up(State* e, const int64_t* counts) except -1
+cdef int release_stuck(State* e, Op* op) except -1
+cdef int release(State* e, int rank, Op* op) except -1

@@ -1,23 +1,32 @@
-"""Submission of an operation: under its name or the next of the unnamed, when there is room for it."""
+"""Submission of an operation: under its name or the next of the unnamed, when there is room for it; and of the failure of a call."""
 from cpython.exc cimport PyErr_CheckSignals
-from libc.stdint cimport uint64_t
-from libc.string cimport memset
+from libc.stdint cimport uint32_t, uint64_t
+from libc.stdlib cimport malloc
+from libc.string cimport memcpy, memset
 
-from engine_ext.bindings.arguments cimport expect_name
+from engine_ext.bindings.collectives cimport expect_name
+from engine_ext.bindings.memory cimport abandon
 from engine_ext.bindings.refusals cimport refuse
 from engine_ext.control.driver cimport (
-    Goal, Target, driver_call, driver_note_thread, driver_pin, driver_submit, driver_unpin, driver_wait,
+    Goal, driver_call, driver_note_thread, driver_pin, driver_submit, driver_unpin, driver_wait,
 )
 from engine_ext.control.stall cimport stall_look_after
-from engine_ext.control.state cimport State
+from engine_ext.coordinator.fusion cimport MOST_LEFT_OUT, TOLD_TOO_MANY
 from engine_ext.operations.kinds cimport kind_name
-from engine_ext.operations.op cimport OP_DONE, Op, Record
-from engine_ext.platform.atomics cimport load_acquire, now_ns
+from engine_ext.operations.op cimport OP_DONE, Record
+from engine_ext.operations.operation cimport free_op, new_op
+from engine_ext.platform.atomics cimport load32_relaxed, load_acquire, load_relaxed, now_ns
 from engine_ext.platform.clock cimport overdue_ns, patience_at, patience_look
-from engine_ext.shared.layout cimport COORDINATOR, Status
-from engine_ext.shared.segment cimport gone
+from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
+from engine_ext.shared.layout cimport (
+    CAUSE_RAISED, COORDINATOR, FAILURE_BYTES, FAULT_CALL, KINDS, KIND_BARRIER, NAME_BYTES, STUCK_SHIFT, UNNAMED, Status,
+)
+from engine_ext.shared.segment cimport abort_world, bit, gone, visible
 
-from engine_ext.errors import DuplicateNameError
+import logging
+
+from engine_ext.caller import place
+from engine_ext.errors import DuplicateNameError, EngineError
 
 
 cdef str submit(State* e, Op* op, object name, bint blocking):
@@ -99,3 +108,117 @@ cdef int between_ticks(State* e, Op* op) except -1:
     with nogil:
         stall_look_after(e, op)
     return 0
+
+
+# ---- failed calls -----------------------------------------------------------------------------------------------------------
+
+# Failed calls that a rank announces: those that raised before they submitted anything, and unnamed ones that it has left out.
+#
+# So every rank hears of it, and the numbers of unnamed operations stay in step (docs/architecture/protocol.md, "Failed calls").
+
+LOGGER = logging.getLogger("engine")
+KIND_NUMBERS = {kind_name(number).decode(): number for number in range(KINDS)}
+
+
+cdef int fail_call(State* e, str kind, object name, str reason) except -1:
+    """Announce that this rank's call has failed, in the place of the operation that it would have submitted."""
+    first_line = reason.partition("\n")[0]
+    bring_failure(e, KIND_NUMBERS[kind], name, f"failed at {place()}: {first_line}", False)
+    return 0
+
+
+cdef int bring_failure(State* e, int kind, object name, str text, bint waits) except -1:
+    """Whether it was submitted. `waits`: for the ranks that have submitted the operation, and they for this one."""
+    cdef bytes told = text.encode("utf-8", "replace")[:FAILURE_BYTES]
+    cdef Op* op = new_op()
+    op.meta.kind, op.meta.fault, op.meta.root = <unsigned char>kind, FAULT_CALL, waits
+    op.text = <char*>malloc(len(told) + 1)
+    if op.text == NULL:
+        free_op(op)
+        raise MemoryError("no memory to tell of a failed call")
+    memcpy(op.text, <const char*>told, len(told) + 1)
+    try:
+        submit(e, op, name, False)
+    except (EngineError, TypeError, ValueError):
+        return 0        # it cannot be submitted, nor could the operation: no world, a rank that has joined, no such name
+    finally:
+        abandon(e, op)
+    return 1
+
+
+cdef int catch_up(State* e, const int64_t* counts) except -1:
+    """Behind a barrier: submit failures for the unnamed operations that other ranks submitted before it and this one did not."""
+    cdef int kind
+    for kind in range(KINDS):
+        if kind != KIND_BARRIER and load_relaxed(&e.unnamed[kind]) < <uint64_t>counts[kind]:
+            skip(e, kind, <uint64_t>counts[kind], "came to a barrier without it", False, COORDINATOR)
+    return 0
+
+
+cdef int skip(State* e, int kind, uint64_t count, str why, bint waits, int told_by) except -1:
+    """Submit failures for unnamed operations that this rank has left out, until it has submitted `count` of that kind. If so many
+    cannot be, the rank that has told it ends the world."""
+    cdef str where
+    if count > load_relaxed(&e.unnamed[kind]) + MOST_LEFT_OUT:
+        abort_world(&e.segment, told_by, CAUSE_RAISED, TOLD_TOO_MANY)
+        return 0
+    where = place()
+    LOGGER.warning(
+        "rank %d has submitted %d unnamed operations of kind %s, other ranks %d: it %s, at %s. What it has left out fails on "
+        "every rank", e.segment.numbers[e.segment.rank], load_relaxed(&e.unnamed[kind]), kind_name(kind).decode(),
+        count, why, where)
+    while load_relaxed(&e.unnamed[kind]) < count and bring_failure(e, kind, None, f"{why}, at {where}", waits):
+        pass            # else this rank is gone, or has joined: another thread of it has gone on
+    return 0
+
+
+cdef int release_stuck(State* e, Op* op) except -1:
+    """The only thread of this rank waits for `op`, and has done so for longer than a tick.
+
+    Another rank whose only thread waits for an unnamed operation that this rank has not submitted, and which itself has not
+    submitted `op`, would wait for this one for ever, and this one for it. So this rank tells that it has left that operation
+    out, and the other one does the same. A barrier is spared: there the ranks are to come together.
+    """
+    cdef int r
+    for r in range(e.segment.size if not load32_relaxed(&e.many_threads) else 0):
+        if r != e.segment.rank and load_acquire(&e.segment.pages[r].stuck) and withholds(e, r, op):
+            release(e, r, op)
+    return 0
+
+
+cdef int release(State* e, int rank, Op* op) except -1:
+    """Tell a rank that waits for an unnamed operation that this one has left it out: it waits for `op`, or has done so until
+    that rank told the same."""
+    cdef uint64_t stuck = load_acquire(&e.segment.pages[rank].stuck)
+    cdef uint64_t number = stuck & ((<uint64_t>1 << STUCK_SHIFT) - 1)
+    cdef int kind = <int>(stuck >> STUCK_SHIFT) - 1
+    if stuck and not load32_relaxed(&e.many_threads) and kind != KIND_BARRIER and load_relaxed(&e.unnamed[kind]) <= number:
+        skip(e, kind, number + 1, f"waits for {name_of(e, op)}, which rank {e.segment.numbers[rank]} has not submitted", True,
+             rank)
+    return 0
+
+
+cdef bint withholds(State* e, int rank, Op* op) noexcept:
+    """Whether another rank is known not to have submitted an operation of this one. Of a new name only rank 0 knows it."""
+    cdef bint missing = False
+    if op.number:
+        return load_acquire(&e.segment.pages[rank].unnamed[op.meta.kind]) < op.number
+    pthread_mutex_lock(&e.lock)
+    # Of a rank on another host its bits are known while its one thread waits (hosts/relay.pyx).
+    if op.record != NULL and op.record.id >= 0 and (visible(&e.segment, rank) or load_acquire(&e.segment.pages[rank].stuck)):
+        missing = bit(e.segment.pages[rank].ready, op.record.id) != bit(e.segment.mine.ready, op.record.id)
+    pthread_mutex_unlock(&e.lock)
+    return missing
+
+
+cdef str name_of(State* e, Op* op):
+    cdef char[NAME_BYTES] name
+    cdef uint32_t length = 0
+    if op.number:
+        return f"'{kind_name(op.meta.kind).decode()}.noname.{(op.number - 1) % UNNAMED}'"
+    pthread_mutex_lock(&e.lock)
+    if op.record != NULL:           # else it is finished
+        length = op.record.name_bytes
+        memcpy(name, op.record.name, length)
+    pthread_mutex_unlock(&e.lock)
+    return f"'{name[:length].decode('utf-8', 'replace')}'"

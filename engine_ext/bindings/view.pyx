@@ -7,7 +7,7 @@ from cpython.buffer cimport Py_buffer
 from cpython.memoryview cimport PyMemoryView_FromObject, PyMemoryView_GET_BUFFER
 from cpython.object cimport PyObject
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport uint16_t, uint32_t
 from libc.string cimport memset
 
 from engine_ext.kernels.kernels cimport (
@@ -16,7 +16,7 @@ from engine_ext.kernels.kernels cimport (
     ENGINE_FLOAT16, ENGINE_FLOAT32, ENGINE_FLOAT64, ENGINE_INT8, ENGINE_INT16, ENGINE_INT32, ENGINE_INT64, ENGINE_UINT8,
     ENGINE_UINT16, ENGINE_UINT32, ENGINE_UINT64,
 )
-from engine_ext.operations.describe cimport describe_dtypes, dtype_name
+from engine_ext.operations.kinds cimport describe_dtypes, dtype_name
 from engine_ext.shared.layout cimport LAYOUT_CHANNELS_LAST, LAYOUT_CHANNELS_LAST_3D, LAYOUT_ROWS, MAX_DIMS
 from engine_ext.shared.rows cimport bounded_product
 

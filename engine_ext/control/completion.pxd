@@ -1,4 +1,6 @@
-"""Operations that end: their owners are told, and whoever waits."""
+"""Operations that end: their owners are told, and whoever waits; and why a world has ended."""
+from libc.stdint cimport uint64_t
+
 from engine_ext.control.state cimport State
 from engine_ext.operations.op cimport Op
 
@@ -7,3 +9,11 @@ cdef void complete(State* e, Op* op) noexcept nogil
 cdef void end_step(State* e, int number) noexcept nogil
 cdef void wake_waiters(State* e) noexcept nogil
 cdef void wake_any_waiter(State* e) noexcept nogil
+
+cdef enum:
+    FAILURE_TEXT_BYTES = 2048        # of the longest text: a reason, and what stands around it
+
+cdef void describe_failure(State* e, char* text) noexcept nogil
+cdef void claim_await(State* e) noexcept nogil
+cdef uint64_t claim_deadline(State* e) noexcept nogil
+cdef void claim_outwait(State* e) noexcept nogil

@@ -11,9 +11,9 @@ from libc.stdint cimport int32_t
 from libc.stdio cimport snprintf
 from libc.string cimport memset
 
-from engine_ext.control.backlog cimport backlog_add, backlog_submit
-from engine_ext.control.completion cimport wake_waiters
+from engine_ext.control.completion cimport claim_await, claim_deadline, wake_waiters
 from engine_ext.control.execute cimport fail_everything, run_schedule
+from engine_ext.control.native_calls cimport backlog_add, backlog_submit
 from engine_ext.control.observers cimport (
     observe_call_begins, observe_late_wake, observe_readiness, observe_sleep, observe_submission, observe_wait_begins,
     observe_wait_ends, observe_yield,
@@ -22,7 +22,6 @@ from engine_ext.control.stall cimport stall_check, stall_deadline
 from engine_ext.control.state cimport Role
 from engine_ext.control.table cimport table_await, table_brought_by_all, table_record, table_release, table_submit
 from engine_ext.control.turns cimport turns_retry
-from engine_ext.control.verdict cimport verdict_await, verdict_deadline
 from engine_ext.coordinator.coordinator cimport (
     coordinator_deadline, coordinator_step, coordinator_turn, coordinator_unseen, waiting,
 )
@@ -80,7 +79,7 @@ cdef bint drive_once(State* e) noexcept nogil:
         fail_everything(e)
         return True
     if claimed(&e.segment):
-        verdict_await(e)
+        claim_await(e)
         return False
     if coordinates(&e.segment):
         if load32_acquire(&e.wanted_new):
@@ -122,7 +121,7 @@ cdef uint64_t deadline(State* e) noexcept nogil:
     if load32_relaxed(&e.failed):
         return NEVER
     if claimed(&e.segment):
-        return verdict_deadline(e)
+        return claim_deadline(e)
     when = coordinator_deadline(&e.coordinator) if coordinates(&e.segment) else NEVER
     held = network_held(e.network)
     if held and (when == NEVER or held < when):

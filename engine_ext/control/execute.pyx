@@ -3,22 +3,21 @@ from libc.stdint cimport int32_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcmp, memcpy
 
-from engine_ext.control.backlog cimport backlog_take
 from engine_ext.control.completion cimport complete, raise_event, wake_waiters
-from engine_ext.control.handover cimport hand_over, stop_device
-from engine_ext.control.joined_groups cimport members_heard, members_tell
+from engine_ext.control.device_entries cimport give_to_lane, stop_device
+from engine_ext.control.native_calls cimport backlog_take
 from engine_ext.control.observers cimport (
     observe_completions, observe_entry_begins, observe_entry_ends, observe_entry_looks, observe_entry_waits, observe_failure,
     observe_mismatch, observe_submission, observes_stages,
 )
-from engine_ext.control.parcels cimport numbers_heard, numbers_tell, tells_numbers
+from engine_ext.control.size_exchange cimport members_receive, members_send, sizes_receive, sizes_send, exchanges_sizes
 from engine_ext.control.state cimport EVENT_ABORT
 from engine_ext.control.table cimport (
     table_define, table_evict, table_finish, table_record, table_release, table_stand_in, table_toggle,
 )
 from engine_ext.control.turns cimport turns_give
+from engine_ext.coordinator.fusion cimport stores_measured
 from engine_ext.coordinator.names cimport names_find
-from engine_ext.coordinator.store_choice cimport stores_measured
 from engine_ext.data.executor cimport executor_progress
 from engine_ext.operations.kinds cimport operation_of
 from engine_ext.operations.op cimport OP_STAND_IN, OP_TAKEN, Op, Record, fails
@@ -34,8 +33,7 @@ from engine_ext.shared.layout cimport (
     ENTRY_JOINED, ENTRY_MEMBERS, ENTRY_SKIP, ENTRY_TURN, FAULT_CALL, LAYOUT_SPARSE, SLEEP_STUCK, WIRE_TUNED, Status,
     engine_entry, engine_meta, entry_ids, entry_rows,
 )
-from engine_ext.shared.schedule cimport schedule_advance, schedule_next
-from engine_ext.shared.segment cimport abort_world, coordinates, place_of, wake
+from engine_ext.shared.segment cimport abort_world, coordinates, place_of, schedule_advance, schedule_next, wake
 from engine_ext.transport.arena cimport arena_privatise
 
 
@@ -96,25 +94,25 @@ cdef bint collect(State* e, const engine_entry* entry) noexcept nogil:
 
 cdef inline bint is_told_first(const State* e, const engine_entry* entry) noexcept nogil:
     """Whether ranks tell each other something before an entry of tensors on a GPU is handed over."""
-    return entry.flags & ENTRY_MEMBERS != 0 or tells_numbers(e, entry)
+    return entry.flags & ENTRY_MEMBERS != 0 or exchanges_sizes(e, entry)
 
 
 cdef bint begin(State* e, engine_entry* entry) noexcept nogil:
     """Start a BATCH whose operations are in `batch`. False when memory is missing."""
     e.sending_members = entry.flags & ENTRY_MEMBERS != 0
     if e.sending_members:
-        return members_tell(e, entry)
-    return numbers_tell(e, entry) if entry.meta.device else plan_batch(e, entry)
+        return members_send(e, entry)
+    return sizes_send(e, entry) if entry.meta.device else plan_batch(e, entry)
 
 
 cdef bint go_on(State* e, const engine_entry* entry) noexcept nogil:
     """What is told first has been told: start the operation of a BATCH, or hand it over. False without memory."""
-    if e.sending_members and not members_heard(e, entry):
+    if e.sending_members and not members_receive(e, entry):
         return False
-    if entry.meta.device and not e.sending_members and not numbers_heard(e, entry):
+    if entry.meta.device and not e.sending_members and not sizes_receive(e, entry):
         return False
     e.sending_members = False
-    return hand_over(e, entry) if entry.meta.device else plan_batch(e, entry)
+    return give_to_lane(e, entry) if entry.meta.device else plan_batch(e, entry)
 
 
 cdef bint plan_batch(State* e, const engine_entry* entry) noexcept nogil:
@@ -228,7 +226,7 @@ cdef bint apply(State* e, engine_entry* entry, bint collected) noexcept nogil:
             abort_world(&e.segment, e.segment.rank, CAUSE_RAISED, b"an entry of tensors on GPUs came, and its GPU is not open")
             return False
         if entry.meta.device and not is_told_first(e, entry):
-            if collected and hand_over(e, entry):
+            if collected and give_to_lane(e, entry):
                 return True
             collected = False
         if not (collected and begin(e, entry)):

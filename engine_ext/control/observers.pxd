@@ -11,11 +11,10 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from engine_ext.control.overlap cimport overlap_wait_begins, overlap_wait_ends
 from engine_ext.control.state cimport State
-from engine_ext.control.step_marks cimport marks_busy
-from engine_ext.control.trace cimport trace_wait_begins, trace_wait_ends
+from engine_ext.control.trace cimport marks_busy, trace_wait_begins, trace_wait_ends
 from engine_ext.coordinator.coordinator cimport waiting
 from engine_ext.gpu.device cimport device_sample
-from engine_ext.hosts.traffic cimport traffic_waited, traffic_waits
+from engine_ext.hosts.connections cimport traffic_waited, traffic_waits
 from engine_ext.operations.op cimport Op, fails
 from engine_ext.platform.atomics cimport count_up, load32_relaxed, load_relaxed, store_relaxed
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock

@@ -4,11 +4,11 @@ from libc.string cimport memcpy, memset, strncpy
 
 from engine_ext.control.overlap cimport Overlap, overlap_entry_begins, overlap_entry_ends
 from engine_ext.control.state cimport HISTORY, HISTORY_NAME, Row
-from engine_ext.control.step_marks cimport SOURCE_TRAFFIC, marks_add, marks_close, marks_pass
 from engine_ext.control.trace cimport (
-    trace_close, trace_entry, trace_entry_begins, trace_entry_ends, trace_sample, trace_step,
+    SOURCE_TRAFFIC, marks_add, marks_close, marks_pass, trace_close, trace_entry, trace_entry_begins, trace_entry_ends,
+    trace_sample, trace_step,
 )
-from engine_ext.hosts.traffic cimport traffic_count
+from engine_ext.hosts.connections cimport traffic_count
 from engine_ext.operations.kinds cimport operation_of
 from engine_ext.operations.op cimport OP_STAND_IN, Record
 from engine_ext.operations.operation cimport Operation

@@ -9,17 +9,17 @@ from libc.stdint cimport int32_t, uint32_t
 from libc.stdio cimport snprintf
 from libc.string cimport strcmp, strcpy, strlen
 
-from engine_ext.control.backlog cimport backlog_take_overdue
 from engine_ext.control.completion cimport complete, raise_event
+from engine_ext.control.native_calls cimport backlog_take_overdue
 from engine_ext.control.observers cimport observe_warning
 from engine_ext.control.state cimport EVENT_STALL, OVERDUE_BYTES
 from engine_ext.control.turns cimport turns_look_for_left
 from engine_ext.coordinator.coordinator cimport Coordinator, coordinator_absentee, coordinator_look_at
-from engine_ext.coordinator.wait_report cimport Standoff, wait_report_absentee, wait_report_describe, wait_report_overdue
+from engine_ext.coordinator.reports cimport Standoff, wait_report_absentee, wait_report_describe, wait_report_overdue
 from engine_ext.data.executor cimport executor_laggard, executor_passed_by
 from engine_ext.gpu.device cimport device
-from engine_ext.hosts.liveness cimport ALL_ANSWER, find_silent_rank, liveness_is_checked
-from engine_ext.operations.describe cimport describe_ranks, fit
+from engine_ext.hosts.connections cimport ALL_ANSWER, find_silent_rank, liveness_is_checked
+from engine_ext.operations.kinds cimport describe_ranks, fit
 from engine_ext.operations.op cimport OP_TAKEN, Record, fails
 from engine_ext.platform.atomics cimport (
     load32_acquire, load32_relaxed, load_acquire, load_pointer, load_relaxed, now_ns, store32_release,
@@ -354,7 +354,7 @@ cdef void give_up_waiting(State* e, uint64_t seen) noexcept nogil:
 
 
 cdef bint waits_in_a_call(const State* e) noexcept nogil:
-    """Whether it is not its device that the GPU's lane waits for: of that tells device_watch.pyx, which knows who is late."""
+    """Whether it is not its device that the GPU's lane waits for: of that tells monitor.pyx, which knows who is late."""
     cdef const device* d = e.world.device
     if e.queue != NULL and load_relaxed(&e.queue.handed) > load_relaxed(&e.queue.given):
         return False                        # but for its turn, of which that tells, too

@@ -2,15 +2,12 @@
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uint8_t
 
 from engine_ext.control.overlap cimport Overlap
-from engine_ext.control.step_marks cimport Marks
 from engine_ext.control.table cimport Table
-from engine_ext.control.trace cimport Trace
+from engine_ext.control.trace cimport Marks, Trace
 from engine_ext.coordinator.coordinator cimport Coordinator
 from engine_ext.data.executor cimport Executor
 from engine_ext.gpu.device cimport device, device_item, device_queue
-from engine_ext.hosts.connections cimport Network
-from engine_ext.hosts.liveness cimport Liveness
-from engine_ext.hosts.traffic cimport Traffic
+from engine_ext.hosts.connections cimport Liveness, Network, Traffic
 from engine_ext.operations.op cimport Op
 from engine_ext.platform.clock cimport patience
 from engine_ext.platform.posix cimport pthread_mutex_t, pthread_t
@@ -91,7 +88,7 @@ cdef struct State:
     bint sending_members        # it is broadcasting `member_shapes`; the operation itself follows
     member_shape* member_shapes  # malloc'ed: of every tensor of its groups, in order
     uint64_t member_room        # bytes of it
-    int64_t* told               # malloc'ed: numbers that ranks tell each other before an entry (parcels.pyx), and this rank's own
+    int64_t* told               # malloc'ed: numbers that ranks tell each other before an entry (size_exchange.pyx), and this rank's own
     uint64_t told_room          # numbers for which it has room
     Op* backlog                 # operations of native calls that wait to be submitted, oldest first; under the lock
     Op* backlog_last            # the newest of them
@@ -146,7 +143,7 @@ cdef struct State:
     void* opener                # a Python function that opens a GPU by its number, the Engine's; NULL: there is none
     bint held                   # who submits a tensor on a GPU calls it, though the GPU is open; under the GIL
     void* deferred_free         # atomic: stack of operations that are done and abandoned, for a thread with the GIL to free
-    Op* graves                  # operations that nobody holds, whose tensors the GPU may still use; under the GIL
+    Op* deferred_on_device                  # operations that nobody holds, whose tensors the GPU may still use; under the GIL
     char[OVERDUE_BYTES] overdue  # lines for the next stall report; under the lock
     uint32_t[MAX_RANKS] overdue_seen    # rank 0: by rank, 1 + the id in its `overdue` word at the last look; 0: none
     char[REASON_BYTES] account  # rank 0: the last report of who waits for whom, so that it is not repeated

@@ -3,7 +3,7 @@
 NCCL's kernels of two communicators wait for each other if two ranks have them in different orders. Schedules of sets are not
 ordered among themselves, but the world's is one order that every rank executes. So whenever the coordinator of a set has handed
 an entry of device tensors to its own lane, it asks the world's coordinator for a turn, by a request; that appends a TURN
-(turns_wanted.pyx) to the world's schedule; and every rank of the set tells its lane, which then takes the next item of that set.
+(requests.pyx) to the world's schedule; and every rank of the set tells its lane, which then takes the next item of that set.
 The k-th turn of a set is its k-th item on every rank, since all of them execute its schedule in the same order.
 
 Nobody waits for a turn but a lane, and its items of the set behind it. docs/architecture/gpu.md says why that always ends.

@@ -2,14 +2,12 @@
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uint8_t
 
 from engine_ext.coordinator.names cimport Names
-from engine_ext.coordinator.store_choice cimport StoreChooser
 from engine_ext.operations.kinds cimport operation_of
 from engine_ext.platform.clock cimport patience, seconds_ns
 from engine_ext.platform.token_bucket cimport TokenBucket
 from engine_ext.shared.counters cimport counters_page
 from engine_ext.shared.layout cimport WIRE_TUNED, engine_entry, engine_knobs, engine_meta
-from engine_ext.shared.schedule cimport Writer
-from engine_ext.shared.segment cimport Segment, bit
+from engine_ext.shared.segment cimport Segment, Writer, bit
 
 cdef enum:
     EVICTIONS = 256             # most ids that are freed at a time: each time costs a round of all ranks
@@ -76,6 +74,13 @@ cdef struct Turns:              # what the world's coordinator knows of a proces
     Turns* next
     int number                  # of the set
     uint64_t wanted             # turns that it has asked for and not been given
+
+cdef enum:
+    CLASSES = 48            # one for each power of two of a batch's bytes
+
+cdef struct StoreChooser:       # cached or streaming stores, by size of batch: fusion.pyx
+    double best[CLASSES][2]     # nanoseconds per byte, decaying minimum; 0: never measured
+    uint64_t uses[CLASSES]
 
 cdef struct Recording:          # of a timeline, for which the coordinator chooses the entries
     uint32_t on                 # atomic: number of the recording in progress; 0: there is none

@@ -7,16 +7,16 @@ from libc.stdio cimport snprintf
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy, memset
 
-from engine_ext.coordinator.eviction cimport eviction_begin, eviction_end
 from engine_ext.coordinator.frozen cimport frozen_close, frozen_deadline, frozen_dissolve, frozen_free, frozen_hold
 from engine_ext.coordinator.fusion cimport close_batches
 from engine_ext.coordinator.lateness cimport observe_batch_opens, observe_found, observe_ready
-from engine_ext.coordinator.mismatch cimport COMPLAINT_BYTES, absent, complain, first_present, sent_by
 from engine_ext.coordinator.names cimport names_open
-from engine_ext.coordinator.requests cimport requests_clear, requests_close, requests_drain, requests_forget, requests_wait
-from engine_ext.coordinator.turns_wanted cimport turns_append, turns_close
-from engine_ext.operations.describe cimport describe_ranks, fit
-from engine_ext.operations.kinds cimport wire_bytes
+from engine_ext.coordinator.reports cimport COMPLAINT_BYTES, absent, complain, first_present, sent_by
+from engine_ext.coordinator.requests cimport (
+    eviction_begin, eviction_end, requests_clear, requests_close, requests_drain, requests_forget, requests_wait, turns_append,
+    turns_close,
+)
+from engine_ext.operations.kinds cimport describe_ranks, fit, wire_bytes
 from engine_ext.operations.operation cimport SAYS_ALIGNED, SAYS_ROWS, Operation
 from engine_ext.platform.atomics cimport load32_relaxed, load_acquire, load_relaxed, now_ns, store_relaxed
 from engine_ext.platform.clock cimport after_ns, overdue_ns
@@ -24,8 +24,7 @@ from engine_ext.shared.layout cimport (
     CAUSE_RAISED, COORDINATOR, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_JOINED, FAULT_CALL, FAULT_NONE, IDS, ID_WORDS, MAX_RANKS,
     Status, add_bytes,
 )
-from engine_ext.shared.schedule cimport schedule_append, schedule_reserve, schedule_slowest
-from engine_ext.shared.segment cimport abort_world, elsewhere
+from engine_ext.shared.segment cimport abort_world, elsewhere, schedule_append, schedule_reserve, schedule_slowest
 
 cdef extern from "platform/cpu.h" nogil:
     void engine_prefetch_read(const void* memory, size_t nbytes)

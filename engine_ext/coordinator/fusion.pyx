@@ -5,13 +5,12 @@ Where compression is tuned, the knob that is in force when an entry is appended 
 Tensors that no rank submitted are told so in a SKIP entry and move no data. Gradients on GPUs have batches of their own
 (frozen.pyx).
 """
-from libc.stdint cimport int64_t, uint8_t
+from libc.stdint cimport int64_t
 from libc.string cimport memcpy, memset
 
-from engine_ext.coordinator.coordinator cimport NameState, cycle_ns, is_frozen, stamp, waiting, wire_now
+from engine_ext.coordinator.coordinator cimport CLASSES, NameState, cycle_ns, is_frozen, stamp, waiting, wire_now
 from engine_ext.coordinator.lateness cimport observe_append, observe_batch_closes, observed_words
-from engine_ext.coordinator.mismatch cimport bringer
-from engine_ext.coordinator.store_choice cimport stores_choose
+from engine_ext.coordinator.reports cimport bringer
 from engine_ext.operations.kinds cimport operation_of
 from engine_ext.operations.operation cimport SAYS_ROWS, Operation, whole_chunk
 from engine_ext.platform.atomics cimport load32_relaxed, load_relaxed, now_ns
@@ -19,11 +18,10 @@ from engine_ext.platform.clock cimport age_ns
 from engine_ext.shared.counters cimport CLOSED_AWAITED, CLOSED_CYCLE_TIME, CLOSED_FULL, CLOSED_WHOLE_STEP
 from engine_ext.shared.layout cimport (
     ALGORITHM_DEVICE, ALGORITHM_ONE_SHOT, ALGORITHM_SHARED, ALGORITHM_TWO_SHOT, BATCH_ITEMS, CAUSE_RAISED, ENTRY_ALIGN,
-    ENTRY_BATCH, ENTRY_MEMBERS, ENTRY_NEEDS_PACK, ENTRY_SKIP, KINDS, SLOT_BYTES, STORES_AUTO, STORES_CACHED, engine_entry,
-    entry_ids, entry_rows, rank_page,
+    ENTRY_BATCH, ENTRY_MEMBERS, ENTRY_NEEDS_PACK, ENTRY_SKIP, KINDS, SLOT_BYTES, STORES_AUTO, STORES_CACHED, STORES_STREAMING,
+    engine_entry, entry_ids, entry_rows, rank_page,
 )
-from engine_ext.shared.schedule cimport schedule_append, schedule_reserve
-from engine_ext.shared.segment cimport abort_world
+from engine_ext.shared.segment cimport abort_world, schedule_append, schedule_reserve
 
 cdef const char* TOLD_TOO_MANY = b"it has told a number of operations without a name that it cannot have submitted"
 
@@ -200,3 +198,55 @@ cdef bint close_batches(Coordinator* c) noexcept nogil:
         c.queue_count = kept
     observe_batch_closes(c, reason)
     return True
+
+
+# ---- kind of store ----------------------------------------------------------------------------------------------------------
+
+# Which kind of store a batch uses.
+#
+# Who pays for a cached store is the reader, so only whole entries tell, and what they tell changes while a virtual machine's
+# cores move about. Each size class keeps, for both kinds, the best recent time per byte. The better one is used; the other is
+# tried again now and then, more often at first. A bad minute is forgotten because the remembered minimum drifts towards what is
+# measured, slowly: one late rank must not make a kind look bad.
+
+cdef enum:
+    FIRST_TRIALS = 6        # alternate at first
+    YOUNG = 128             # uses of a class
+    TRY_AGAIN_YOUNG = 8     # then give the other kind one in so many
+    TRY_AGAIN = 32
+    SMALLEST = 16           # below 64 KiB everything is in the cache anyway
+
+
+cdef int size_class(uint64_t nbytes) noexcept nogil:
+    cdef int k = 0
+    while nbytes > 1 and k < CLASSES - 1:
+        nbytes >>= 1
+        k += 1
+    return k
+
+
+cdef uint8_t stores_choose(StoreChooser* chooser, uint64_t nbytes) noexcept nogil:
+    cdef int k = size_class(nbytes)
+    cdef uint64_t n = chooser.uses[k]
+    cdef uint64_t period = TRY_AGAIN_YOUNG if n < YOUNG else TRY_AGAIN
+    cdef uint8_t better
+    if k < SMALLEST:
+        return STORES_CACHED
+    chooser.uses[k] += 1
+    if n < FIRST_TRIALS or chooser.best[k][0] == 0 or chooser.best[k][1] == 0:
+        return STORES_STREAMING if n & 1 else STORES_CACHED
+    better = STORES_CACHED if chooser.best[k][STORES_CACHED] <= chooser.best[k][STORES_STREAMING] else STORES_STREAMING
+    return 1 - better if n % period == period - 1 else better
+
+
+cdef void stores_measured(StoreChooser* chooser, uint64_t nbytes, uint8_t stores, uint64_t ns) noexcept nogil:
+    cdef double* best
+    cdef double rate
+    if nbytes == 0 or stores > 1:
+        return
+    rate = <double>ns / <double>nbytes
+    best = &chooser.best[size_class(nbytes)][stores]
+    if best[0] == 0 or rate < best[0]:
+        best[0] = rate
+    else:
+        best[0] += min(rate - best[0], best[0]) * 0.1

@@ -10,3 +10,10 @@ cdef void requests_drain(Coordinator* c, int rank) noexcept nogil
 cdef void requests_clear(Coordinator* c, NameState* name) noexcept nogil
 cdef void requests_forget(Coordinator* c, NameState* name) noexcept nogil
 cdef void requests_close(Coordinator* c) noexcept nogil
+
+cdef void eviction_begin(Coordinator* c, int wanted) noexcept nogil
+cdef void eviction_end(Coordinator* c) noexcept nogil
+
+cdef bint turns_note(Coordinator* c, int number) noexcept nogil
+cdef bint turns_append(Coordinator* c) noexcept nogil
+cdef void turns_close(Coordinator* c) noexcept nogil

@@ -6,14 +6,15 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy
 
-from engine_ext.coordinator.coordinator cimport Request, wanted
+from engine_ext.coordinator.coordinator cimport EVICTIONS, Request, Turns, stamp, wanted
 from engine_ext.coordinator.frozen cimport frozen_forget
 from engine_ext.coordinator.names cimport Named, names_add, names_close, names_find, names_remove
-from engine_ext.coordinator.turns_wanted cimport turns_note
 from engine_ext.platform.atomics cimport now_ns, store_release
 from engine_ext.platform.clock cimport patience_at
-from engine_ext.shared.layout cimport CAUSE_RAISED, COORDINATOR, FAULT_CALL, REQUEST_BYTES, engine_request, rank_page
-from engine_ext.shared.segment cimport abort_world
+from engine_ext.shared.layout cimport (
+    CAUSE_RAISED, COORDINATOR, ENTRY_EVICT, ENTRY_TURN, FAULT_CALL, IDS, REQUEST_BYTES, engine_entry, engine_request, rank_page,
+)
+from engine_ext.shared.segment cimport abort_world, bit, schedule_append, schedule_reserve, schedule_slowest
 
 
 cdef NameState* name_of(Coordinator* c, const char* text, uint32_t text_bytes) noexcept nogil:
@@ -123,3 +124,116 @@ cdef void requests_forget(Coordinator* c, NameState* name) noexcept nogil:
 
 cdef void requests_close(Coordinator* c) noexcept nogil:
     names_close(&c.names, release, c)
+
+
+# ---- eviction of ids --------------------------------------------------------------------------------------------------------
+
+# Eviction of ids: names that no rank has submitted for long are forgotten by all ranks, and requested anew if need be.
+#
+# The caller holds rank 0's driver role.
+
+cdef enum:
+    SAMPLE = 64                 # idle names, of which the one that was used longest ago goes
+
+
+cdef NameState* oldest_idle(Coordinator* c) noexcept nogil:
+    """The name that was used longest ago among a sample of those that no rank has submitted; NULL: there is none."""
+    cdef NameState* name
+    cdef NameState* oldest = NULL
+    cdef int tried = 0, found = 0, r
+    cdef bint idle
+    while tried < IDS and found < SAMPLE:
+        c.clock_hand = (c.clock_hand + 1) % IDS
+        tried += 1
+        name = c.by_id[c.clock_hand]
+        if name == NULL or name.listed or bit(c.queued, name.id):
+            continue
+        idle = True
+        for r in range(c.segment.size):
+            if bit(c.segment.pages[r].ready, name.id) != bit(c.phase, name.id):
+                idle = False
+                break
+        if idle:
+            found += 1
+            if oldest == NULL or name.used < oldest.used:
+                oldest = name
+    return oldest
+
+
+cdef void eviction_begin(Coordinator* c, int wanted) noexcept nogil:
+    """Start to free `wanted` ids, or as many as are idle; nothing while earlier ones are on their way."""
+    cdef engine_entry* entry
+    cdef NameState* name
+    if c.evicting_count:
+        return
+    while c.evicting_count < min(wanted, <int>EVICTIONS):
+        name = oldest_idle(c)
+        entry = schedule_reserve(&c.writer, sizeof(engine_entry) // 8) if name != NULL else NULL
+        if entry == NULL:
+            break
+        entry.type, entry.id = ENTRY_EVICT, name.id
+        stamp(c, entry)
+        schedule_append(&c.writer, entry)
+        c.evicting[c.evicting_count], c.evicted_at = name.id, c.writer.tail
+        c.evicting_count += 1
+        c.defined[name.id >> 6] &= ~(<uint64_t>1 << (name.id & 63))
+        c.by_id[name.id] = NULL
+        requests_forget(c, name)
+
+
+cdef void eviction_end(Coordinator* c) noexcept nogil:
+    """Free the ids that are on their way, if every rank has forgotten them (I5)."""
+    if schedule_slowest(&c.writer) >= c.evicted_at:
+        while c.evicting_count:
+            c.evicting_count -= 1
+            c.free_ids[c.free_count] = c.evicting[c.evicting_count]
+            c.free_count += 1
+
+
+# ---- turns of process sets --------------------------------------------------------------------------------------------------
+
+# The turns that process sets want on the GPU: noted and given by the world's coordinator. What they are for: turns.pyx.
+#
+# The caller holds rank 0's driver role.
+
+cdef bint turns_note(Coordinator* c, int number) noexcept nogil:
+    """A set wants a turn. False without memory."""
+    cdef Turns* turns = c.turns
+    while turns != NULL and turns.number != number:
+        turns = turns.next
+    if turns == NULL:
+        turns = <Turns*>calloc(1, sizeof(Turns))
+        if turns == NULL:
+            return False
+        turns.number, turns.next, c.turns = number, c.turns, turns
+    turns.wanted += 1
+    c.turns_wanted += 1
+    return True
+
+
+cdef bint turns_append(Coordinator* c) noexcept nogil:
+    """Give all turns that sets want. False: the schedule is full."""
+    cdef Turns* turns
+    cdef engine_entry* entry
+    while c.turns != NULL:
+        turns = c.turns
+        while turns.wanted:
+            entry = schedule_reserve(&c.writer, sizeof(engine_entry) // 8)
+            if entry == NULL:
+                return False
+            entry.type, entry.id = ENTRY_TURN, turns.number
+            stamp(c, entry)
+            schedule_append(&c.writer, entry)
+            turns.wanted -= 1
+            c.turns_wanted -= 1
+        c.turns = turns.next
+        free(turns)
+    return True
+
+
+cdef void turns_close(Coordinator* c) noexcept nogil:
+    cdef Turns* turns
+    while c.turns != NULL:
+        turns = c.turns
+        c.turns = turns.next
+        free(turns)

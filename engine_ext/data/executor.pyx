@@ -3,15 +3,17 @@
 Chunk numbers count over the whole schedule, so that the words `packed`, `reduced` and `copied` of a rank say how many chunks
 it has passed at each stage, whatever the entry. A stage that has nothing to do is passed all the same.
 """
-from libc.stdint cimport UINT64_MAX, uint64_t
+from libc.stdint cimport UINT64_MAX
 from libc.stdlib cimport calloc, free
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 
-from engine_ext.data.plan cimport plan_free
+from engine_ext.data.plan cimport cut_range, next_piece, plan_free
+from engine_ext.kernels.kernels cimport (
+    ENGINE_ADASUM, ENGINE_AVERAGE, ENGINE_MIN, ENGINE_NO_SOURCE, ENGINE_PRODUCT, ENGINE_SUM, dtype_bytes,
+)
 from engine_ext.platform.atomics cimport now_ns, store_relaxed
-from engine_ext.platform.clock cimport age_ns, patience, patience_at
+from engine_ext.platform.clock cimport age_ns, patience_at
 from engine_ext.shared.layout cimport SLOTS, Status
-from engine_ext.transport.transport cimport Progress
 
 
 cdef int executor_open(Executor* x, int rank, const Crews* crews, Transport* transport, Arena* arena,
@@ -171,3 +173,93 @@ cdef int executor_laggard(Executor* x, bint elsewhere) noexcept nogil:
 cdef bint executor_passed_by(Executor* x, int rank) noexcept nogil:
     """Whether `rank` is done with the entry in progress."""
     return x.transport.progress(x.transport, rank).copied >= x.end
+
+
+# ---- pieces -----------------------------------------------------------------------------------------------------------------
+
+# The fusion plan's pieces in a chunk. `n` counts from the entry's first chunk; [low, high) is of the logical buffer.
+#
+# Slots are shared memory; tensors are this rank's own. Whoever owns an element adds the ranks' values in rank order (I7).
+
+cdef void pack_range(Executor* x, char* into, uint64_t begin, uint64_t low, uint64_t high) noexcept nogil:
+    """Copy [low, high) from the tensors to the slot `into`, which holds it from `begin` on; scale and cast on the way."""
+    cdef Cut cut = cut_range(&x.plan, low, high)
+    while next_piece(&x.plan, &cut):
+        if cut.piece.source == NULL:
+            fill_identity(into + (cut.low - begin), cut.piece.wire, x.reduction.op, elements(x, cut.piece, cut.high - cut.low))
+        else:
+            x.kernels.pack(cut.piece.wire, cut.piece.dtype, x.reduction.prescale, x.streaming, into + (cut.low - begin),
+                           cut.piece.source + offset(x, cut.piece, cut.low), elements(x, cut.piece, cut.high - cut.low))
+
+
+cdef void copy_range(Executor* x, const char* out, uint64_t begin, uint64_t low, uint64_t high) noexcept nogil:
+    """Copy [low, high) from the slot `out`, which holds it from `begin` on, to the tensors."""
+    cdef Cut cut = cut_range(&x.plan, low, high)
+    while next_piece(&x.plan, &cut):
+        x.kernels.unpack(cut.piece.wire, cut.piece.dtype, cut.piece.target + offset(x, cut.piece, cut.low),
+                         out + (cut.low - begin), elements(x, cut.piece, cut.high - cut.low))
+
+
+cdef void identity_of_absent(Executor* x, char* into, uint64_t begin, uint64_t low, uint64_t high) noexcept nogil:
+    """The part that this rank reduces itself: what it does not have must lie in its slot too."""
+    cdef Cut cut = cut_range(&x.plan, low, high)
+    while next_piece(&x.plan, &cut):
+        if cut.piece.source == NULL:
+            fill_identity(into + (cut.low - begin), cut.piece.wire, x.reduction.op, elements(x, cut.piece, cut.high - cut.low))
+
+
+cdef void find_slots(Executor* x, uint64_t n) noexcept nogil:
+    """Where each rank's slot of chunk n lies."""
+    cdef int r
+    for r in range(x.size):
+        x.slots[r] = slot(x, r, n)
+
+
+cdef void find_sources(Executor* x, const Cut* cut, uint64_t begin) noexcept nogil:
+    """What each rank has of a piece, after find_slots: this one in its tensor, unless it is absent here. The slots hold the
+    logical buffer from `begin` on, which may have wrapped below zero."""
+    cdef int r
+    for r in range(x.size):
+        x.sources[r] = x.slots[r] + (cut.low - begin)
+    if cut.piece.source != NULL:
+        x.sources[x.rank] = cut.piece.source + offset(x, cut.piece, cut.low)
+
+
+cdef void reduce_range(Executor* x, uint64_t n, uint64_t begin, uint64_t low, uint64_t high, int copies) noexcept nogil:
+    """Reduce [low, high) into the tensors and, with two copies, into this rank's slot. The slots hold it from `begin` on."""
+    cdef Cut cut = cut_range(&x.plan, low, high)
+    find_slots(x, n)
+    x.reduction.copies = copies
+    while next_piece(&x.plan, &cut):
+        find_sources(x, &cut, begin)
+        x.reduction.unscaled = x.rank if cut.piece.source != NULL else ENGINE_NO_SOURCE
+        x.targets[0] = cut.piece.target + offset(x, cut.piece, cut.low)
+        if copies > 1:
+            x.targets[1] = x.slots[x.rank] + (cut.low - begin)
+        x.reduction.dtype, x.reduction.tensor = cut.piece.wire, cut.piece.dtype
+        x.kernels.reduce(&x.reduction, x.sources, <void* const*>x.targets, elements(x, cut.piece, cut.high - cut.low))
+
+
+# ---- identities -------------------------------------------------------------------------------------------------------------
+
+# The identity of each operation for each dtype: what leaves the other ranks' values as they are.
+
+# One element each, as bits, by dtype: 1, the least value and the greatest.
+cdef uint64_t* ONE = [0x3C00, 0x3F80, 0x3F800000, 0x3FF0000000000000, 1, 1, 1, 1, 1, 1, 1]
+cdef uint64_t* LEAST = [
+    0xFC00, 0xFF80, 0xFF800000, 0xFFF0000000000000, 0x80, 0, 0x8000, 0, 0x80000000, 0x8000000000000000, 0,
+]
+cdef uint64_t* GREATEST = [
+    0x7C00, 0x7F80, 0x7F800000, 0x7FF0000000000000, 0x7F, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0x7FFFFFFFFFFFFFFF, 1,
+]
+
+
+cdef void fill_identity(char* into, int dtype, int op, uint64_t count) noexcept nogil:
+    cdef uint64_t bits, i
+    cdef int item = <int>dtype_bytes(dtype)
+    if op == ENGINE_SUM or op == ENGINE_AVERAGE or op == ENGINE_ADASUM:
+        memset(into, 0, count * item)
+        return
+    bits = ONE[dtype] if op == ENGINE_PRODUCT else GREATEST[dtype] if op == ENGINE_MIN else LEAST[dtype]
+    for i in range(count):          # little-endian: the low bytes of `bits` are the element
+        memcpy(into + i * item, &bits, item)

@@ -1,9 +1,11 @@
-"""A rank's connections to other hosts."""
+"""A rank's connections to other hosts, what they carry, and which ranks answer."""
 from libc.stdint cimport uint32_t, uint64_t
 
+from engine_ext.data.executor cimport Executor
 from engine_ext.hosts.relay cimport Relay
 from engine_ext.platform.posix cimport pthread_t
-from engine_ext.shared.layout cimport engine_knobs
+from engine_ext.shared.counters cimport counters_page
+from engine_ext.shared.layout cimport MAX_RANKS, engine_knobs
 from engine_ext.shared.segment cimport Segment
 from engine_ext.transport.lanes cimport Lane, Lanes
 from engine_ext.transport.link cimport Link
@@ -52,3 +54,28 @@ cdef int connections_use(Network* network, const Segment* segment, const engine_
 cdef uint64_t connections_messages(const Network* network) noexcept nogil
 cdef bint connections_close(Network* network) noexcept nogil
 cdef void connections_forked(Network* network) noexcept nogil
+
+cdef struct Traffic:       # the holder of the driver's role alone
+    int awaited             # 1 + the host of the rank for which this one waits in its entry; 0: it does not wait
+    uint64_t since          # since when: nanoseconds, monotonic
+    uint64_t waited         # nanoseconds for which it has waited in this entry, for whomever
+    uint64_t sent           # bytes of its connections that are in the page of counters
+    uint64_t received       # likewise
+
+cdef void traffic_waits(Traffic* traffic, Executor* x, const Segment* segment) noexcept nogil
+cdef void traffic_waited(Traffic* traffic, const Segment* segment, counters_page* page) noexcept nogil
+cdef void traffic_count(Traffic* traffic, const Network* network, counters_page* page) noexcept nogil
+
+cdef enum:
+    ALL_ANSWER = -1             # of find_silent_rank: every rank that this one can ask has answered
+    TOO_SOON = -2               # ask again
+
+cdef struct Liveness:           # times as this process has seen them pass; the world's alone
+    uint32_t busy               # atomic: 1 while a thread looks
+    uint32_t number             # of the ping, by which answers are known
+    uint64_t begun              # atomic: when ranks were pinged; 0: they have never been
+    uint64_t looked             # atomic: when somebody last looked for answers
+    bint[MAX_RANKS] silent      # by rank: it was pinged, and has not answered
+
+cdef int find_silent_rank(Liveness* probe, Segment* world, Network* network, uint64_t seen, bint judges) noexcept nogil
+cdef bint liveness_is_checked(const Liveness* probe, uint64_t seen) noexcept nogil

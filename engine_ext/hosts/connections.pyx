@@ -1,13 +1,21 @@
-"""Open and close a rank's connections to other hosts: sockets that were connected and proven at the start."""
+"""A rank's connections to other hosts: opened and closed, what they carry, and which ranks answer. They were connected and proven at the
+start.
+"""
+from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
+from engine_ext.data.executor cimport executor_laggard
 from engine_ext.hosts.relay cimport relay_close
-from engine_ext.platform.atomics cimport load_acquire, store32_release
+from engine_ext.platform.atomics cimport (
+    cas32, load32_acquire, load_acquire, load_relaxed, now_ns, store32_release, store_relaxed,
+)
+from engine_ext.platform.clock cimport age_ns, overdue_ns
 from engine_ext.platform.posix cimport close, pthread_join, write
-from engine_ext.shared.layout cimport Status
-from engine_ext.shared.segment cimport coordinates
-from engine_ext.transport.lanes cimport carrier, lanes_close
+from engine_ext.shared.counters cimport tally
+from engine_ext.shared.layout cimport SLEEP_COUNT_SHIFT, SLEEP_DOORS, Status, rank_page
+from engine_ext.shared.segment cimport coordinates, nearby, wake
+from engine_ext.transport.lanes cimport carrier, lanes_answered, lanes_close, lanes_ping
 from engine_ext.transport.link cimport AHEAD, link_close, link_delivered, link_open
 from engine_ext.transport.mpi cimport courier_close, courier_sent
 
@@ -176,3 +184,130 @@ cdef void connections_forked(Network* network) noexcept nogil:
     close(network.bell)
     network.count = network.lane_count = 0          # its own children have other files of these numbers
     network.epoll = network.bell = -1
+
+
+# ---- traffic ----------------------------------------------------------------------------------------------------------------
+
+# How long this rank's entries wait for ranks of other hosts, and what its connections carry.
+#
+# A rank that submits late keeps others waiting before an entry begins, which is its lag. What they wait for within an entry is
+# data: where that has to come from another host, it is counted for that host. So a slow connection is told from a slow rank.
+
+cdef void traffic_waits(Traffic* traffic, Executor* x, const Segment* segment) noexcept nogil:
+    """The entry in progress cannot go on now."""
+    cdef int awaited = executor_laggard(x, True)
+    traffic.awaited, traffic.since = 1 + segment.host_of[awaited if awaited >= 0 else segment.rank], now_ns()
+
+
+cdef void traffic_waited(Traffic* traffic, const Segment* segment, counters_page* page) noexcept nogil:
+    """It may go on, or has ended. `page`: NULL if nothing is counted."""
+    cdef uint64_t ns
+    if traffic.awaited == 0:
+        return
+    ns = age_ns(now_ns(), traffic.since)
+    traffic.waited += ns
+    if page != NULL and traffic.awaited - 1 != segment.host_of[segment.rank]:
+        tally(&page.crossing_ns[host_in_world(segment, traffic.awaited - 1)], ns)
+    traffic.awaited = 0
+
+
+cdef inline int host_in_world(const Segment* segment, int host) noexcept nogil:
+    """What the world calls a host of this engine's ranks."""
+    cdef int r
+    for r in range(segment.size):
+        if segment.host_of[r] == host:
+            return segment.world.host_of[segment.numbers[r]]
+    return 0
+
+
+cdef void traffic_count(Traffic* traffic, const Network* network, counters_page* page) noexcept nogil:
+    """Count what the connections have carried since the last time."""
+    cdef uint64_t sent = 0, received = 0
+    cdef int k
+    for k in range(network.count):
+        sent += load_relaxed(&network.links[k].out_bytes)
+        received += load_relaxed(&network.links[k].in_bytes)
+    tally(page.network_sent, sent - traffic.sent)
+    tally(page.network_received, received - traffic.received)
+    traffic.sent, traffic.received = sent, received
+
+
+# ---- liveness ---------------------------------------------------------------------------------------------------------------
+
+# Which ranks answer at all, when some rank of a job on several hosts is to be blamed for standing still.
+#
+# News of a rank on another host come through the processes of others: whoever carries for it, and the leaders. When one of these
+# is stopped, those behind it seem to stand still as well, and look as if they were to blame. So whoever is about to blame a rank
+# first has those answer that it can ask by itself: the ranks of its own host, whose drivers wake and go to sleep again when their
+# doors are rung, and the ranks that it has lanes with, whose network threads answer. A process that is stopped does neither.
+#
+# Who has not answered for a while is the one to name. If all answer, others may still know of one that this rank cannot ask, and
+# have a moment to say so.
+
+cdef enum:
+    SILENCE_NS = 2000000000     # for which a process that runs may leave a ping unanswered
+    OTHERS_NS = 1000000000      # more, for which those who can ask others come first
+    JUDGE_NS = 500000000        # more, for which rank 0 does that sees the names of all: it knows who waits for whom
+    OVER_NS = 1000000000        # since the last look: whoever is blamed now is so for something else
+
+
+cdef bint liveness_is_checked(const Liveness* probe, uint64_t seen) noexcept nogil:
+    """Whether somebody waits for answers."""
+    return load_relaxed(&probe.begun) != 0 and not overdue_ns(seen, load_relaxed(&probe.looked), OVER_NS)
+
+
+cdef void ping_ranks(Liveness* probe, Segment* world, Network* network) noexcept nogil:
+    """Ask all ranks that this one can ask."""
+    cdef int r
+    probe.number += 1
+    for r in range(world.size):
+        probe.silent[r] = r != world.rank and not load32_acquire(&world.pages[r].left)
+        if probe.silent[r] and nearby(world, r):
+            wake(world, r, 0)
+        elif probe.silent[r]:
+            probe.silent[r] = lanes_ping(&network.lanes, r, probe.number)
+
+
+cdef bint sleeps_again(const rank_page* page) noexcept nogil:
+    """Whether whoever drives has announced a sleep that nobody has ended yet: it has heard the last ring."""
+    cdef uint32_t asleep = load32_acquire(&page.asleep), door = asleep & SLEEP_DOORS
+    return door != 0 and (load32_acquire(&page.door[door]) ^ asleep >> SLEEP_COUNT_SHIFT) << SLEEP_COUNT_SHIFT == 0
+
+
+cdef int first_silent(Liveness* probe, Segment* world, Network* network) noexcept nogil:
+    """Take note of answers; the first rank that has not answered, or ALL_ANSWER."""
+    cdef int first = ALL_ANSWER, r
+    for r in range(world.size):
+        if not probe.silent[r]:
+            continue
+        if load32_acquire(&world.pages[r].left):
+            probe.silent[r] = False
+        elif nearby(world, r):
+            probe.silent[r] = not sleeps_again(world.pages[r])
+        else:
+            probe.silent[r] = not lanes_answered(&network.lanes, r, probe.number)
+        if probe.silent[r] and first < 0:
+            first = r
+    return first
+
+
+cdef int find_silent_rank(Liveness* probe, Segment* world, Network* network, uint64_t seen, bint judges) noexcept nogil:
+    """A rank that does not answer, ALL_ANSWER, or TOO_SOON. The first of several looks pings them."""
+    cdef int silent = TOO_SOON
+    cdef uint64_t patience = SILENCE_NS
+    if not cas32(&probe.busy, 0, 1):
+        return TOO_SOON
+    if not liveness_is_checked(probe, seen):
+        ping_ranks(probe, world, network)
+        store_relaxed(&probe.begun, seen)
+    else:
+        silent = first_silent(probe, world, network)
+        if silent == ALL_ANSWER:
+            patience += OTHERS_NS
+            if not judges:
+                patience += JUDGE_NS
+        if not overdue_ns(seen, load_relaxed(&probe.begun), patience):
+            silent = TOO_SOON
+    store_relaxed(&probe.looked, seen)
+    store32_release(&probe.busy, 0)
+    return silent

@@ -10,9 +10,9 @@ from libc.stdint cimport uint32_t
 from libc.stdio cimport snprintf
 from libc.string cimport memcpy, strerror
 
-from engine_ext.hosts.connections cimport Network, connections_delivered
+from engine_ext.hosts.connections cimport connections_delivered
 from engine_ext.hosts.relay cimport NEWS, NO_NEWS, URGENT_NEWS, relay_open, relay_tell, relay_unseen
-from engine_ext.operations.describe cimport describe_ranks, fit
+from engine_ext.operations.kinds cimport describe_ranks, fit
 from engine_ext.platform.atomics cimport (
     add32, load32_acquire, load32_relaxed, load_acquire, load_relaxed, now_ns, store32_release,
 )

@@ -12,8 +12,8 @@ from engine_ext.kernels.kernels cimport (
     ENGINE_ADASUM, ENGINE_ALL_DTYPES, ENGINE_AVERAGE, ENGINE_DTYPES, ENGINE_FLOAT64, ENGINE_NO_SOURCE, dtype_bytes,
     engine_reduction, engine_reduction_check,
 )
+from engine_ext.operations.allreduce cimport mpi_sums
 from engine_ext.operations.kinds cimport operation_of
-from engine_ext.operations.mpi_sum cimport mpi_sums
 from engine_ext.operations.operation cimport SAYS_ALIGNED, SAYS_ROWS, Operation, bytes_of_row, is_whole_chunk
 from engine_ext.shared.layout cimport (
     ALGORITHMS, ALGORITHM_DEVICE, ALGORITHM_MPI, ALGORITHM_SHARED, BATCH_ITEMS, BETWEENS, DIM_MOVED, DIM_SPARSE, ENTRY_ALIGN,
@@ -22,10 +22,9 @@ from engine_ext.shared.layout cimport (
     SLOT_BYTES, STORES, WIRES, WIRE_TUNED, add_bytes, engine_knobs, engine_meta, engine_request, entry_ids, entry_rows,
     rank_page,
 )
-from engine_ext.shared.schedule cimport arrival_last
-from engine_ext.shared.segment cimport place_of
+from engine_ext.shared.segment cimport arrival_last, place_of
 
-cdef double LONGEST_CYCLE_MS = 10000        # engine_ext/knobs.pyx: the most that a user may set
+cdef double LONGEST_CYCLE_MS = 10000        # engine_ext/snapshots.pyx: the most that a user may set
 
 
 cdef inline bint is_id(int32_t id) noexcept nogil:

@@ -11,15 +11,17 @@ Hence one exchange is enough for any number of ranks, no vector in between is ev
     chunks [measured, lead)     The products, summed over the parts in the order of ranks: a two-shot sum in float64.
     chunks [lead, end)          The weighted sum, two-shot, as any sum (allreduce.pyx).
 
-A compartment (data/pieces.pxd) has a share for each tensor, equally long for all ranks. So which part of a tensor a rank
+A compartment (data/executor.pxd) has a share for each tensor, equally long for all ranks. So which part of a tensor a rank
 measures, and in which order it adds up, depends on the tensor and the number of ranks alone: fusion and chunk size change no bit.
 """
 from libc.stdint cimport int32_t, uint64_t
 from libc.stdlib cimport realloc
 from libc.string cimport memcpy, memset
 
-from engine_ext.data.executor cimport Adasum, Steps, elements, executor_start, offer, offset, slot
-from engine_ext.data.pieces cimport chunk_end, compartment, find_slots, find_sources, part_start, place
+from engine_ext.data.executor cimport (
+    Adasum, Steps, chunk_end, compartment, elements, executor_start, find_slots, find_sources, offer, offset, part_start, place,
+    slot,
+)
 from engine_ext.data.plan cimport PIECE_ALIGNMENT, Cut, Piece, cut_range, next_piece
 from engine_ext.kernels.kernels cimport ENGINE_INNER_LANES
 from engine_ext.operations.allreduce cimport copy_parts_of_others, offer_parts_to_others, pack_parts_of_others

@@ -1,9 +1,8 @@
 """Broadcast: every rank gets the tensors of one, the root, as bytes: of any dtype, kernels or not."""
-from libc.stdint cimport int32_t, uint64_t
+from libc.stdint cimport int32_t
 from libc.string cimport memcpy, memset
 
-from engine_ext.data.executor cimport Steps, executor_start, offer, slot
-from engine_ext.data.pieces cimport chunk_end, copy_range, pack_range
+from engine_ext.data.executor cimport Steps, chunk_end, copy_range, executor_start, offer, pack_range, slot
 from engine_ext.data.plan cimport Cut, cut_range, next_piece, plan_clear
 from engine_ext.gpu.device cimport DEVICE_SPREAD
 from engine_ext.operations.op cimport Op

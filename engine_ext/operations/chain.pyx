@@ -18,8 +18,10 @@ what one rank of a host reduces of a piece.
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
-from engine_ext.data.executor cimport Chain, Steps, elements, executor_start, offer, offset, slot
-from engine_ext.data.pieces cimport chunk_end, copy_range, identity_of_absent, pack_range, share_start
+from engine_ext.data.executor cimport (
+    Chain, Steps, chunk_end, copy_range, elements, executor_start, identity_of_absent, offer, offset, pack_range, share_start,
+    slot,
+)
 from engine_ext.data.plan cimport PIECE_ALIGNMENT, Cut, cut_range, next_piece
 from engine_ext.kernels.kernels cimport ENGINE_DTYPES, ENGINE_NO_SOURCE, ENGINE_PLAIN, engine_kernels, engine_kernels_get
 from engine_ext.operations.operation cimport CHUNK_UNIT, chunks_of_plan

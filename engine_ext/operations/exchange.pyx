@@ -1,15 +1,14 @@
 """All-to-all: every rank sends rows to each, and gets rows from each.
 
 It begins with a chunk in which every rank says how many rows it has for each. From these all ranks know how many chunks
-follow, and each allocates what it will receive. A chunk has a compartment for every rank (data/pieces.pxd), however unevenly the
+follow, and each allocates what it will receive. A chunk has a compartment for every rank (data/executor.pxd), however unevenly the
 rows are split. In the executor, `send` is this rank's source, `gather` its result.
 """
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport calloc, malloc
 from libc.string cimport memcpy, memset
 
-from engine_ext.data.executor cimport Executor, Steps, executor_start, offer, slot
-from engine_ext.data.pieces cimport compartment, in_compartment, place
+from engine_ext.data.executor cimport Executor, Steps, compartment, executor_start, in_compartment, offer, place, slot
 from engine_ext.gpu.device cimport DEVICE_EXCHANGE
 from engine_ext.operations.op cimport Op
 from engine_ext.operations.operation cimport TOLD_WRONG_NUMBERS, bytes_of_row, choose_scatter, plan_bytes, stand_in_rows

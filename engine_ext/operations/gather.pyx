@@ -5,12 +5,11 @@ So every submission says how many, and the entry tells all ranks the rows of eac
 A group is gathered as bytes: how many rows each member has here and how long one is, then the members, each at a multiple of 64.
 A rank that sends no bytes has nothing.
 """
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t
 from libc.stdlib cimport malloc
 from libc.string cimport memcpy, memset
 
-from engine_ext.data.executor cimport Executor, Steps, executor_start, offer, slot
-from engine_ext.data.pieces cimport chunk_end, pack_range
+from engine_ext.data.executor cimport Steps, chunk_end, executor_start, offer, pack_range, slot
 from engine_ext.data.plan cimport PIECE_ALIGNMENT, plan_clear
 from engine_ext.gpu.device cimport DEVICE_GATHER
 from engine_ext.kernels.kernels cimport dtype_bytes

@@ -16,3 +16,15 @@ cdef int64_t wire_bytes(const engine_meta* meta, int wire) noexcept nogil
 cdef inline const Operation* operation_of(const engine_meta* meta) noexcept nogil:
     """What an operation is. What reduces nothing has the same row for any reduction."""
     return OPERATIONS[meta.kind * REDUCTIONS + meta.op]
+
+cdef Operation barrier_row() noexcept
+
+cdef int describe_dtypes(int first, int end, char* text, int room) noexcept nogil
+cdef int describe_meta(const engine_meta* meta, char* text, int room) noexcept nogil
+cdef int describe_ranks(const bint* chosen, const int* numbers, int size, char* text, int room) noexcept nogil
+cdef const char* op_name(int op) noexcept nogil
+cdef const char* dtype_name(int dtype) noexcept nogil
+
+cdef inline int fit(int at, int written, int room) noexcept nogil:
+    """Where a text ends to which snprintf has added `written` bytes, as far as there was room."""
+    return at + written if at + written < room else room - 1

@@ -3,20 +3,26 @@
 An operation is a file here that exports its row, a number with a name in shared/names.h, and a line below (CONTRIBUTING.md has
 the recipe).
 """
-from libc.stdint cimport int64_t
-from libc.stdlib cimport calloc
+from libc.stdio cimport snprintf
+from libc.stdlib cimport calloc, strtod
+from libc.string cimport memset
 
-from engine_ext.kernels.kernels cimport ENGINE_FLOAT32, ENGINE_FLOAT64, dtype_bytes
+from engine_ext.data.executor cimport Executor, Steps, executor_start
+from engine_ext.kernels.kernels cimport (
+    ENGINE_DTYPES, ENGINE_DTYPE_NAMES, ENGINE_FLOAT32, ENGINE_FLOAT64, ENGINE_OP_NAMES, dtype_bytes,
+)
 from engine_ext.operations.adasum cimport adasum_row
 from engine_ext.operations.allreduce cimport allreduce_row
-from engine_ext.operations.barrier cimport barrier_row
 from engine_ext.operations.broadcast cimport broadcast_row
 from engine_ext.operations.exchange cimport exchange_row
 from engine_ext.operations.gather cimport gather_row
+from engine_ext.operations.op cimport Op
+from engine_ext.operations.operation cimport SAYS_ALIGNED, choose_two_shot
 from engine_ext.operations.scatter cimport scatter_row
 from engine_ext.shared.layout cimport (
-    KIND_ALLGATHER, KIND_ALLREDUCE, KIND_ALLTOALL, KIND_BARRIER, KIND_BROADCAST, KIND_NAMES, KIND_REDUCESCATTER, KINDS,
-    wire_dtype,
+    DIM_DIGEST, DIM_FAULT, DIM_MOVED, DIM_SPARSE, FAULT_INDEX, KINDS, KIND_ALLGATHER, KIND_ALLREDUCE, KIND_ALLTOALL,
+    KIND_BARRIER, KIND_BROADCAST, KIND_NAMES, KIND_REDUCESCATTER, LAYOUT_NAMES, LAYOUT_ROWS, LAYOUT_SPARSE, MAX_DIMS,
+    WIRE_TUNED, engine_entry, wire_dtype,
 )
 
 OPERATIONS = <const Operation**>calloc(KINDS * REDUCTIONS, sizeof(Operation*))
@@ -75,3 +81,183 @@ cdef int64_t wire_bytes(const engine_meta* meta, int wire) noexcept nogil:
     for d in range(ENGINE_FLOAT32, ENGINE_FLOAT64 + 1):
         n -= meta.dims[d] * (dtype_bytes(d) - dtype_bytes(wire_dtype(wire, d)))
     return n
+
+
+# ---- barrier ----------------------------------------------------------------------------------------------------------------
+
+# Barrier: no rank goes on before all have come. It moves nothing: that its entry is there says that all have submitted it.
+
+cdef Steps STEPS = Steps(NULL, NULL, NULL, NULL, False, False)
+
+
+cdef Operation barrier_row() noexcept:
+    cdef Operation row
+    memset(&row, 0, sizeof(row))
+    row.says = SAYS_ALIGNED
+    row.bytes, row.choose, row.stand_in, row.plan = no_bytes, choose_two_shot, stand_in, plan
+    return row
+
+
+cdef int64_t no_bytes(const engine_meta* meta) noexcept nogil:
+    return 0
+
+
+cdef void stand_in(Op* op, int size) noexcept nogil:
+    """There is nothing to hold."""
+
+
+cdef bint plan(Executor* x, Op** batch, const engine_entry* entry) noexcept nogil:
+    executor_start(x, &STEPS, 0)
+    return True
+
+
+# ---- metadata in words ------------------------------------------------------------------------------------------------------
+
+# Metadata in words: `allreduce sum float32[3, 4]`, `ranks 0, 2`. Functions return the bytes written, never past `room`.
+
+cdef enum:
+    PARTS = 8                   # of a list of ranks; of more, not all are told
+
+
+cdef const char* op_name(int op) noexcept nogil:
+    return ENGINE_OP_NAMES[op]
+
+
+cdef const char* dtype_name(int dtype) noexcept nogil:
+    return ENGINE_DTYPE_NAMES[dtype]
+
+
+cdef int describe_dtypes(int first, int end, char* text, int room) noexcept nogil:
+    """`float16, bfloat16, float32`: the names of the dtypes from one number to before another."""
+    cdef int at = 0, dtype
+    for dtype in range(first, end):
+        at = fit(at, snprintf(text + at, room - at, "%s%s", b", " if dtype > first else b"", ENGINE_DTYPE_NAMES[dtype]), room)
+    return at
+
+
+cdef int describe_meta(const engine_meta* meta, char* text, int room) noexcept nogil:
+    cdef int at = 0
+    cdef const Operation* operation = operation_of(meta)
+    cdef bint sparse = meta.layout == LAYOUT_SPARSE             # an allreduce to whoever calls it, though it is gathered
+    cdef const char* name = kind_name(meta.kind)
+    if sparse:
+        name = b"sparse allreduce"
+    at = fit(at, snprintf(text, room, "%s", name), room)
+    if not operation.moves:
+        if meta.ndim:       # an internal barrier that agrees on a size
+            at = fit(at, snprintf(text + at, room - at, " of %lld bytes", <long long>meta.dims[0]), room)
+        return at
+    if operation.reduces or sparse:
+        at = fit(at, snprintf(text + at, room - at, " %s", ENGINE_OP_NAMES[meta.op]), room)
+    elif operation.rooted:
+        at = fit(at, snprintf(text + at, room - at, " from root %d", meta.root), room)
+    if meta.group and not sparse:
+        at = describe_group(meta, text, at, room)
+    else:
+        at = describe_shape(meta, text, at, room)
+    if sparse:
+        at = fit(at, snprintf(text + at, room - at, ", sparse in %lld of its dimensions", <long long>meta.dims[DIM_SPARSE]), room)
+    if meta.device:
+        at = fit(at, snprintf(text + at, room - at, " on a GPU"), room)
+    at = describe_wire(meta, text, at, room)
+    if operation.reduces and meta.root:      # of an optimizer's pass, see GradientGroup.mark_late
+        at = fit(at, snprintf(text + at, room - at, " with gradients that came after backward"), room)
+    if meta.fault:
+        at = describe_fault(meta, text, at, room)
+    if meta.prescale != 1.0:
+        at = describe_factor(b"prescale", meta.prescale, text, at, room)
+    if meta.postscale != 1.0:
+        at = describe_factor(b"postscale", meta.postscale, text, at, room)
+    return at
+
+
+cdef int describe_fault(const engine_meta* meta, char* text, int at, int room) noexcept nogil:
+    cdef long long number = meta.dims[DIM_FAULT]
+    if meta.fault == FAULT_INDEX:
+        return fit(at, snprintf(text + at, room - at, ", with index %lld in dimension %d, which it does not have", number,
+                                meta.root), room)
+    return fit(at, snprintf(text + at, room - at, ", said to be coalesced, but entry %lld does not come after the one before it",
+                            number), room)
+
+
+cdef int describe_group(const engine_meta* meta, char* text, int at, int room) noexcept nogil:
+    """`a group of 3 tensors: float32 12 elements, int64 3 elements, shapes 0123456789abcdef`."""
+    cdef int d
+    at = fit(at, snprintf(text + at, room - at, ", a group of %u tensors: ", <unsigned int>meta.group), room)
+    for d in range(ENGINE_DTYPES):
+        if meta.dims[d]:
+            at = fit(at, snprintf(text + at, room - at, "%s %lld elements%s, ", ENGINE_DTYPE_NAMES[d], <long long>meta.dims[d],
+                                  b" in a row" if operation_of(meta).uneven else b""), room)
+    if meta.dims[DIM_MOVED]:
+        at = fit(at, snprintf(text + at, room - at, "other dtypes %lld elements in a row, ",
+                              <long long>meta.dims[DIM_MOVED]), room)
+    return fit(at, snprintf(text + at, room - at, "shapes %016llx", <unsigned long long>meta.dims[DIM_DIGEST]), room)
+
+
+cdef int describe_shape(const engine_meta* meta, char* text, int at, int room) noexcept nogil:
+    """`float32[3, 4]`; a star for rows that may differ."""
+    cdef int d
+    at = fit(at, snprintf(text + at, room - at, " %s[", ENGINE_DTYPE_NAMES[meta.dtype]), room)
+    for d in range(<int>meta.ndim if meta.ndim < MAX_DIMS else MAX_DIMS):
+        if d == 0 and meta.layout != LAYOUT_SPARSE and operation_of(meta).uneven:
+            at = fit(at, snprintf(text + at, room - at, "*"), room)
+        else:
+            at = fit(at, snprintf(text + at, room - at, "%s%lld", b", " if d else b"", <long long>meta.dims[d]), room)
+    if meta.layout == LAYOUT_ROWS or meta.layout == LAYOUT_SPARSE:      # of a sparse one, its name tells
+        return fit(at, snprintf(text + at, room - at, "]"), room)
+    return fit(at, snprintf(text + at, room - at, "] %s", LAYOUT_NAMES[meta.layout]), room)
+
+
+cdef int describe_wire(const engine_meta* meta, char* text, int at, int room) noexcept nogil:
+    if meta.wire == 0:
+        return at
+    if meta.wire == WIRE_TUNED:
+        return fit(at, snprintf(text + at, room - at, " compressed as tuned"), room)
+    return fit(at, snprintf(text + at, room - at, " compressed to %s", ENGINE_DTYPE_NAMES[meta.wire - 1]), room)
+
+
+cdef int describe_factor(const char* what, double factor, char* text, int at, int room) noexcept nogil:
+    """With as many digits as tell it from any other number."""
+    cdef char[32] digits
+    cdef int precision
+    for precision in range(6, 18):
+        snprintf(digits, sizeof(digits), "%.*g", precision, factor)
+        if strtod(digits, NULL) == factor:
+            break
+    return fit(at, snprintf(text + at, room - at, " %s %s", what, digits), room)
+
+
+cdef int end_of_run(const bint* chosen, const int* numbers, int size, int first) noexcept nogil:
+    """The last index of what is told in one with `first`: of a run of three numbers or more, else `first` itself."""
+    cdef int last = first, r
+    for r in range(first + 1, size):
+        if chosen == NULL or chosen[r]:
+            if numbers[r] != numbers[last] + 1:
+                break
+            last = r
+    return last if numbers[last] > numbers[first] + 1 else first
+
+
+cdef int describe_ranks(const bint* chosen, const int* numbers, int size, char* text, int room) noexcept nogil:
+    """`rank 3`, `ranks 0, 1` or `ranks 0-2, 5`, by the world's `numbers`, which ascend; of more than PARTS, the last one and the
+    first ones: the form of engine/readable.py. NULL: all are chosen."""
+    cdef int at, count = 0, parts = 0, told = 0, r = 0, last
+    while r < size:
+        if chosen == NULL or chosen[r]:
+            last = end_of_run(chosen, numbers, size, r)
+            count, parts, r = count + 1 + last - r, parts + 1, last
+        r += 1
+    at = fit(0, snprintf(text, room, "rank%s ", b"" if count == 1 else b"s"), room)
+    r = 0
+    while r < size:
+        if chosen == NULL or chosen[r]:
+            last = end_of_run(chosen, numbers, size, r)
+            told += 1
+            if parts <= PARTS or told < PARTS or told == parts:
+                at = fit(at, snprintf(text + at, room - at, b"%s%d-%d" if last > r else b"%s%d", b", " if told > 1 else b"",
+                                      numbers[r], numbers[last]), room)
+            elif told == PARTS:
+                at = fit(at, snprintf(text + at, room - at, ", .."), room)
+            r = last
+        r += 1
+    return at

@@ -11,7 +11,7 @@ cdef enum:
     OP_DONE = 1         # flag of an operation: the engine does not touch it any more
     OP_ABANDONED = 2    # flag: nobody holds its handle
     OP_STAND_IN = 4     # flag: made by the engine of a rank that has joined; it has neither a handle nor a Python reference
-    OP_PATIENT = 8      # flag: where there is no room for it, it waits in the backlog (backlog.pyx), and its maker does not
+    OP_PATIENT = 8      # flag: where there is no room for it, it waits in the backlog (native_calls.pyx), and its maker does not
     OP_TAKEN = 16       # flag: its entry was handed to the GPU's lane, which completes it
 
 cdef struct Member:     # a tensor of a group
@@ -80,11 +80,6 @@ cdef struct Record:
     engine_meta meta    # as the DEFINE entry gave it; valid while id >= 0
     uint32_t traced     # number of the name in the timeline; up to Trace.names_before it is an earlier recording's: none yet
     uint64_t times      # number of operations under this name that have ended
-
-cdef Op* make_op() noexcept nogil
-cdef Op* new_op() except NULL
-cdef void free_op(Op* op) noexcept
-cdef void free_parts(Op* op) noexcept nogil
 
 cdef inline bint fails(const Op* op) noexcept nogil:
     """Whether an operation only tells the other ranks that this rank's call has failed."""

@@ -69,3 +69,8 @@ cdef bint give_target(Op* op) noexcept nogil
 cdef bint plan_tensors(Executor* x, Op** batch, const engine_entry* entry) noexcept nogil
 cdef bint plan_bytes(Executor* x, const char* source, char* target, uint64_t nbytes) noexcept nogil
 cdef uint64_t chunks_of_plan(const Executor* x) noexcept nogil
+
+cdef Op* make_op() noexcept nogil
+cdef Op* new_op() except NULL
+cdef void free_op(Op* op) noexcept
+cdef void free_parts(Op* op) noexcept nogil

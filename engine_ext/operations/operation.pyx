@@ -1,11 +1,13 @@
 """What rows of the table share: how an entry begins, sizes, chunks, and the plan of tensors that are fused."""
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_XDECREF
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
-from libc.stdlib cimport malloc
+from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
 from engine_ext.data.plan cimport Piece, Plan, plan_add, plan_append, plan_clear
 from engine_ext.kernels.kernels cimport ENGINE_AVERAGE, ENGINE_DTYPES, ENGINE_UINT8, dtype_bytes
-from engine_ext.operations.op cimport Member
+from engine_ext.operations.op cimport OP_DONE, Member
 from engine_ext.shared.layout cimport (
     ALGORITHM_SCATTER, ALGORITHM_TWO_SHOT, ENTRY_NEEDS_PACK, MAX_DIMS, SLOT_BYTES, STORES_STREAMING, wire_dtype,
 )
@@ -157,3 +159,43 @@ cdef bint plan_tensors(Executor* x, Op** batch, const engine_entry* entry) noexc
         if not planned:
             return False
     return True
+
+
+# ---- operations -------------------------------------------------------------------------------------------------------------
+
+# Operations of Python are made and freed with the GIL held: each holds a reference to what keeps its tensors alive. Those of
+# native calls hold none, and need no GIL.
+
+cdef Op* make_op() noexcept nogil:
+    """An operation that its maker alone owns until it is submitted; NULL without memory."""
+    cdef Op* op = <Op*>calloc(1, sizeof(Op))
+    if op != NULL:
+        op.meta.shared, op.meta.prescale, op.meta.postscale = -1, 1.0, 1.0
+        op.flags = OP_DONE
+    return op
+
+
+cdef Op* new_op() except NULL:
+    """As make_op."""
+    cdef Op* op = make_op()
+    if op == NULL:
+        raise MemoryError("no memory for an operation")
+    return op
+
+
+cdef void free_op(Op* op) noexcept:
+    """The GIL is held and the engine has let go of `op`."""
+    Py_XDECREF(<PyObject*>op.owner)
+    Py_XDECREF(<PyObject*>op.result)
+    free_parts(op)
+
+
+cdef void free_parts(Op* op) noexcept nogil:
+    """As free_op, of an operation that holds no Python reference."""
+    free(op.call)
+    free(op.memory)
+    free(op.row_counts)
+    free(op.splits)
+    free(op.members)
+    free(op.text)
+    free(op)

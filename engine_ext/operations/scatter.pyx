@@ -1,14 +1,15 @@
 """Reduce-scatter: rank r gets part r of the rows, reduced. The first ranks have one more where the rows do not divide.
 
 The logical buffer is the part of rank 0 of every tensor, then that of rank 1, and so on. A chunk has a compartment for every rank
-(data/pieces.pxd), so that each chunk is work for all of them. Nothing is copied: a part has one reader.
+(data/executor.pxd), so that each chunk is work for all of them. Nothing is copied: a part has one reader.
 """
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport malloc
 from libc.string cimport memset
 
-from engine_ext.data.executor cimport Executor, Steps, executor_start, offer
-from engine_ext.data.pieces cimport compartment, identity_of_absent, in_compartment, pack_range, place, reduce_range
+from engine_ext.data.executor cimport (
+    Executor, Steps, compartment, executor_start, identity_of_absent, in_compartment, offer, pack_range, place, reduce_range,
+)
 from engine_ext.data.plan cimport plan_add
 from engine_ext.gpu.device cimport DEVICE_SCATTER
 from engine_ext.operations.op cimport OP_STAND_IN, Member, Op

@@ -12,9 +12,6 @@ cdef struct Crews:
     int* members                # the ranks, host by host, in order
     int* first                  # by host: where its ranks begin in `members`; one more: the end
 
-cdef bint crews_open(Crews* crews, const int* host_of, int size) noexcept nogil
-cdef void crews_close(Crews* crews) noexcept nogil
-
 cdef inline int crew_size(const Crews* crews, int host) noexcept nogil:
     return crews.first[host + 1] - crews.first[host]
 

@@ -211,7 +211,7 @@ typedef struct rank_page {
   _Alignas(4096) unsigned char requests[REQUEST_BYTES]; /* ring of engine_request */
 } rank_page;
 
-/* A tensor of a group, as ranks that have joined are told of it (joined_groups.pyx). */
+/* A tensor of a group, as ranks that have joined are told of it (size_exchange.pyx). */
 typedef struct member_shape {
   int64_t rows, row_bytes, dtype;
 } member_shape;

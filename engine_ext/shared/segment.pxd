@@ -7,7 +7,8 @@ from engine_ext.platform.atomics cimport (
 from engine_ext.platform.doors cimport door_ring
 from engine_ext.shared.crews cimport Crews
 from engine_ext.shared.layout cimport (
-    CAUSE_LEFT, COORDINATOR, SLEEP_COUNT_SHIFT, SLEEP_DOORS, coordinator_page, rank_page, segment_header,
+    ARRIVAL_LAST_BITS, ARRIVAL_WAIT_BITS, CAUSE_LEFT, COORDINATOR, SLEEP_COUNT_SHIFT, SLEEP_DOORS, coordinator_page,
+    engine_entry, rank_page, segment_header,
 )
 
 cdef struct Segment:
@@ -44,6 +45,9 @@ cdef void segment_unmap(Segment* segment) noexcept nogil
 cdef bint abort_world(Segment* segment, int culprit, int cause, const char* text) noexcept nogil
 cdef void settle_claim(Segment* segment) noexcept nogil
 cdef void wake_everybody(Segment* segment) noexcept nogil
+
+cdef bint crews_open(Crews* crews, const int* host_of, int size) noexcept nogil
+cdef void crews_close(Crews* crews) noexcept nogil
 
 cdef inline bint coordinates(const Segment* segment) noexcept nogil:
     """Whether this rank runs the coordinator."""
@@ -137,3 +141,27 @@ cdef inline void wake_others(Segment* segment, uint32_t only) noexcept nogil:
 cdef inline bint bit(const uint64_t* words, int32_t id) noexcept nogil:
     """Bit `id` of an array of words that others write."""
     return (load_relaxed(&words[id >> 6]) >> (id & 63)) & 1
+
+cdef struct Writer:
+    Segment* segment
+    uint64_t tail           # words appended, as published
+    uint64_t sequence       # entries appended
+
+cdef engine_entry* schedule_reserve(Writer* writer, uint32_t words) noexcept nogil
+cdef void schedule_append(Writer* writer, engine_entry* entry) noexcept nogil
+cdef uint64_t schedule_slowest(Writer* writer) noexcept nogil
+cdef engine_entry* schedule_next(Segment* segment) noexcept nogil
+cdef void schedule_advance(Segment* segment, const engine_entry* entry) noexcept nogil
+
+# An arrival is a word: the rank that was last, plus 1 (0: not known); microseconds from when all ranks had submitted
+# the tensor to when its batch was closed (saturating); microseconds from the first rank to the last (32 bits).
+
+cdef inline int arrival_last(uint64_t arrival) noexcept nogil:
+    """The rank, or -1."""
+    return <int>(arrival & ((1 << ARRIVAL_LAST_BITS) - 1)) - 1
+
+cdef inline uint64_t arrival_wait_us(uint64_t arrival) noexcept nogil:
+    return arrival >> ARRIVAL_LAST_BITS & ((1 << ARRIVAL_WAIT_BITS) - 1)
+
+cdef inline uint64_t arrival_late_us(uint64_t arrival) noexcept nogil:
+    return arrival >> (ARRIVAL_LAST_BITS + ARRIVAL_WAIT_BITS)

@@ -1,19 +1,18 @@
 """Make, map and leave control segments; declare a world failed."""
 from libc.errno cimport ENOMEM, EPROTO, errno
-from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset, strncpy
 
-from engine_ext.platform.atomics cimport cas, cas32, load_acquire
-from engine_ext.platform.doors cimport DOOR_EVERYBODY, door_ring
+from engine_ext.platform.atomics cimport cas, cas32, store_release
+from engine_ext.platform.doors cimport DOOR_EVERYBODY
 from engine_ext.platform.posix cimport (
     MADV_DONTFORK, MAP_FAILED, MAP_NORESERVE, MAP_SHARED, PAGE, PROT_READ, PROT_WRITE, close, ftruncate, madvise, mmap,
     munmap,
 )
-from engine_ext.shared.crews cimport crew_size, crews_close, crews_open
+from engine_ext.shared.crews cimport crew_size
 from engine_ext.shared.layout cimport (
-    COORDINATOR, DOORS, ENGINE_PROTOCOL, REASON_BYTES, SEGMENT_MAGIC, engine_layout, rank_page, segment_bytes,
-    segment_coordinator, segment_header, segment_page, segment_schedule,
+    DOORS, ENGINE_PROTOCOL, ENTRY_PAD, REASON_BYTES, RING_WORDS, SEGMENT_MAGIC, engine_layout, segment_bytes,
+    segment_coordinator, segment_page, segment_schedule,
 )
 
 cdef extern from "platform/memory.h" nogil:
@@ -148,3 +147,116 @@ cdef void settle_claim(Segment* segment) noexcept nogil:
     cdef Segment* world = segment.world
     if claimed(world) and cas(world.abort, 0, load_acquire(world.claim)):
         wake_everybody(world)
+
+
+# ---- the schedule -----------------------------------------------------------------------------------------------------------
+
+# The ring of schedule entries. Positions are in words since the start and never wrap; places in the ring do.
+
+cdef extern from "platform/cpu.h" nogil:
+    void engine_prefetch(const void* memory, size_t nbytes)
+    void engine_prefetch_read(const void* memory, size_t nbytes)
+
+cdef enum:
+    USUAL_ENTRY = sizeof(engine_entry) + 8      # bytes of a BATCH of one or two tensors
+
+
+cdef uint64_t schedule_slowest(Writer* writer) noexcept nogil:
+    """The position that every rank has passed."""
+    cdef uint64_t least = writer.tail, cursor
+    cdef int r
+    for r in range(writer.segment.size):
+        cursor = load_acquire(&writer.segment.pages[r].cursor)     # pairs with schedule_advance: that rank has read the words
+        if cursor < least:
+            least = cursor
+    return least
+
+
+cdef engine_entry* schedule_reserve(Writer* writer, uint32_t words) noexcept nogil:
+    """Room for an entry of `words`, zeroed; NULL when the slowest rank still needs that part of the ring."""
+    cdef uint32_t place = <uint32_t>(writer.tail % RING_WORDS)
+    cdef uint32_t left = RING_WORDS - place
+    cdef uint32_t pad = left if left < words else 0
+    cdef engine_entry* entry
+    if writer.tail + pad + words - schedule_slowest(writer) > RING_WORDS:
+        return NULL
+    if pad:
+        # A pad may be shorter than a header: its first word, size and type, is all that a reader looks at.
+        writer.segment.schedule[place] = 0
+        entry = <engine_entry*>&writer.segment.schedule[place]
+        entry.words, entry.type = pad, ENTRY_PAD
+        writer.tail += pad
+        store_release(&writer.segment.coordinator.tail, writer.tail)
+        place = 0
+    entry = <engine_entry*>&writer.segment.schedule[place]
+    memset(entry, 0, words * 8)
+    entry.words = words
+    return entry
+
+
+cdef void schedule_append(Writer* writer, engine_entry* entry) noexcept nogil:
+    """Publish a reserved entry. The caller wakes the ranks."""
+    entry.sequence = writer.sequence
+    writer.sequence += 1
+    writer.tail += entry.words
+    store_release(&writer.segment.coordinator.tail, writer.tail)   # pairs with schedule_next
+    engine_prefetch(&writer.segment.schedule[writer.tail % RING_WORDS], USUAL_ENTRY)   # other ranks have read what lies there
+
+
+cdef engine_entry* schedule_next(Segment* segment) noexcept nogil:
+    """The entry at this rank's cursor, or NULL."""
+    cdef engine_entry* entry
+    cdef uint64_t cursor = segment.mine.cursor
+    cdef uint64_t tail = load_acquire(&segment.coordinator.tail)   # pairs with schedule_append
+    while cursor < tail:
+        entry = <engine_entry*>&segment.schedule[cursor % RING_WORDS]
+        engine_prefetch_read(entry, USUAL_ENTRY)
+        if entry.type != ENTRY_PAD:
+            return entry
+        cursor += entry.words
+        store_release(&segment.mine.cursor, cursor)
+    return NULL
+
+
+cdef void schedule_advance(Segment* segment, const engine_entry* entry) noexcept nogil:
+    """This rank is done with `entry`: the ring may reuse its words. `entry` is not read after this."""
+    store_release(&segment.mine.cursor, segment.mine.cursor + entry.words)     # pairs with schedule_slowest
+
+
+# ---- crews ------------------------------------------------------------------------------------------------------------------
+
+# Which ranks share a host: the one place that counts them.
+
+cdef bint crews_open(Crews* crews, const int* host_of, int size) noexcept nogil:
+    """Count the ranks of each host. `host_of`: the number of each rank's host; NULL: there is one. False without memory."""
+    cdef int r, h, count
+    memset(crews, 0, sizeof(Crews))
+    crews.size, crews.hosts, crews.smallest, crews.consecutive = size, 1, size, True
+    crews.host_of = <int*>calloc(size, sizeof(int))
+    crews.place_of = <int*>calloc(size, sizeof(int))
+    crews.members = <int*>calloc(size, sizeof(int))
+    crews.first = <int*>calloc(size + 1, sizeof(int))
+    if crews.host_of == NULL or crews.place_of == NULL or crews.members == NULL or crews.first == NULL:
+        crews_close(crews)
+        return False
+    for r in range(size):
+        crews.host_of[r] = host_of[r] if host_of != NULL else 0
+        crews.hosts = max(crews.hosts, crews.host_of[r] + 1)
+        crews.consecutive = crews.consecutive and (r == 0 or crews.host_of[r] >= crews.host_of[r - 1])
+    for h in range(crews.hosts):
+        count = 0
+        for r in range(size):
+            if crews.host_of[r] == h:
+                crews.members[crews.first[h] + count], crews.place_of[r] = r, count
+                count += 1
+        crews.first[h + 1] = crews.first[h] + count
+        crews.largest, crews.smallest = max(crews.largest, count), min(crews.smallest, count)
+    return True
+
+
+cdef void crews_close(Crews* crews) noexcept nogil:
+    free(crews.host_of)
+    free(crews.place_of)
+    free(crews.members)
+    free(crews.first)
+    memset(crews, 0, sizeof(Crews))

@@ -18,7 +18,7 @@ EXCEPTIONS = {("bindings/gradients", "core")}
 # Sources that depend on the kind of an operation.
 KINDS_ARE_KNOWN_TO = {
     *("shared/names.h", "shared/layout.h", "shared/layout.pxd", "operations/kinds.pyx"),
-    *("core.pyx", "bindings/collectives.pyx", "bindings/failed_calls.pyx", "bindings/gradients.pyx"),  # the border
+    *("core.pyx", "bindings/collectives.pyx", "bindings/submit.pyx", "bindings/gradients.pyx"),  # the border
     "bindings/xla_call.c",  # the border of compiled programs
 }
 
@@ -29,8 +29,8 @@ OBSERVER = re.compile(
 )
 OBSERVERS_ARE_KNOWN_TO = {
     *("control/observers", "coordinator/lateness"),  # hooks of a rank and of the coordinator
-    *("control/trace", "control/overlap", "control/step_marks", "hosts/traffic"),
-    *("bindings/counting", "bindings/marking"),  # the page that counts, and the marks of steps
+    *("control/trace", "control/overlap", "hosts/connections"),
+    "bindings/observing",  # the page that counts, and the marks of steps
 }
 
 FROM = re.compile(r"^[ \t]*from[ \t]+([\w.]+)[ \t]+c?import[ \t]+(?:\(([^)]*)\)|([^\n]*))", re.MULTILINE)

@@ -174,7 +174,7 @@ def sparse(me: Rank) -> None:
 
 def released() -> bool:
     """Return whether no tensor is alive, after the engine has freed what it can."""
-    core().bury()
+    core().free_deferred()
     return not any(isinstance(each, DeviceTensor) for each in gc.get_objects())
 
 

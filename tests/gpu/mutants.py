@@ -25,7 +25,7 @@ FREEZING, KEEPING, LANE, LAUNCHING, MOVING, OPENING, SAMPLING, STREAMS, TURNS = 
 PLANE = ROOT / "engine/gpu/plane.py"
 FROZEN = ROOT / "engine_ext/coordinator/frozen.pyx"
 COORDINATOR = ROOT / "engine_ext/coordinator/coordinator.pyx"
-HANDOVER = ROOT / "engine_ext/control/handover.pyx"
+HANDOVER = ROOT / "engine_ext/control/device_entries.pyx"
 HOOKS = ROOT / "engine_ext/bindings/gradients.pyx"
 
 # By name: the file, the text in it, and its replacement.

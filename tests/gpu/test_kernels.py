@@ -301,7 +301,7 @@ def test_bytes_are_moved_at_any_alignment(device: Device, unit: int, seed: int) 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_absent_tensors_are_the_identity_of_each_operation(device: Device, dtype: str) -> None:
-    """The identity is that of identity.pyx: reducing with it changes nothing except the sign of a zero."""
+    """The identity is that of data/executor.pyx: reducing with it changes nothing except the sign of a zero."""
     for op in OPS:
         if (dtype, op) == ("bool", "average"):
             continue

@@ -156,7 +156,7 @@ def goes() -> None:
     optimizer.zero_grad()
     del optimizer
     gc.collect()
-    runtime.engine().bury()
+    runtime.engine().free_deferred()
     assert storage() is None and all(buffer() is None for buffer in buffers)
 
 

@@ -3,7 +3,7 @@
 Whoever drives passes such an entry at once, and never calls the GPU. From then on its operations are OP_TAKEN: nobody submits
 them again or looks whether other ranks lack them. The lane ends its items in the order of the schedule, on its own thread. It
 touches no operation once the world has failed: whoever has noted that, under the lock, has failed them, and their owners may
-free them. What becomes of their memory: `bindings/ownership.pyx`.
+free them. What becomes of their memory: `bindings/memory.pyx`.
 """
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
@@ -14,14 +14,14 @@ from engine_ext.control.completion cimport complete, wake_any_waiter
 from engine_ext.control.observers cimport (
     observe_completions, observe_device, observe_enqueued, observe_handover, observe_passed, observe_sample,
 )
-from engine_ext.control.parcels cimport add_parcels
+from engine_ext.control.size_exchange cimport add_moves
 from engine_ext.control.table cimport table_dismiss, table_finish
 from engine_ext.control.turns cimport turns_hand, turns_want
+from engine_ext.data.executor cimport fill_identity
 from engine_ext.gpu.device cimport (
-    DEVICE_EXCHANGE, DEVICE_GATHER, DEVICE_NAME, DEVICE_OUTSTANDING, DEVICE_REDUCE, DEVICE_SCATTER, device, device_item,
-    device_mark, device_part, device_queue, device_row, device_sample,
+    DEVICE_EXCHANGE, DEVICE_GATHER, DEVICE_NAME, DEVICE_OUTSTANDING, DEVICE_REDUCE, DEVICE_SCATTER, device_item, device_mark,
+    device_part, device_queue, device_row, device_sample,
 )
-from engine_ext.kernels.identity cimport fill_identity
 from engine_ext.kernels.kernels cimport ENGINE_DTYPES, ENGINE_SUM, ENGINE_UINT8, dtype_bytes
 from engine_ext.operations.kinds cimport operation_of
 from engine_ext.operations.op cimport OP_STAND_IN, OP_TAKEN, Member, Op, Record
@@ -192,7 +192,7 @@ cdef bint plan_item(const State* e, device_item* item, const engine_entry* entry
     item.lacking = entry.flags & ENTRY_NEEDS_PACK != 0
     if item.work == DEVICE_GATHER or item.work == DEVICE_EXCHANGE:
         item.roomless = not load32_relaxed(&e.batch[0].flags) & OP_STAND_IN
-        return add_parcels(e, item, entry)
+        return add_moves(e, item, entry)
     if item.work == DEVICE_SCATTER:
         fill_scatter(e, item, entry)
     else:
@@ -224,7 +224,7 @@ cdef void take(State* e, device_item* item, const engine_entry* entry) noexcept 
         or32(&op.flags, OP_TAKEN)
 
 
-cdef bint hand_over(State* e, const engine_entry* entry) noexcept nogil:
+cdef bint give_to_lane(State* e, const engine_entry* entry) noexcept nogil:
     """Give the lane a BATCH whose operations are in `batch`. False without memory."""
     cdef device_item* item
     cdef device_queue* queue = e.queue
@@ -271,7 +271,7 @@ cdef void stop_device(State* e) noexcept nogil:
 # ---- items whose results have no room yet: their sizes were not known before ------------------------------------------------
 
 cdef void want_room(State* e, device_item* item) noexcept nogil:
-    """Have somebody make room (`bindings/rooms.pyx`). The caller holds the lock."""
+    """Have somebody make room (`bindings/devices.pyx`). The caller holds the lock."""
     cdef device_item** last = &e.roomless
     while last[0] != NULL:
         last = &last[0].next_roomless

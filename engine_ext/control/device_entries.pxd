@@ -3,6 +3,6 @@ from engine_ext.control.state cimport State
 from engine_ext.gpu.device cimport device
 from engine_ext.shared.layout cimport engine_entry
 
-cdef bint hand_over(State* e, const engine_entry* entry) noexcept nogil
+cdef bint give_to_lane(State* e, const engine_entry* entry) noexcept nogil
 cdef void use_device(State* e, device* d) noexcept nogil
 cdef void stop_device(State* e) noexcept nogil

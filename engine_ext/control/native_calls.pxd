@@ -1,8 +1,12 @@
-"""Native calls that wait for room."""
+"""Native calls: those that wait for room, and the threads on which they end."""
 from libc.stdint cimport uint64_t
 
 from engine_ext.control.state cimport State
 from engine_ext.operations.op cimport Op, Record
+
+cdef bint finishers_start() noexcept nogil
+cdef void finishers_add(Op* op) noexcept nogil
+cdef void finishers_forked() noexcept nogil
 
 cdef void backlog_add(State* e, Record* record, Op* op) noexcept nogil
 cdef bint backlog_submit(State* e) noexcept nogil

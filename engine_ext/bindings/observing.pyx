@@ -1,0 +1,89 @@
+"""What a program tells those who observe it: fields of the page of counters, and the ends of its steps."""
+from libc.errno cimport EPROTO
+from libc.stdint cimport uint64_t
+
+from engine_ext.bindings.collectives cimport expect_name
+from engine_ext.bindings.refusals cimport expect_open
+from engine_ext.control.completion cimport end_step
+from engine_ext.control.driver cimport driver_pin, driver_unpin
+from engine_ext.control.trace cimport marks_open
+from engine_ext.operations.op cimport Record
+from engine_ext.platform.atomics cimport store32_release
+from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
+from engine_ext.shared.counters cimport counters_map, counters_put, counters_write
+
+from engine_ext.errors import IncompatibleRanksError
+
+
+cdef counters_page* map_page(int fd) except NULL:
+    """The page in the memory of a descriptor, which stays the caller's."""
+    cdef counters_page* page = NULL
+    cdef int status = counters_map(fd, &page)
+    if status == -EPROTO:
+        raise IncompatibleRanksError("the page of counters is of another layout than this build's")
+    if status < 0:
+        raise OSError(-status, "cannot map the page of counters")
+    return page
+
+
+cdef int tell(counters_page* page, dict fields) except -1:
+    """Set fields by their names: of one word to a number, of several to a text. Without a page nothing happens."""
+    cdef bytes name, text
+    cdef int status
+    if page == NULL:
+        return 0
+    for word, value in fields.items():
+        name = word.encode()
+        if isinstance(value, str):
+            text = value.encode(errors="replace")
+            status = counters_write(page, name, text, <uint64_t>len(text))
+        else:
+            status = counters_put(page, name, <uint64_t>value)
+        if status < 0:
+            raise ValueError(f"{word} is no field of {'several words' if isinstance(value, str) else 'one word'} on the page "
+                             "of counters")
+    return 0
+
+
+# ---- ends of steps ----------------------------------------------------------------------------------------------------------
+
+# Where steps end: as the program says it, or as the tuner guesses it from the traffic.
+
+cdef int mark_step(State* e, int number) except -1:
+    """A step of optimizer `number` has ended."""
+    expect_open(e)
+    end_step(e, number)
+    return 0
+
+
+cdef int record_steps(State* e) except -1:
+    """Remember the ends of steps from now on."""
+    cdef int status
+    pthread_mutex_lock(&e.lock)
+    status = marks_open(&e.marks)
+    pthread_mutex_unlock(&e.lock)
+    if status < 0:
+        raise MemoryError("no memory for the times of steps")
+    return 0
+
+
+cdef int mark_traffic(State* e, str name, uint32_t every, uint32_t window) except -1:
+    """Take every so many-th end of the tensor `name` for the end of a step, or every `window` tensors; neither: nothing."""
+    cdef Record* anchor = NULL
+    cdef Record* before
+    cdef const char* text
+    cdef uint32_t length = 0
+    expect_open(e)
+    if name is not None:
+        text = expect_name(name, &length)
+        anchor = driver_pin(e, text, length)
+        if anchor == NULL:
+            raise MemoryError("no memory for a name")
+    pthread_mutex_lock(&e.lock)
+    before, e.marks.anchor = e.marks.anchor, anchor
+    e.marks.every, e.marks.window, e.marks.passed = every, window, 0
+    pthread_mutex_unlock(&e.lock)
+    store32_release(&e.marks.timed, window != 0)
+    if before != NULL:
+        driver_unpin(e, before)
+    return 0

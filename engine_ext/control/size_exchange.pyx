@@ -1,0 +1,215 @@
+"""What ranks tell each other of sizes before an entry is planned: rows that move on GPUs, and the tensors of groups."""
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, malloc, realloc
+from libc.string cimport memcpy, memset
+
+from engine_ext.gpu.device cimport DEVICE_EXCHANGE, device_parcel
+from engine_ext.kernels.kernels cimport ENGINE_DTYPES, dtype_bytes
+from engine_ext.operations.broadcast cimport broadcast_memory
+from engine_ext.operations.gather cimport gather_memory
+from engine_ext.operations.kinds cimport operation_of
+from engine_ext.operations.op cimport OP_STAND_IN, Member, Op
+from engine_ext.operations.operation cimport bytes_of_row
+from engine_ext.platform.atomics cimport load32_relaxed
+from engine_ext.shared.layout cimport add_bytes, engine_meta, entry_rows
+from engine_ext.shared.rows cimport largest_part
+
+
+cdef inline uint64_t sizes_of(const State* e, const engine_entry* entry) noexcept nogil:
+    """How many numbers each rank tells the others first."""
+    return <uint64_t>(operation_of(&entry.meta).told(&entry.meta, e.segment.size)
+                      if operation_of(&entry.meta).told != NULL else 0)
+
+
+cdef bint exchanges_sizes(const State* e, const engine_entry* entry) noexcept nogil:
+    """Whether ranks tell each other numbers before an entry of tensors on a GPU is handed over."""
+    return sizes_of(e, entry) != 0
+
+
+cdef bint sizes_send(State* e, const engine_entry* entry) noexcept nogil:
+    """Begin to. A rank that has joined, or has no tensor, tells zeros. False without memory."""
+    cdef const int64_t* splits = e.batch[0].splits
+    cdef uint64_t count = sizes_of(e, entry), all = count * <uint64_t>(e.segment.size + 1)
+    cdef int64_t* told
+    if all > e.told_room:
+        told = <int64_t*>realloc(e.told, all * sizeof(int64_t))
+        if told == NULL:
+            return False
+        e.told, e.told_room = told, all
+    told = e.told + (all - count)
+    if splits != NULL:
+        memcpy(told, splits, count * sizeof(int64_t))
+    else:
+        memset(told, 0, count * sizeof(int64_t))
+    return gather_memory(&e.executor, entry.chunk, <char*>told, count * sizeof(int64_t), <char*>e.told)
+
+
+cdef bint sizes_receive(State* e, const engine_entry* entry) noexcept nogil:
+    """All ranks have told their numbers: whether they can be, else the executor knows whose cannot."""
+    cdef uint64_t count = sizes_of(e, entry), row_bytes = <uint64_t>bytes_of_row(&entry.meta), total, k
+    cdef const int64_t* told = e.told
+    cdef int r
+    for r in range(e.segment.size if count else 0):
+        total = 0
+        for k in range(<uint64_t>entry.meta.group if entry.meta.group else count):
+            if not (add_bytes(&total, told[2 * k], <uint64_t>told[2 * k + 1]) if entry.meta.group
+                    else add_bytes(&total, told[k], row_bytes)):
+                e.executor.culprit = r
+                return False
+        told += count
+    return True
+
+
+cdef bint make_moves(device_item* item, uint64_t count, uint64_t size, bint sends) noexcept nogil:
+    """`count` parcels, in one piece of memory with the numbers of bytes. False without it."""
+    cdef uint64_t each = size * (2 if sends else 1), k
+    cdef char* memory = <char*>calloc(1, count * (sizeof(device_parcel) + each * sizeof(uint64_t)))
+    cdef uint64_t* numbers = <uint64_t*>(memory + count * sizeof(device_parcel))
+    if memory == NULL:
+        return False
+    item.parcels, item.n_parcels = <device_parcel*>memory, <int>count
+    for k in range(count):
+        item.parcels[k].received = numbers + k * each
+        if sends:
+            item.parcels[k].sent = numbers + k * each + size
+    return True
+
+
+cdef void fill_exchange(const State* e, device_parcel* parcel, Op* op, uint64_t row_bytes) noexcept nogil:
+    """What comes from each rank, and what goes there."""
+    cdef int size = e.segment.size, r
+    parcel.source = <uint64_t>op.source
+    for r in range(size):
+        op.row_counts[r] = e.told[r * size + e.segment.rank]
+        parcel.received[r] = <uint64_t>op.row_counts[r] * row_bytes
+        parcel.sent[r] = <uint64_t>e.told[e.segment.rank * size + r] * row_bytes
+
+
+cdef void fill_rows(const State* e, device_parcel* parcel, Op* op, const int64_t* rows, uint64_t row_bytes) noexcept nogil:
+    """The rows of each rank, of a tensor alone."""
+    cdef int r
+    parcel.source = <uint64_t>op.source
+    for r in range(e.segment.size):
+        op.row_counts[r], parcel.received[r] = rows[r], <uint64_t>rows[r] * row_bytes
+
+
+cdef void fill_member(const State* e, device_parcel* parcel, Op* op, uint32_t k, uint64_t numbers) noexcept nogil:
+    """The same, of tensor `k` of a group. A rank that has nothing does not know how long a row is, either."""
+    cdef int size = e.segment.size, r
+    cdef int64_t* rows = op.row_counts + <uint64_t>k * <uint64_t>(size + 1)
+    cdef const int64_t* told
+    rows[size] = 0
+    for r in range(size):
+        told = e.told + <uint64_t>r * numbers + 2 * <uint64_t>k
+        rows[r], rows[size] = told[0], max(rows[size], told[1])
+        parcel.received[r] = <uint64_t>told[0] * <uint64_t>told[1]
+    parcel.source = <uint64_t>op.members[k].source if op.members != NULL else 0
+
+
+cdef bint add_moves(const State* e, device_item* item, const engine_entry* entry) noexcept nogil:
+    """What the operation in `batch` moves: the same on every rank but for addresses. False without memory."""
+    cdef Op* op = e.batch[0]
+    cdef uint32_t group = entry.meta.group, k
+    cdef uint64_t size = <uint64_t>e.segment.size, row_bytes = <uint64_t>bytes_of_row(&entry.meta)
+    op.row_counts = <int64_t*>malloc((<uint64_t>group * (size + 1) if group else size) * sizeof(int64_t))
+    if op.row_counts == NULL or not make_moves(item, max(group, <uint32_t>1), size, item.work == DEVICE_EXCHANGE):
+        return False
+    if item.work == DEVICE_EXCHANGE:
+        fill_exchange(e, item.parcels, op, row_bytes)
+    elif group == 0:
+        fill_rows(e, item.parcels, op, entry_rows(entry), row_bytes)
+    for k in range(group):
+        fill_member(e, &item.parcels[k], op, k, sizes_of(e, entry))
+    return True
+
+
+# ---- groups of ranks that have joined ---------------------------------------------------------------------------------------
+
+# A group's tensors, told to ranks that have joined.
+#
+# A rank that stands in knows how many tensors a group has, and how many elements of each dtype. That is not enough where each
+# tensor has rows or weights of its own: a grouped reduce-scatter, and Adasum. So such an entry has ENTRY_MEMBERS and begins with
+# a broadcast: a rank that has submitted the groups says what their tensors are. Then every rank plans the operation itself. While
+# no rank has joined nothing of this travels.
+
+cdef bint members_send(State* e, const engine_entry* entry) noexcept nogil:
+    """Begin the broadcast. False without memory."""
+    cdef bint tells = e.segment.rank == entry.id
+    cdef uint64_t total = 0, nbytes
+    cdef member_shape* told
+    cdef const Member* member
+    cdef int32_t i
+    cdef uint32_t k
+    for i in range(<int32_t>entry.items):
+        total += e.batch[i].meta.group
+    nbytes = total * sizeof(member_shape)
+    if total > e.member_room:
+        told = <member_shape*>realloc(e.member_shapes, nbytes)
+        if told == NULL:
+            return False
+        e.member_shapes, e.member_room = told, total
+    told = e.member_shapes
+    for i in range(<int32_t>entry.items if tells else 0):
+        for k in range(e.batch[i].meta.group):
+            member = &e.batch[i].members[k]
+            told.rows, told.row_bytes, told.dtype = member.rows, <int64_t>member.row_bytes, member.dtype
+            told += 1
+    return broadcast_memory(&e.executor, entry.id, entry.chunk, <char*>e.member_shapes, nbytes)
+
+
+cdef bint members_receive(State* e, const engine_entry* entry) noexcept nogil:
+    """The broadcast is over: give the groups that this rank stands in for their tensors. False without memory, or if
+    what was told of them cannot be."""
+    cdef const member_shape* told = e.member_shapes
+    cdef int32_t i
+    for i in range(<int32_t>entry.items):
+        if e.batch[i].meta.group and not are_of(told, &e.batch[i].meta):
+            e.executor.culprit = entry.id
+            return False
+        if (load32_relaxed(&e.batch[i].flags) & OP_STAND_IN and e.batch[i].meta.group
+                and not make_members(e.batch[i], told, e.segment.size)):
+            return False
+        told += e.batch[i].meta.group
+    return True
+
+
+cdef bint are_of(const member_shape* told, const engine_meta* meta) noexcept nogil:
+    """Whether a group can have such tensors: as many elements of each dtype as it says."""
+    cdef uint64_t[ENGINE_DTYPES] found
+    cdef uint64_t row_bytes
+    cdef uint32_t k
+    cdef int d
+    memset(found, 0, sizeof(found))
+    for k in range(meta.group):
+        if not 0 <= told[k].dtype < ENGINE_DTYPES:
+            return False
+        row_bytes = <uint64_t>told[k].row_bytes
+        if row_bytes % <uint64_t>dtype_bytes(<int>told[k].dtype) or not add_bytes(&found[told[k].dtype], told[k].rows, row_bytes):
+            return False
+    for d in range(ENGINE_DTYPES):
+        if found[d] != <uint64_t>(meta.dims[d] * dtype_bytes(d)):
+            return False
+    return True
+
+
+cdef bint make_members(Op* op, const member_shape* told, int size) noexcept nogil:
+    """Tensors that are absent, all with the same memory for results that nobody wants. False without memory."""
+    cdef uint64_t longest = 1
+    cdef uint64_t rows
+    cdef Member* member
+    cdef uint32_t k
+    op.members = <Member*>calloc(op.meta.group, sizeof(Member))
+    if op.members == NULL:
+        return False
+    for k in range(op.meta.group):
+        member = &op.members[k]
+        member.rows, member.row_bytes, member.dtype = told[k].rows, <uint64_t>told[k].row_bytes, <int>told[k].dtype
+        member.nbytes = <uint64_t>member.rows * member.row_bytes
+        rows = largest_part(member.rows, size) if operation_of(&op.meta).parts else <uint64_t>member.rows
+        longest = max(longest, rows * member.row_bytes)
+    if op.meta.device:
+        return True             # where results go that nobody wants, the lane knows
+    op.target = op.memory = <char*>malloc(longest)
+    for k in range(op.meta.group):
+        op.members[k].target = op.memory
+    return op.memory != NULL
