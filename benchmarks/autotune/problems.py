@@ -15,6 +15,8 @@ from benchmarks.autotune.surfaces import DEFAULT, NOISES, SHORT, SPACE, SURFACES
 Array = NDArray[np.float64]
 RECORDED = "recorded"
 """Name of the noise of recorded surfaces, which have their own."""
+LEAST_SAMPLES = 3
+"""Steps from which a trial may be cut short, as in the engine."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,8 @@ def noises(surface: str, asked: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def cut_short(samples: Array, limit: float) -> tuple[Array, bool]:
-    """Return what a job measures of a trial: three steps if their median exceeds the limit; and whether it was cut."""
-    cut = float(np.median(samples[:3])) > limit
-    return (samples[:3] if cut else samples), cut
+    """Return what a job measures of a trial: steps until their median exceeds the limit; and whether it was cut."""
+    for count in range(LEAST_SAMPLES, len(samples)):
+        if float(np.median(samples[:count])) > limit:
+            return samples[:count], True
+    return samples, False

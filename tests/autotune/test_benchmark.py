@@ -22,7 +22,7 @@ if not (ROOT / "benchmarks").exists():
 
 from rich.console import Console
 
-from benchmarks.autotune import contenders, drift, problems, recorded, report, run
+from benchmarks.autotune import contenders, drift, minutes, problems, recorded, report, run
 from benchmarks.autotune.recorded import Recording, RecordingError
 from benchmarks.autotune.surfaces import DEFAULT
 from benchmarks.common import paths
@@ -192,6 +192,19 @@ def test_a_drift_is_noticed_and_what_is_found_then_is_better(kind: str) -> None:
     row = drift.search("narrow", "3 %", kind, 0, trials=20, steps=30, observed=400, horizon=2000)
     assert row["alarms"] == [] and 0 < row["noticed"] <= 200 and row["trials"] <= 15
     assert row["regret"] < 0.5 * row["regret_before"]
+
+
+def test_a_trial_is_cut_short_as_soon_as_its_median_is_slow() -> None:
+    slow_later = np.array([1.0, 1.0, 3.0, 3.0, 3.0, 3.0])
+    samples, cut = problems.cut_short(slow_later, 1.5)
+    assert cut and samples.tolist() == [1.0, 1.0, 3.0, 3.0]
+    assert problems.cut_short(slow_later, 4.0)[1] is False
+    assert problems.cut_short(np.array([3.0, 3.0, 3.0]), 1.5)[1] is False  # complete
+
+
+def test_a_minute_that_cannot_win_keeps_its_default() -> None:
+    lost, left = minutes.lost_minute(0.2, 0)
+    assert 0.0 < lost < 0.05 and not left
 
 
 def test_what_nobody_notices_keeps_its_regret() -> None:
