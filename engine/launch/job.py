@@ -357,7 +357,7 @@ class JobRun:
         """
         if not self._options.summary:
             return []
-        from ..metrics.report.advice import report
+        from ..metrics.report.advice import summarize_run
         from ..metrics.report.find_jobs import look_into
         from ..metrics.report.summary import Run
 
@@ -370,7 +370,7 @@ class JobRun:
             ended_by=None if signum is None else processes.signal_name(signum),
             hosts=self._shares,
         )
-        return report({rank: look_into(descriptor) for rank, descriptor in enumerate(pages)}, run)
+        return summarize_run({rank: look_into(descriptor) for rank, descriptor in enumerate(pages)}, run)
 
     @contextlib.contextmanager
     def _open_directory(self) -> Iterator[Path]:

@@ -84,7 +84,7 @@ class Metrics:
             for name, value in service_links(environment).items():
                 say(f"metrics: {name}={value} is set by Kubernetes for a Service of that name, and ignored")
         settings = Config(**chosen)
-        wanted = Wanted.by(settings, options.command)
+        wanted = Wanted.from_settings(settings, options.command)
         self._seconds = settings.metrics_linger
         if wanted.port is None and wanted.file_sd is None and variable("metrics_address") in options.settings:
             raise LaunchError("--metrics-address: nothing is served there; give --metrics-port as well")
@@ -192,7 +192,7 @@ class Metrics:
     def discard(self) -> None:
         """Remove the files that announce the service; called in the guardian if the launcher was killed."""
         if self._service is not None:
-            self._service.discard()
+            self._service.remove_files()
 
     def close(self) -> None:
         """Close the pages and the lines' descriptor."""

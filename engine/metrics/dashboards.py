@@ -88,7 +88,7 @@ def export(directory: Path, *, force: bool = False) -> tuple[list[Path], list[Pa
         raise ExportError(error.strerror) from None
     if any(character in str(root) for character in '"\\\n$'):
         raise ExportError(f"the name {str(root)!r} has a character that Grafana's configuration cannot hold")
-    wanted = {root / name: text.replace(PLACE, str(root)) for name, text in contents().items()}
+    wanted = {root / name: text.replace(PLACE, str(root)) for name, text in read_dashboards().items()}
     differing: list[Path] = []
     same: list[Path] = []
     try:
@@ -108,7 +108,7 @@ def export(directory: Path, *, force: bool = False) -> tuple[list[Path], list[Pa
     return written, same
 
 
-def contents() -> dict[str, str]:
+def read_dashboards() -> dict[str, str]:
     """Return the files' texts by their names relative to the directory.
 
     Raises
@@ -116,11 +116,15 @@ def contents() -> dict[str, str]:
     ExportError
         This installation lacks the files.
     """
-    source = _source()
-    return {name: file.read_text(encoding="utf-8") for part in PARTS for name, file in _files(source / part, part)}
+    source = _find_source()
+    return {
+        name: file.read_text(encoding="utf-8")
+        for part in PARTS
+        for name, file in _list_dashboard_files(source / part, part)
+    }
 
 
-def _source() -> Traversable:
+def _find_source() -> Traversable:
     """Return the directory of the files: beside this module if installed, else in the root of the source tree."""
     installed = resources.files(__package__) / "grafana"
     for found in (installed, Path(__file__).parents[2] / "grafana"):
@@ -129,10 +133,10 @@ def _source() -> Traversable:
     raise ExportError("this installation has no dashboards: install enginerun again")
 
 
-def _files(place: Traversable, name: str) -> Iterator[tuple[str, Traversable]]:
+def _list_dashboard_files(place: Traversable, name: str) -> Iterator[tuple[str, Traversable]]:
     if place.is_file():
         yield name, place
         return
     for child in sorted(place.iterdir(), key=lambda child: child.name):
         if child.is_dir() or child.name.endswith((".json", ".yml")):
-            yield from _files(child, f"{name}/{child.name}")
+            yield from _list_dashboard_files(child, f"{name}/{child.name}")

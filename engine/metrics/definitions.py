@@ -242,7 +242,7 @@ ERRORS = ("mismatch", *CAUSES[1:])  # values of the label `kind`
 BUCKETS = tuple(2.0**power * 1e-9 for power in range(14, 34, 2))
 
 
-def table() -> str:
+def format_metrics_table() -> str:
     """Return all metrics as a Markdown table for the documentation."""
     rows = ["| metric | type | labels | of | meaning |", "|---|---|---|---|---|"]
     of = {

@@ -135,11 +135,11 @@ def read(descriptor: int) -> ElasticJob | None:
         with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
             length, check, rest = int(content[:8], 16), int(content[9:17], 16), content[18:]
             if zlib.crc32(told := rest[:length]) == check:
-                return _parsed(parse_json(told))
+                return _parse_state(parse_json(told))
     return None
 
 
-def _parsed(told: dict[str, Any]) -> ElasticJob:
+def _parse_state(told: dict[str, Any]) -> ElasticJob:
     """Parse the published state and check each field's type and range."""
     counts = {name: whole(told, name, 0, MOST) for name in COUNTS}
     ranks = {natural(slot, MOST): whole(told["ranks"], slot, -1, MOST) for slot in told["ranks"]}

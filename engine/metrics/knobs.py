@@ -37,7 +37,7 @@ class Gauge:
     per: float
 
 
-def gauges(knobs: Mapping[str, Setting]) -> tuple[Gauge, ...]:
+def make_gauges(knobs: Mapping[str, Setting]) -> tuple[Gauge, ...]:
     """Return the gauge of each knob: field and label have the setting's name with the suffix of their own unit."""
     found = []
     for name, setting in knobs.items():
@@ -47,4 +47,4 @@ def gauges(knobs: Mapping[str, Setting]) -> tuple[Gauge, ...]:
     return tuple(found)
 
 
-GAUGES = gauges(config.knobs())
+GAUGES = make_gauges(config.knobs())

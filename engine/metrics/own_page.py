@@ -22,7 +22,7 @@ VARIABLE = "ENGINE_COUNTERS"  # the path of the page that the launcher has made 
 _own: tuple[int, int] | None = None  # descriptor of the page, and the process that opened it
 
 
-def wanted(settings: Config) -> bool:
+def should_count(settings: Config) -> bool:
     """Return whether this process has been asked to count."""
     served = settings.metrics_port, settings.metrics_textfile, settings.metrics_file_sd
     return settings.metrics or any(each is not None for each in served)
@@ -59,7 +59,7 @@ def _open(path: str | None) -> int:
             if not Path(os.readlink(path)).name.startswith(f"memfd:{page.NAME}"):
                 raise PageError("is no page of counters")
             snapshot = page.read(path)
-            if snapshot is None or snapshot.state in ("ended", "failed") or not _runs(snapshot["pid"]):
+            if snapshot is None or snapshot.state in ("ended", "failed") or not _is_other_running(snapshot["pid"]):
                 return os.open(path, os.O_RDWR | os.O_CLOEXEC)
             logger.debug("metrics: %s is the page of process %d, which runs", path, snapshot["pid"])
         except OSError as error:
@@ -69,13 +69,15 @@ def _open(path: str | None) -> int:
     return page.make()
 
 
-def _runs(pid: int) -> bool:
+def _is_other_running(pid: int) -> bool:
     """Return whether the process is another one than this, and runs."""
     process = look(pid)
     return pid != os.getpid() and process is not None and process.state not in "ZX"
 
 
-def begin(descriptor: int, rank: int, local_rank: int, hosts: Sequence[int], host_name: str) -> dict[str, int | str]:
+def make_start_fields(
+    descriptor: int, rank: int, local_rank: int, hosts: Sequence[int], host_name: str
+) -> dict[str, int | str]:
     """Return the fields of the page that a rank sets when it starts, by name.
 
     Parameters

@@ -65,7 +65,7 @@ class Snapshot:
         It is `new` until the rank's engine has started, then `running`, `ended`, `failed`, or `resetting` (between two
         worlds of an elastic job).
         """
-        return self.word("states", "state")
+        return self.get_name("states", "state")
 
     @property
     def host(self) -> str:
@@ -83,7 +83,7 @@ class Snapshot:
         """True if the rank has opened a GPU."""
         return self["gpu"] > 0
 
-    def sampled(self, stage: str) -> tuple[int, int]:
+    def get_samples(self, stage: str) -> tuple[int, int]:
         """Return the number of samples of a GPU stage, and their total in nanoseconds."""
         number = self.names["stages"].index(stage)
         return self.fields["device_samples"][number], self.fields["device_ns"][number]
@@ -91,9 +91,9 @@ class Snapshot:
     @property
     def phase(self) -> str:
         """Phase of the tuner; `off` on ranks other than 0."""
-        return self.word("phases", "tuner_phase")
+        return self.get_name("phases", "tuner_phase")
 
-    def word(self, names: str, name: str) -> str:
+    def get_name(self, names: str, name: str) -> str:
         """Return the name of the number in a one-word field, from the given list of names."""
         words, number = self.names[names], self[name]
         return words[number] if number < len(words) else f"unknown ({number})"
@@ -165,7 +165,7 @@ def write_copy(descriptor: int, content: bytes, ahead: int, ahead_unix: int) -> 
     """
     memory = bytearray(content)
     with memoryview(memory) as view, contextlib.suppress(PageError):  # a damaged page is copied as it is
-        if (places := _places(view)) is None:
+        if (places := _locate_fields(view)) is None:
             return
         with view.cast("Q") as words:
             for name, first, _ in places[0]:
@@ -187,21 +187,21 @@ def date_copy(descriptor: int, now: int, state: str) -> None:
         Letter of the process's state, as in `Process.state`; empty if unknown.
     """
     with mmap.mmap(descriptor, BYTES) as memory, memoryview(memory) as view, contextlib.suppress(PageError):
-        if (places := _places(view)) is not None:
+        if (places := _locate_fields(view)) is not None:
             at = {name: first for name, first, _ in places[0]}
             with view.cast("Q") as words:
                 words[at["copied_ns"]], words[at["copied_state"]] = now, ord(state or "\0")
 
 
 def _parse(view: memoryview) -> Snapshot | None:
-    places = _places(view)
+    places = _locate_fields(view)
     if places is None:
         return None
     with view.cast("Q") as words:
         return Snapshot({name: words[first:end].tolist() for name, first, end in places[0]}, places[1])
 
 
-def _places(view: memoryview) -> tuple[list[tuple[str, int, int]], dict[str, tuple[str, ...]]] | None:
+def _locate_fields(view: memoryview) -> tuple[list[tuple[str, int, int]], dict[str, tuple[str, ...]]] | None:
     """Return the word ranges of a page's fields and the names of its numbers; None if the page is empty."""
     magic, version, nbytes, table = HEADER.unpack_from(view)
     if magic == bytes(8):
@@ -214,11 +214,11 @@ def _places(view: memoryview) -> tuple[list[tuple[str, int, int]], dict[str, tup
         raise PageError(f"is of version {version}, and this reads version {VERSION}: the rank runs another build")
     if nbytes != BYTES or not 0 < table < BYTES - TABLE:
         raise PageError("has a damaged header")
-    return _table(bytes(view[TABLE : TABLE + table]))
+    return _parse_table(bytes(view[TABLE : TABLE + table]))
 
 
 @lru_cache(maxsize=16)
-def _table(table: bytes) -> tuple[list[tuple[str, int, int]], dict[str, tuple[str, ...]]]:
+def _parse_table(table: bytes) -> tuple[list[tuple[str, int, int]], dict[str, tuple[str, ...]]]:
     """Parse a table of fields: word ranges and names of numbers. Cached, as all ranks of a job have the same table."""
     places, names = {}, {}
     try:
@@ -238,7 +238,7 @@ def _table(table: bytes) -> tuple[list[tuple[str, int, int]], dict[str, tuple[st
         raise PageError(f"lacks names of {', '.join(sorted(wrong))}")
     wrong = [
         name
-        for name, count in expected(names).items()
+        for name, count in count_needed_words(names).items()
         if name not in places or places[name][1] - places[name][0] != count
     ]
     if wrong:
@@ -258,7 +258,7 @@ _NUMBERED = {
 }
 
 
-def expected(names: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
+def count_needed_words(names: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
     """Return the number of words of each field that readers need. A newer build may add fields."""
     return {
         **dict.fromkeys("state pid rank size local_rank host hosts worlds started_ns cause culprit".split(), 1),
@@ -280,4 +280,4 @@ def expected(names: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
     }
 
 
-EXPECTED = expected(NAMES)
+EXPECTED = count_needed_words(NAMES)

@@ -40,7 +40,7 @@ def tell(**told: Any) -> None:
 
 def device_fields() -> dict[str, Any]:
     snapshot = counted()
-    stages = {stage: snapshot.sampled(stage) for stage in snapshot.names["stages"]}
+    stages = {stage: snapshot.get_samples(stage) for stage in snapshot.names["stages"]}
     fields = {name: snapshot[name] for name in snapshot.fields if name.startswith("device_")}
     return {**fields, "gpu": snapshot["gpu"], "stages": stages}
 

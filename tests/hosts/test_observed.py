@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from engine.metrics.report.rates import slow_host, straggler
+from engine.metrics.report.rates import find_straggler, slow_host
 from engine.trace.merging import merge
 from engine.trace.reading import Recording, read
 
@@ -176,7 +176,7 @@ def test_a_stall_is_told_with_its_true_length(late: Observed) -> None:
 
 def test_a_late_rank_leads_the_lag_and_no_host_the_waiting(late: Observed) -> None:
     """The lag is attributed to the rank in spite of the clocks, and no host is called slow for it."""
-    assert straggler(late.lags, None) == 3, late.lags
+    assert find_straggler(late.lags, None) == 3, late.lags
     assert 0.01 < late.lags[3] < 1.0, late.lags
     assert max(lag for rank, lag in late.lags.items() if rank != 3) < late.lags[3] / 2, late.lags
     assert max(late.crossing.values()) < late.late[3] / 2, (late.crossing, late.late)
@@ -201,7 +201,7 @@ def test_a_slow_link_between_two_hosts_is_named(hosts: Hosts, tmp_path: Path) ->
     named = "slow link: node0 - node1|most waited for: node1"
     assert re.search(named, " ".join(seen.top.split())), (seen.top, seen.crossing)
     assert re.search("the link between node0 and node1 is slow|look at the network of node1", seen.said), seen.said
-    assert straggler(seen.lags, None) is None, seen.lags
+    assert find_straggler(seen.lags, None) is None, seen.lags
 
 
 def test_what_is_sent_is_what_comes(late: Observed) -> None:

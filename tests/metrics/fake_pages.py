@@ -41,7 +41,7 @@ class FakePage:
         self._words = memoryview(self._memory).cast("Q")
         self._at: dict[str, int] = {}
         table, at = "", FIRST
-        for name, words in {**page.expected(self.names), **(more or {})}.items():
+        for name, words in {**page.count_needed_words(self.names), **(more or {})}.items():
             table += f"{name} {at} {words}\n"
             self._at[name] = at // 8
             at += 8 * words
@@ -194,7 +194,7 @@ def full_exposition(ranks: int = 4, run: str = "fake-1") -> str:
     pages = [FakePage(training(rank, ranks, 2)) for rank in range(ranks)]
     try:
         members = [member(rank, each) for rank, each in enumerate(pages)]
-        return Exporter(run, members, lambda line: None, elastic=lambda: ELASTIC).text()[0].decode()
+        return Exporter(run, members, lambda line: None, elastic=lambda: ELASTIC).encode_metrics()[0].decode()
     finally:
         for each in pages:
             each.close()

@@ -104,7 +104,7 @@ def test_a_program_called_dashboards_can_be_run(tmp_path: Path) -> None:
 
 def test_the_files_are_those_of_the_sources() -> None:
     sources = {name: (ROOT / "grafana" / name).read_text() for name in NAMES}
-    assert dashboards.contents() == sources
+    assert dashboards.read_dashboards() == sources
 
 
 def test_they_are_found_by_the_sources_that_were_never_installed(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_prometheus_accepts_the_configuration_by_file_and_by_http(prometheus: Pr
 
 
 def test_the_datasource_and_the_dashboards_fit() -> None:
-    contents = dashboards.contents()
+    contents = dashboards.read_dashboards()
     (source,) = yaml.safe_load(contents["provisioning/datasources/prometheus.yml"])["datasources"]
     scraped = yaml.safe_load(contents["prometheus.yml"])["global"]["scrape_interval"]
     assert source["type"] == "prometheus" and source["jsonData"]["timeInterval"] == scraped

@@ -36,7 +36,7 @@ def pages() -> Iterator[list[FakePage]]:
 def exported(pages: list[FakePage], job: ElasticJob | None) -> dict[str, list[tuple[dict[str, str], float]]]:
     """Labels and value of each series, by name."""
     members = [member(slot, each) for slot, each in enumerate(pages)]
-    text = Exporter("run", members, lambda line: None, elastic=lambda: job).text()[0].decode()
+    text = Exporter("run", members, lambda line: None, elastic=lambda: job).encode_metrics()[0].decode()
     found: dict[str, list[tuple[dict[str, str], float]]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:

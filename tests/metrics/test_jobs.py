@@ -15,7 +15,7 @@ import pytest
 from engine.host.processes import processes
 from engine.metrics import page
 from engine.metrics.page import PageError, Snapshot
-from engine.metrics.report.find_jobs import Attached, RunningJob, by_rank, find
+from engine.metrics.report.find_jobs import Attached, RunningJob, by_rank, find_jobs
 
 from ..waiting import measured, until
 from .watched_jobs import ENVIRONMENT
@@ -55,7 +55,7 @@ def alone() -> Iterator[Starter]:
 
 def found(pid: int) -> list[RunningJob]:
     """Jobs to which a process belongs; others may run on this machine."""
-    return [job for job in find() if pid in job.members]
+    return [job for job in find_jobs() if pid in job.members]
 
 
 def test_a_launchers_job_is_found_with_all_its_ranks(fake_job: Any) -> None:
@@ -67,7 +67,7 @@ def test_a_launchers_job_is_found_with_all_its_ranks(fake_job: Any) -> None:
         reading = attached.read()
         assert sorted(reading.snapshots) == [0, 1, 2]
         assert [reading.snapshots[rank]["pid"] for rank in range(3)] == fake.ranks
-        assert set(attached.letters(reading).values()) <= {"S", "R", "D"}
+        assert set(attached.read_process_states(reading).values()) <= {"S", "R", "D"}
 
 
 def test_two_jobs_are_two(fake_job: Any) -> None:
@@ -82,7 +82,7 @@ def test_pages_can_be_read_after_the_job_has_ended(fake_job: Any) -> None:
         fake.process.communicate(timeout=60)
         assert not attached.runs
         assert [each.state for each in attached.read().snapshots.values()] == ["ended", "ended"]
-        assert attached.letters(attached.read()) == {0: "X", 1: "X"}
+        assert attached.read_process_states(attached.read()) == {0: "X", 1: "X"}
     assert found(fake.pid) == []
 
 
@@ -104,7 +104,7 @@ def test_agents_of_a_launcher_that_is_here_are_no_jobs_of_their_own() -> None:
             assert launcher.stdout is not None
             assert [launcher.stdout.readline().partition(":")[2] for _ in range(3)] == ["ready\n"] * 3
             agents = {process.pid for process in processes() if process.parent == launcher.pid}
-            jobs = [job for job in find() if job.pid in {launcher.pid, *agents}]
+            jobs = [job for job in find_jobs() if job.pid in {launcher.pid, *agents}]
         finally:
             launcher.terminate()
     assert len(agents) >= 2 and [(job.pid, len(job.pages)) for job in jobs] == [(launcher.pid, 3)]
@@ -182,7 +182,7 @@ def test_looking_for_jobs_is_quick(fake_job: Any) -> None:
 
     def measure() -> None:
         begun = time.monotonic()
-        find()
+        find_jobs()
         assert time.monotonic() - begun < 5
 
     measured(measure)

@@ -23,7 +23,7 @@ from prometheus_client.samples import Sample
 
 from engine.metrics import definitions, names, page
 from engine.metrics.elastic_job import ElasticJob
-from engine.metrics.export.collector import READERS, Exporter, coarse
+from engine.metrics.export.collector import READERS, Exporter, merge_buckets
 from engine.metrics.export.elastic_families import ELASTIC as ELASTIC_READERS
 
 from .fake_pages import ELASTIC, FIRST, FakePage, full_exposition, member, training
@@ -50,7 +50,7 @@ def exporter(pages: list[FakePage], said: list[str] | None = None, elastic: Elas
 def samples(text: str | bytes | Exporter) -> list[Sample]:
     """Samples that a scraper parses from a text; it raises for invalid text."""
     if isinstance(text, Exporter):
-        text = text.text()[0]
+        text = text.encode_metrics()[0]
     if isinstance(text, bytes):
         text = text.decode()
     return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
@@ -85,7 +85,7 @@ def test_every_definition_is_exported_with_its_labels_and_type_and_nothing_else(
 def test_the_documentation_has_the_table_of_metrics():
     text = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
     [table] = re.findall(r"<!-- metrics.*?-->\n(.*?)\n<!--", text, re.DOTALL)
-    assert table == definitions.table()
+    assert table == definitions.format_metrics_table()
 
 
 def test_the_documentation_names_all_values_of_labels():
@@ -109,19 +109,21 @@ def test_a_reader_for_each_metric_of_a_rank():
 
 
 def test_openmetrics_says_the_same(pages):
-    text, kind = exporter(pages, elastic=ELASTIC).text("application/openmetrics-text;version=1.0.0,text/plain;q=0.5")
+    text, kind = exporter(pages, elastic=ELASTIC).encode_metrics(
+        "application/openmetrics-text;version=1.0.0,text/plain;q=0.5"
+    )
     assert kind.startswith("application/openmetrics-text")
     found = [sample for family in openmetrics_families(text.decode()) for sample in family.samples]
     assert {sample.name for sample in found} == definitions.SERIES.keys()
-    assert exporter(pages).text("text/plain")[1].startswith("text/plain; version=0.0.4")
+    assert exporter(pages).encode_metrics("text/plain")[1].startswith("text/plain; version=0.0.4")
 
 
 def test_the_encoder_says_what_the_library_says(pages):
     made = Exporter('odd "name"\\ \n', [member(rank, each) for rank, each in enumerate(pages)], lambda line: None)
     families = list(made.collect())
     registry = SimpleNamespace(collect=lambda: families)
-    assert made.text()[0] == exposition.generate_latest(registry)
-    assert made.text("application/openmetrics-text")[0] == openmetrics.generate_latest(registry)
+    assert made.encode_metrics()[0] == exposition.generate_latest(registry)
+    assert made.encode_metrics("application/openmetrics-text")[0] == openmetrics.generate_latest(registry)
 
 
 def test_what_is_said_of_a_rank_is_what_its_page_says(pages):
@@ -316,7 +318,7 @@ def test_buckets_are_coarsened_as_if_counted_directly(durations):
     counts = [0] * page.DURATIONS
     for duration in durations:
         counts[min(duration.bit_length(), page.DURATIONS - 1)] += 1
-    found = coarse(counts)
+    found = merge_buckets(counts)
     assert [float(bound) for bound, _ in found] == [*definitions.BUCKETS, math.inf]
     for bound, count in found:
         assert count == sum(duration < float(bound) * 1e9 - 1e-3 for duration in durations)
@@ -329,7 +331,7 @@ def test_64_ranks_are_scraped_within_a_second_with_about_100_series_each():
         spent = []
         for accept in ["", "application/openmetrics-text"] * 4:
             began = time.perf_counter()
-            text, _ = made.text(accept)
+            text, _ = made.encode_metrics(accept)
             spent.append(time.perf_counter() - began)
         found = samples(made)
     finally:

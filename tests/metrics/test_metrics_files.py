@@ -43,7 +43,7 @@ def test_a_run_is_named_for_its_script(command, name):
 
 
 def test_a_target_brings_no_label_that_a_series_has():
-    [group] = json.loads(discovery.document("h:1", "r", 5))
+    [group] = json.loads(discovery.describe_endpoint("h:1", "r", 5))
     assert group["targets"] == ["h:1"]
     assert all(label.startswith("__meta_") for label in group["labels"])
 
@@ -81,7 +81,7 @@ def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path):
 
 def test_only_the_runs_own_file_is_removed(tmp_path):
     path = tmp_path / "a.json"
-    ours, theirs = (discovery.document("h:1", "train", pid) for pid in (1, 2))
+    ours, theirs = (discovery.describe_endpoint("h:1", "train", pid) for pid in (1, 2))
     path.write_bytes(theirs)
     atomic_file.remove(path, ours)
     assert path.exists()
@@ -91,18 +91,18 @@ def test_only_the_runs_own_file_is_removed(tmp_path):
 
 
 def test_a_directory_gets_a_file_for_each_run_and_is_made(tmp_path):
-    assert discovery.place(tmp_path / "sd" / "engine", "run-1") == tmp_path / "sd" / "engine" / "run-1.json"
-    assert discovery.place(tmp_path / "all.json", "run-1") == tmp_path / "all.json"
+    assert discovery.choose_file(tmp_path / "sd" / "engine", "run-1") == tmp_path / "sd" / "engine" / "run-1.json"
+    assert discovery.choose_file(tmp_path / "all.json", "run-1") == tmp_path / "all.json"
     (tmp_path / "d.json").mkdir()
-    assert discovery.place(tmp_path / "d.json", "run-1") == tmp_path / "d.json" / "run-1.json"
+    assert discovery.choose_file(tmp_path / "d.json", "run-1") == tmp_path / "d.json" / "run-1.json"
 
 
 def test_places_that_cannot_be_say_so(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(MetricsError, match=r"file_sd in .*: .*; name a directory or a"):
-        discovery.place(tmp_path / "file", "r")
+        discovery.choose_file(tmp_path / "file", "r")
     with pytest.raises(MetricsError, match=r"there is no directory .*: make it"):
-        discovery.place(tmp_path / "no" / "a.json", "r")
+        discovery.choose_file(tmp_path / "no" / "a.json", "r")
     with pytest.raises(MetricsError, match=r"there is no directory .*: make it"):
         Textfile(tmp_path / "no" / "a.prom", lambda: b"", print)
     with pytest.raises(MetricsError, match=r"which reads \*.prom: name it so"):

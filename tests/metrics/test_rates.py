@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.metrics.page import PageError, Snapshot
-from engine.metrics.report.rates import COUNTERS, JobReading, Page, pending, rates, straggler
+from engine.metrics.report.rates import COUNTERS, JobReading, Page, compute_rates, find_straggler, pending
 
 from .written_pages import snapshot
 
@@ -30,7 +30,7 @@ def test_rates_are_what_grew_by_the_time_that_passed() -> None:
     before = {"pid": 5, "steps": 10, "step_ns": 10**9, "lags": 4, "lag_ns": 4_000_000, "collective_bytes": [0, 1000]}
     after = {"pid": 5, "steps": 14, "step_ns": 3 * 10**9, "step_durations": [3, 1], "lags": 6, "lag_ns": 10_000_000}
     after |= {"collective_bytes": [500, 4500], "blocked_ns": 10**9, "exposed_ns": 5 * 10**8, "collectives": [1, 2, 3]}
-    found = rates(JobReading(1.0, {0: snapshot(**before)}), JobReading(3.0, {0: snapshot(**after)}))[0]
+    found = compute_rates(JobReading(1.0, {0: snapshot(**before)}), JobReading(3.0, {0: snapshot(**after)}))[0]
     assert (found.steps, found.step, found.lag, found.nbytes) == (2.0, 0.5, 0.003, 2000.0)
     assert (found.blocked, found.exposed, found.collectives) == (0.5, 0.25, 3.0)
 
@@ -38,12 +38,12 @@ def test_rates_are_what_grew_by_the_time_that_passed() -> None:
 def test_samples_of_a_gpu_are_means_of_the_interval() -> None:
     before = snapshot(pid=5, device_samples=[2, 0, 1], device_ns=[2000, 0, 7])
     after = snapshot(pid=5, device_samples=[4, 0, 1, 0, 2], device_ns=[8000, 0, 7, 0, 6000])
-    found = rates(JobReading(1.0, {0: before}), JobReading(3.0, {0: after}))[0]
+    found = compute_rates(JobReading(1.0, {0: before}), JobReading(3.0, {0: after}))[0]
     assert found.device == {"queue": 3e-6, "exposed": 3e-6}
 
 
 def test_a_rank_that_did_nothing_has_no_step_time_and_no_lag() -> None:
-    found = rates(JobReading(0.0, {0: snapshot(pid=1)}), JobReading(1.0, {0: snapshot(pid=1)}))[0]
+    found = compute_rates(JobReading(0.0, {0: snapshot(pid=1)}), JobReading(1.0, {0: snapshot(pid=1)}))[0]
     assert found.step is None and found.lag is None and found.steps == 0
 
 
@@ -51,7 +51,7 @@ def test_a_rank_that_did_nothing_has_no_step_time_and_no_lag() -> None:
 def test_rates_are_finite_and_not_negative_whatever_ranks_do(
     earlier: dict[int, Page], later: dict[int, Page], seconds: float
 ) -> None:
-    found = rates(JobReading(100.0, earlier), JobReading(100.0 + seconds, later))
+    found = compute_rates(JobReading(100.0, earlier), JobReading(100.0 + seconds, later))
     if 100.0 + seconds <= 100.0:
         assert found == {}
     for rank, rate in found.items():
@@ -67,20 +67,20 @@ def test_rates_are_finite_and_not_negative_whatever_ranks_do(
 def test_ranks_that_come_or_go_have_no_rates_and_take_none_from_others(
     earlier: dict[int, Page], later: dict[int, Page]
 ) -> None:
-    both = rates(JobReading(0.0, earlier), JobReading(1.0, later))
+    both = compute_rates(JobReading(0.0, earlier), JobReading(1.0, later))
     shared = earlier.keys() & later.keys()
-    assert both == rates(
+    assert both == compute_rates(
         JobReading(0.0, {r: earlier[r] for r in shared}), JobReading(1.0, {r: later[r] for r in shared})
     )
 
 
 @pytest.mark.parametrize("name", COUNTERS)
 def test_counters_that_begin_anew_give_no_rates(name: str) -> None:
-    assert rates(JobReading(0.0, {0: snapshot(**{name: 9})}), JobReading(1.0, {0: snapshot(**{name: 8})})) == {}
+    assert compute_rates(JobReading(0.0, {0: snapshot(**{name: 9})}), JobReading(1.0, {0: snapshot(**{name: 8})})) == {}
 
 
 def test_another_process_in_a_ranks_place_gives_no_rates() -> None:
-    assert rates(JobReading(0.0, {0: snapshot(pid=1)}), JobReading(1.0, {0: snapshot(pid=2, steps=5)})) == {}
+    assert compute_rates(JobReading(0.0, {0: snapshot(pid=1)}), JobReading(1.0, {0: snapshot(pid=2, steps=5)})) == {}
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_another_process_in_a_ranks_place_gives_no_rates() -> None:
     ],
 )
 def test_a_straggler_stands_out(lags: dict[int, float], step: float | None, expected: int | None) -> None:
-    assert straggler(lags, step) == expected
+    assert find_straggler(lags, step) == expected
 
 
 def test_counters_that_were_read_at_two_moments_leave_nothing_pending() -> None:

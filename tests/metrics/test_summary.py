@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from engine.metrics import page
 from engine.metrics.report import advice
 from engine.metrics.report.rates import Page
-from engine.metrics.report.summary import FEW_STEPS, Run, figures, lines, percentile
+from engine.metrics.report.summary import FEW_STEPS, Run, compute_figures, find_percentile, format_summary
 
 from .written_pages import snapshot, words_of
 
@@ -64,11 +64,11 @@ def rank(number: int = 0, **fields: int | list[int]) -> page.Snapshot:
 
 def told(run: Run = RUN, **fields: int | list[int]) -> list[str]:
     """Advice for a job both of whose ranks have these fields."""
-    return advice.advise(figures({0: rank(0, **fields), 1: rank(1, **fields)}, run))
+    return advice.recommend_changes(compute_figures({0: rank(0, **fields), 1: rank(1, **fields)}, run))
 
 
 def test_a_healthy_run_in_figures() -> None:
-    found = figures({0: rank(0), 1: rank(1)}, RUN)
+    found = compute_figures({0: rank(0), 1: rank(1)}, RUN)
     assert (found.steps, found.step) == (400, 0.05)
     assert found.step_half == found.step_most == (2**25 / 1e9, 2**26 / 1e9)
     assert found.nbytes == 8 << 30 and found.active == 20.0
@@ -78,7 +78,7 @@ def test_a_healthy_run_in_figures() -> None:
 
 
 def test_the_summary_has_about_ten_lines_and_its_figures() -> None:
-    text = advice.report({0: rank(0), 1: rank(1, lag_ns=100 * 12 * MS)}, RUN)
+    text = advice.summarize_run({0: rank(0), 1: rank(1, lag_ns=100 * 12 * MS)}, RUN)
     assert 9 <= len(text) <= 12
     assert text[0] == "summary: 2 ranks, 0:00:30"
     shown = "\n".join(text)
@@ -96,19 +96,19 @@ def test_the_summary_has_about_ten_lines_and_its_figures() -> None:
 
 def test_the_summary_is_about_the_tuners_choice_when_it_has_chosen() -> None:
     tuned = rank(0, tuner_phase=3, tuner_trials=21, tuner_default_ps=80 * 10**9, tuner_best_ps=60 * 10**9)
-    shown = "\n".join(advice.report({0: tuned, 1: rank(1)}, RUN))
+    shown = "\n".join(advice.summarize_run({0: tuned, 1: rank(1)}, RUN))
     assert "21 trials; the knobs above are its choice, 60 ms against 80 ms" in shown and "25.0 % less" in shown
 
 
 def test_a_search_that_found_nothing_faster_says_so() -> None:
     tuned = rank(0, tuner_phase=3, tuner_trials=19, tuner_default_ps=80 * 10**9, tuner_best_ps=80 * 10**9)
-    shown = "\n".join(advice.report({0: tuned, 1: rank(1)}, RUN))
+    shown = "\n".join(advice.summarize_run({0: tuned, 1: rank(1)}, RUN))
     assert "19 trials; it found nothing faster than the knobs above" in shown
 
 
 def test_knobs_of_a_trial_are_not_called_the_best() -> None:
     tuned = rank(0, tuner_phase=2, tuner_trials=4)
-    shown = "\n".join(advice.report({0: tuned, 1: rank(1)}, run_of(log="here/log.jsonl")))
+    shown = "\n".join(advice.summarize_run({0: tuned, 1: rank(1)}, run_of(log="here/log.jsonl")))
     assert "still searching after 4 trials; 'autotune best here/log.jsonl' has its best knobs" in shown
     assert "its choice" not in shown
 
@@ -116,7 +116,7 @@ def test_knobs_of_a_trial_are_not_called_the_best() -> None:
 def test_ranks_are_compared_with_the_processors_of_their_own_host() -> None:
     def crowded(**hosts: tuple[int, int]) -> str | None:
         run = replace(run_of(sum(ranks for ranks, _ in hosts.values()), 1), hosts=hosts)
-        return advice.crowded(figures({0: rank(0), 1: rank(1)}, run))
+        return advice.report_crowded_hosts(compute_figures({0: rank(0), 1: rank(1)}, run))
 
     assert crowded(a=(1, 1), b=(4, 4)) is None
     few = crowded(a=(1, 1), b=(4, 2), c=(3, 1))
@@ -131,22 +131,22 @@ def test_hosts_and_what_the_network_costs_are_told() -> None:
     for number, host in enumerate((0, 1, 2, 0)):
         waits = [4000 * MS * (waited == 1 != host) + MS for waited in range(3)]
         ranks[number] = rank(number, host=host, host_name=words_of(f"node{host}"), crossing_ns=waits, **far)
-    shown = "\n".join(advice.report(ranks, RUN))
+    shown = "\n".join(advice.summarize_run(ranks, RUN))
     assert "node0 ranks 0, 3; node1 rank 1; node2 rank 2; 3 GiB sent to other hosts by a rank" in shown
     assert "waited for data of node0 0.0 %, node1 20.0 %, node2 0.0 %" in shown
     assert "look at the network of node1 and at its load: the others wait for its data for 20.0 % of the time" in shown
     assert "none stands out" in shown
-    assert "hosts:" not in "\n".join(advice.report({0: rank(0), 1: rank(1)}, RUN))
+    assert "hosts:" not in "\n".join(advice.summarize_run({0: rank(0), 1: rank(1)}, RUN))
 
 
 def test_what_gpus_take_is_told() -> None:
     gpu = {"gpu": 1, "device_entries": 40, "device_bytes": 3 << 30, "device_sampled_bytes": 10**9}
     gpu |= {"device_samples": [4, 2, 4, 0, 10], "device_ns": [4 * MS, 4 * MS, 40 * MS, 0, 30 * MS]}
-    shown = "\n".join(advice.report({0: rank(0, **gpu), 1: rank(1)}, RUN))
+    shown = "\n".join(advice.summarize_run({0: rank(0, **gpu), 1: rank(1)}, RUN))
     assert "GPUs:" in shown and "3 GiB of tensors a rank" in shown
     assert "in the mean: queue 1 ms, pack 2 ms, NCCL 10 ms; 25.00 GB/s in NCCL" in shown, shown
     assert "a step's stream stood for 3 ms (exposed)" in shown
-    assert "GPUs:" not in "\n".join(advice.report({0: rank(0), 1: rank(1)}, RUN))
+    assert "GPUs:" not in "\n".join(advice.summarize_run({0: rank(0), 1: rank(1)}, RUN))
 
 
 @pytest.mark.parametrize(("hosts", "slow"), [(2, (0, 1)), (3, (1, 2))])
@@ -159,7 +159,7 @@ def test_a_slow_link_between_two_hosts_is_told(hosts: int, slow: tuple[int, int]
             waits = [milliseconds * MS + host if each in slow and each != host else MS for each in range(hosts)]
             far = {"hosts": hosts, "host": host, "host_name": words_of(f"node{host}")}
             ranks[host] = rank(host, **far, crossing_ns=waits, lag_ns=0)
-        return "\n".join(advice.report(ranks, RUN))
+        return "\n".join(advice.summarize_run(ranks, RUN))
 
     link = f"the link between node{slow[0]} and node{slow[1]} is slow: each waits for the other's data for 20.0 %"
     assert link in shown(4000) and "look at the network of" not in shown(4000) and "none stands out" in shown(4000)
@@ -197,14 +197,14 @@ def test_advice_is_given_where_its_condition_holds(words: str, run: Run | None, 
 
 
 def test_one_late_rank_is_named_with_how_late_it_is() -> None:
-    found = advice.advise(figures({0: rank(0), 1: rank(1, lag_ns=100 * 12 * MS)}, RUN))
+    found = advice.recommend_changes(compute_figures({0: rank(0), 1: rank(1, lag_ns=100 * 12 * MS)}, RUN))
     assert len(found) == 1 and found[0].startswith(
         "look at rank 1: it submits its tensors 12 ms after the first rank, 24"
     )
 
 
 def test_ranks_that_are_late_in_turn_are_not_blamed() -> None:
-    found = advice.advise(figures({n: rank(n, lag_ns=(1000 + n) * MS) for n in range(2)}, RUN))
+    found = advice.recommend_changes(compute_figures({n: rank(n, lag_ns=(1000 + n) * MS) for n in range(2)}, RUN))
     assert not any("look at" in line for line in found)
 
 
@@ -223,14 +223,14 @@ def test_of_few_steps_nothing_is_concluded() -> None:
 
 def test_a_failed_run_is_summarised_up_to_its_end() -> None:
     pages: dict[int, Page] = {0: rank(0, state=3, cause=1, culprit=2), 1: rank(1, state=1), 2: None}
-    text = advice.report(pages, run_of(3))
+    text = advice.summarize_run(pages, run_of(3))
     assert text[0] == "summary: 3 ranks, 0:00:30; rank 2 never started the engine"
     assert any("rank 0 failed: rank 1 died" in line for line in text)
 
 
 def test_what_the_user_ended_has_not_failed() -> None:
     pages: dict[int, Page] = {number: rank(number, state=3, cause=2, culprit=1) for number in range(2)}
-    text = "\n".join(advice.report(pages, replace(RUN, ended_by="SIGINT")))
+    text = "\n".join(advice.summarize_run(pages, replace(RUN, ended_by="SIGINT")))
     assert "the user ended the job (SIGINT)" in text and "failed" not in text
 
 
@@ -240,29 +240,29 @@ def test_a_page_that_cannot_be_read_is_named_and_the_others_are_used() -> None:
     with pytest.raises(page.PageError) as caught:
         page.read(descriptor)
     os.close(descriptor)
-    shown = "\n".join(advice.report({0: rank(0), 1: caught.value}, RUN))
+    shown = "\n".join(advice.summarize_run({0: rank(0), 1: caught.value}, RUN))
     assert "the page of rank 1 begins with" in shown and "400, of 50 ms" in shown
 
 
 @pytest.mark.parametrize("pages", [{0: None, 1: None}, {0: rank(0, state=0), 1: None}])
 def test_a_run_without_the_engine_says_so(pages: dict[int, Page]) -> None:
-    assert advice.report(pages, RUN)[1] == "  nothing was counted: no rank has started the engine"
+    assert advice.summarize_run(pages, RUN)[1] == "  nothing was counted: no rank has started the engine"
 
 
 def test_a_run_that_did_not_count_says_so() -> None:
-    (line,) = advice.report({}, RUN)
+    (line,) = advice.summarize_run({}, RUN)
     assert "--no-metrics" in line
 
 
 def test_a_rank_that_started_and_did_nothing_makes_no_figures_up() -> None:
-    text = advice.report({0: snapshot(state=1, pid=1, size=1, worlds=1, started_ns=1)}, run_of(1))
+    text = advice.summarize_run({0: snapshot(state=1, pid=1, size=1, worlds=1, started_ns=1)}, run_of(1))
     shown = "\n".join(text)
     assert "none were counted" in shown and "no collective has moved data" in shown and "%" not in shown
 
 
 @given(st.lists(st.dictionaries(st.sampled_from(sorted(page.EXPECTED)), st.integers(0, 2**64 - 1)), max_size=4))
 def test_whatever_pages_hold_there_is_a_summary(contents: list[dict[str, int]]) -> None:
-    text = advice.report({number: snapshot(**content) for number, content in enumerate(contents)}, RUN)
+    text = advice.summarize_run({number: snapshot(**content) for number, content in enumerate(contents)}, RUN)
     assert text and all(line.isprintable() for line in text)
 
 
@@ -271,7 +271,7 @@ def test_a_percentile_lies_between_its_bounds(durations: list[int], share: float
     buckets = [0] * page.DURATIONS
     for nanoseconds in durations:
         buckets[min(nanoseconds.bit_length(), page.DURATIONS - 1)] += 1
-    bounds = percentile(buckets, share)
+    bounds = find_percentile(buckets, share)
     assert bounds is not None
     ordered = sorted(durations)
     exact = next(value for index, value in enumerate(ordered) if index + 1 >= share * len(ordered)) / 1e9
@@ -279,11 +279,11 @@ def test_a_percentile_lies_between_its_bounds(durations: list[int], share: float
 
 
 def test_of_nothing_there_is_no_percentile() -> None:
-    assert percentile([0] * page.DURATIONS, 0.5) is None
+    assert find_percentile([0] * page.DURATIONS, 0.5) is None
 
 
 def test_lines_are_what_the_figures_say() -> None:
-    assert lines(figures({0: rank(0), 1: rank(1)}, RUN), ["one", "two"])[-2:] == [
+    assert format_summary(compute_figures({0: rank(0), 1: rank(1)}, RUN), ["one", "two"])[-2:] == [
         "  to change:      one",
         "                  two",
     ]

@@ -27,8 +27,8 @@ from engine.launch.cli import main as enginerun
 from engine.metrics.page import PageError, Snapshot
 from engine.metrics.report.find_jobs import RunningJob
 from engine.metrics.report.rates import JobReading, Page, Rates
-from engine.metrics.report.top import TopError, choose, main
-from engine.metrics.report.top_screen import Frame, draw, ending
+from engine.metrics.report.top import TopError, choose_job, main
+from engine.metrics.report.top_screen import Frame, describe_end, draw_frame
 
 from ..waiting import measured
 from .fake_pages import ELASTIC
@@ -315,9 +315,9 @@ def job_of(run: str, pid: int, pages: int = 2) -> RunningJob:
 
 def test_the_only_job_is_chosen_and_a_job_by_process_name_or_beginning() -> None:
     one, two, dark = job_of("train-10", 10), job_of("tune-20", 20), job_of("dark-30", 30, 0)
-    assert choose([one, dark], None) is one
+    assert choose_job([one, dark], None) is one
     for wanted in ("10", "11", "train-10", "tr"):
-        assert choose([one, two], wanted) is one
+        assert choose_job([one, two], wanted) is one
 
 
 @pytest.mark.parametrize(
@@ -334,7 +334,7 @@ def test_the_only_job_is_chosen_and_a_job_by_process_name_or_beginning() -> None
 )
 def test_where_no_job_can_be_chosen_it_says_why(jobs: list[RunningJob], wanted: str | None, said: str) -> None:
     with pytest.raises(TopError, match=said):
-        choose(jobs, wanted)
+        choose_job(jobs, wanted)
 
 
 def test_without_such_a_job_the_exit_code_is_1() -> None:
@@ -379,7 +379,7 @@ def test_the_launcher_does_not_import_rich() -> None:
 def drawn(frame: Frame, width: int, height: int | None) -> list[str]:
     console = Console(width=width, height=height or 1000, color_system=None, force_terminal=False, legacy_windows=False)
     with console.capture() as capture:
-        console.print(draw(frame, width, height))
+        console.print(draw_frame(frame, width, height))
     return capture.get().splitlines()
 
 
@@ -490,11 +490,11 @@ def test_the_slowest_and_the_broken_are_shown_where_there_is_no_room_for_all() -
 
 def test_a_name_cannot_draw_on_the_terminal() -> None:
     frame = Frame("evil\x1b[2J[red]\n", JobReading(0.0, {0: None}), {}, {}, 0.0)
-    assert "evil?[2J[red]?" in drawn(frame, 80, 24)[0] and "evil?[2J[red]?" in ending(frame)
+    assert "evil?[2J[red]?" in drawn(frame, 80, 24)[0] and "evil?[2J[red]?" in describe_end(frame)
 
 
 def test_pages_of_odd_numbers_are_drawn() -> None:
     names = "state size worlds started_ns tuner_phase cause culprit stalled stores chunk compression tuner_best_ps pid"
     odd = snapshot(**dict.fromkeys(names.split(), 2**64 - 1))
     assert max(map(len, drawn(frame_with({0: odd}, {0: 0.0}), 80, 24))) <= 80
-    assert ending(frame_with({0: odd}))
+    assert describe_end(frame_with({0: odd}))

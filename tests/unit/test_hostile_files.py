@@ -37,8 +37,8 @@ from engine.launch.process.rank_end import RankEnd
 from engine.launch.report.failure_report import failure_lines, flight_records, investigate
 from engine.metrics import elastic_job, page
 from engine.metrics.report.find_jobs import by_rank, look_into, state_letter
-from engine.metrics.report.rates import JobReading, rates
-from engine.metrics.report.top_screen import Frame, draw, ending
+from engine.metrics.report.rates import JobReading, compute_rates
+from engine.metrics.report.top_screen import Frame, describe_end, draw_frame
 from engine.trace.__main__ import main as trace
 
 from ..autotune.surfaces import DEFAULT, SPACE, bowl, search
@@ -259,9 +259,9 @@ def counters(home: Path) -> Case:
         before = JobReading(1.0, by_rank([look_into(path), page.read(home / "good")]))
         now = JobReading(2.0, before.pages)
         letters = {rank: state_letter(each) for rank, each in now.snapshots.items()}
-        frame = Frame("r", now, rates(before, now), letters, time.time(), ELASTIC)
-        console.print(draw(frame, 100, 30))
-        ending(frame)
+        frame = Frame("r", now, compute_rates(before, now), letters, time.time(), ELASTIC)
+        console.print(draw_frame(frame, 100, 30))
+        describe_end(frame)
 
     (home / "good").write_bytes(good)
     return good, of_file(path, read)
@@ -281,7 +281,7 @@ def board(home: Path) -> Case:
         finally:
             os.close(descriptor)
         frame = Frame("r", JobReading(1.0, {}), {}, {}, time.time(), found)
-        console.print(draw(frame, 100, 30))
+        console.print(draw_frame(frame, 100, 30))
 
     return json.dumps(asdict(ELASTIC)).encode(), read
 

@@ -17,7 +17,7 @@ from engine.config.setting import Knob, Option, setting
 from engine.errors import ConfigError
 from engine.launch.cli import options
 from engine.launch.errors import LaunchError
-from engine.metrics.knobs import GAUGES, gauges
+from engine.metrics.knobs import GAUGES, make_gauges
 from engine.session import commands
 from engine.tuning.knobs import KNOBS, axis
 from engine_ext import knobs as native
@@ -108,7 +108,7 @@ def test_a_new_knob_is_taken_searched_and_shown() -> None:
         "lane_wait_ms": {"kind": "Real", "low": 0.5, "high": 3, "log": True, "off": 0.0},
         "lane_kind": {"kind": "Choice", "values": ["wide"]},
     }
-    shown = [(gauge.field, gauge.label, gauge.per) for gauge in gauges(knobs)[len(GAUGES) :]]
+    shown = [(gauge.field, gauge.label, gauge.per) for gauge in make_gauges(knobs)[len(GAUGES) :]]
     assert shown == [
         ("lane", "lane_bytes", 1.0),
         ("lane_wait_ns", "lane_wait_seconds", 1e9),

@@ -70,7 +70,7 @@ Series = tuple[tuple[str, ...], tuple[object, ...]]
 Reader = Callable[[RankReading, Snapshot], Iterable[Series]]
 
 
-def coarse(counts: Sequence[int]) -> list[tuple[str, int]]:
+def merge_buckets(counts: Sequence[int]) -> list[tuple[str, int]]:
     """Merge a page's buckets into the exported cumulative buckets.
 
     Parameters
@@ -130,9 +130,9 @@ class Exporter(Collector):
         self._lock = threading.Lock()
         self._offset = time.time() - time.monotonic()
         self._host = socket.gethostname()
-        self._version = _version()
+        self._version = _read_version()
 
-    def text(self, accept: str = "") -> tuple[bytes, str]:
+    def encode_metrics(self, accept: str = "") -> tuple[bytes, str]:
         """Encode all metrics.
 
         Parameters
@@ -169,11 +169,11 @@ class Exporter(Collector):
                 for labels, value in [] if job is None else ELASTIC[definition.name](job):
                     family.add_metric([self._run, *labels], value)  # type: ignore[attr-defined]
             else:
-                self._fill(family, definition, readings, leader)
+                self._add_series(family, definition, readings, leader)
             if family.samples:
                 yield family
 
-    def _fill(
+    def _add_series(
         self, family: Metric, definition: definitions.Metric, readings: Sequence[RankReading], leader: int | None
     ) -> None:
         """Add the series of every rank that has the metric."""
@@ -231,24 +231,24 @@ class Exporter(Collector):
 _NOTHING = Snapshot({name: [0] * words for name, words in page.EXPECTED.items()})
 
 
-def _version() -> str:
+def _read_version() -> str:
     try:
         return metadata.version("enginerun")
     except metadata.PackageNotFoundError:
         return "unknown"
 
 
-def _number(field: str, unit: float = 1.0) -> Reader:
+def _make_field_reader(field: str, unit: float = 1.0) -> Reader:
     """Return a reader of a one-word field."""
     return lambda _, snapshot: [((), (snapshot[field] / unit,))]
 
 
-def _known(field: str, unit: float) -> Reader:
+def _make_known_reader(field: str, unit: float) -> Reader:
     """Return a reader of a one-word field in which 0 means that there is no value yet."""
     return lambda _, snapshot: [((), (snapshot[field] / unit,))] if snapshot[field] else []
 
 
-def _summary(count: str, nanoseconds: str) -> Reader:
+def _make_summary_reader(count: str, nanoseconds: str) -> Reader:
     return lambda _, snapshot: [((), (snapshot[count], snapshot[nanoseconds] / 1e9))]
 
 
@@ -269,13 +269,13 @@ def _by_algorithm(field: str, unit: float = 1.0) -> Reader:
     return read
 
 
-def _tensors(_: RankReading, snapshot: Snapshot) -> Iterator[Series]:
+def _read_tensors(_: RankReading, snapshot: Snapshot) -> Iterator[Series]:
     for operation, tensors in zip(snapshot.names["operations"], snapshot.fields["collective_tensors"], strict=True):
         if tensors:
             yield (operation,), (tensors,)
 
 
-def _durations(_: RankReading, snapshot: Snapshot) -> Iterator[Series]:
+def _read_durations(_: RankReading, snapshot: Snapshot) -> Iterator[Series]:
     counts, times, width = (
         snapshot.fields["collective_durations"],
         snapshot.fields["collective_ns"],
@@ -284,19 +284,19 @@ def _durations(_: RankReading, snapshot: Snapshot) -> Iterator[Series]:
     for number, operation in enumerate(snapshot.names["operations"]):
         of_it = counts[number * page.DURATIONS : (number + 1) * page.DURATIONS]
         if any(of_it):
-            yield (operation,), (coarse(of_it), sum(times[number * width : (number + 1) * width]) / 1e9)
+            yield (operation,), (merge_buckets(of_it), sum(times[number * width : (number + 1) * width]) / 1e9)
 
 
-def _steps(_: RankReading, snapshot: Snapshot) -> Iterator[Series]:
+def _read_steps(_: RankReading, snapshot: Snapshot) -> Iterator[Series]:
     if any(snapshot.fields["step_durations"]):
-        yield (), (coarse(snapshot.fields["step_durations"]), snapshot["step_ns"] / 1e9)
+        yield (), (merge_buckets(snapshot.fields["step_durations"]), snapshot["step_ns"] / 1e9)
 
 
-def _last(reading: RankReading, snapshot: Snapshot) -> Iterator[Series]:
+def _read_last_time(reading: RankReading, snapshot: Snapshot) -> Iterator[Series]:
     yield (), (snapshot["last_ns"] / 1e9 + reading.offset if snapshot["last_ns"] else 0.0,)
 
 
-def _errors(_: RankReading, snapshot: Snapshot) -> Iterator[Series]:
+def _read_errors(_: RankReading, snapshot: Snapshot) -> Iterator[Series]:
     """Yield all kinds from the start: `increase()` misses the first error if its series begins at 1.
 
     The end of a world after which the job goes on is not a failure of the job.
@@ -306,20 +306,20 @@ def _errors(_: RankReading, snapshot: Snapshot) -> Iterator[Series]:
         if kind == "mismatch":
             yield (kind,), (snapshot["mismatches"],)
         else:
-            yield (kind,), (snapshot.word("causes", "cause") == kind and not goes_on,)
+            yield (kind,), (snapshot.get_name("causes", "cause") == kind and not goes_on,)
 
 
-def _info(reading: RankReading, snapshot: Snapshot) -> Iterator[Series]:
+def _read_info(reading: RankReading, snapshot: Snapshot) -> Iterator[Series]:
     transport = "shared-memory, tcp" if snapshot.far else "shared-memory"
     labels = (reading.host, str(snapshot["local_rank"]), str(snapshot["pid"]), reading.version, transport)
     yield labels, ({},)
 
 
-def _knobs(_: RankReading, snapshot: Snapshot) -> Iterator[Series]:
+def _read_knobs(_: RankReading, snapshot: Snapshot) -> Iterator[Series]:
     return (((gauge.label,), (snapshot[gauge.field] / gauge.per,)) for gauge in GAUGES)
 
 
-def _crossing(reading: RankReading, snapshot: Snapshot) -> Iterator[Series]:
+def _read_crossing_waits(reading: RankReading, snapshot: Snapshot) -> Iterator[Series]:
     """Yield all hosts waited for from the start: `increase()` misses the first value of a series."""
     for host, waited in enumerate(snapshot.fields["crossing_ns"][: snapshot["hosts"]]):
         if host != snapshot["host"]:
@@ -333,11 +333,11 @@ def _device_entries(_: RankReading, snapshot: Snapshot) -> Iterator[Series]:
 
 def _device_durations(_: RankReading, snapshot: Snapshot) -> Iterator[Series]:
     for stage in snapshot.names["stages"]:
-        count, nanoseconds = snapshot.sampled(stage)
+        count, nanoseconds = snapshot.get_samples(stage)
         yield (stage,), (count, nanoseconds / 1e9)
 
 
-def _cycles(_: RankReading, snapshot: Snapshot) -> Iterator[Series]:
+def _read_cycles(_: RankReading, snapshot: Snapshot) -> Iterator[Series]:
     return (((reason,), (n,)) for reason, n in zip(snapshot.names["reasons"], snapshot.fields["cycles"], strict=True))
 
 
@@ -345,45 +345,45 @@ READERS: dict[str, Reader] = {
     "engine_collectives_total": _by_algorithm("collectives"),
     "engine_collective_bytes_total": _by_algorithm("collective_bytes"),
     "engine_collective_seconds_total": _by_algorithm("collective_ns", 1e9),
-    "engine_collective_tensors_total": _tensors,
-    "engine_collective_duration_seconds": _durations,
-    "engine_last_collective_timestamp_seconds": _last,
-    "engine_step_duration_seconds": _steps,
-    "engine_blocked_seconds_total": _number("blocked_ns", 1e9),
-    "engine_exposed_seconds_total": _number("exposed_ns", 1e9),
-    "engine_queue_duration_seconds": _summary("queued", "queue_ns"),
-    "engine_negotiation_duration_seconds": _summary("negotiated", "negotiation_ns"),
-    "engine_arrival_lag_seconds": _summary("lags", "lag_ns"),
+    "engine_collective_tensors_total": _read_tensors,
+    "engine_collective_duration_seconds": _read_durations,
+    "engine_last_collective_timestamp_seconds": _read_last_time,
+    "engine_step_duration_seconds": _read_steps,
+    "engine_blocked_seconds_total": _make_field_reader("blocked_ns", 1e9),
+    "engine_exposed_seconds_total": _make_field_reader("exposed_ns", 1e9),
+    "engine_queue_duration_seconds": _make_summary_reader("queued", "queue_ns"),
+    "engine_negotiation_duration_seconds": _make_summary_reader("negotiated", "negotiation_ns"),
+    "engine_arrival_lag_seconds": _make_summary_reader("lags", "lag_ns"),
     "engine_device_entries_total": _device_entries,
-    "engine_device_bytes_total": _number("device_bytes"),
+    "engine_device_bytes_total": _make_field_reader("device_bytes"),
     "engine_device_duration_seconds": _device_durations,
-    "engine_device_sampled_bytes_total": _number("device_sampled_bytes"),
-    "engine_network_sent_bytes_total": _number("network_sent"),
-    "engine_network_received_bytes_total": _number("network_received"),
-    "engine_crossing_seconds_total": _crossing,
+    "engine_device_sampled_bytes_total": _make_field_reader("device_sampled_bytes"),
+    "engine_network_sent_bytes_total": _make_field_reader("network_sent"),
+    "engine_network_received_bytes_total": _make_field_reader("network_received"),
+    "engine_crossing_seconds_total": _read_crossing_waits,
     # The fields are read in another order than they are written, so more operations may seem completed than submitted.
     "engine_pending_tensors": lambda _, snapshot: [((), (max(0, snapshot["submitted"] - snapshot["completed"]),))],
-    "engine_fused_bytes_total": _number("fused_bytes"),
-    "engine_fusion_capacity_bytes_total": _number("fusion_capacity"),
-    "engine_cycles_total": _cycles,
-    "engine_submissions_total": _number("submitted"),
-    "engine_cache_misses_total": _number("requests"),
-    "engine_errors_total": _errors,
-    "engine_stall_warnings_total": _number("stall_warnings"),
-    "engine_stalled_tensors": _number("stalled"),
+    "engine_fused_bytes_total": _make_field_reader("fused_bytes"),
+    "engine_fusion_capacity_bytes_total": _make_field_reader("fusion_capacity"),
+    "engine_cycles_total": _read_cycles,
+    "engine_submissions_total": _make_field_reader("submitted"),
+    "engine_cache_misses_total": _make_field_reader("requests"),
+    "engine_errors_total": _read_errors,
+    "engine_stall_warnings_total": _make_field_reader("stall_warnings"),
+    "engine_stalled_tensors": _make_field_reader("stalled"),
     "engine_rank_up": lambda reading, _: [((), (float(reading.up),))],
-    "engine_rank_info": _info,
-    "engine_world_size": _number("size"),
+    "engine_rank_info": _read_info,
+    "engine_world_size": _make_field_reader("size"),
     "engine_resets_total": lambda _, snapshot: [((), (max(0, snapshot["worlds"] - 1),))],
-    "engine_start_timestamp_seconds": _number("started_ns", 1e9),
-    "engine_knob": _knobs,
-    "engine_knob_version": _number("knob_version"),
-    "engine_autotune_phase": _number("tuner_phase"),
-    "engine_autotune_searches_total": _number("tuner_searches"),
-    "engine_autotune_trials_total": _number("tuner_trials"),
-    "engine_autotune_changes_total": _number("tuner_changes"),
-    "engine_autotune_last_change_timestamp_seconds": _known("tuner_changed_ns", 1e9),
-    "engine_autotune_score_seconds": _known("tuner_score_ps", 1e12),
-    "engine_autotune_default_score_seconds": _known("tuner_default_ps", 1e12),
-    "engine_autotune_best_score_seconds": _known("tuner_best_ps", 1e12),
+    "engine_start_timestamp_seconds": _make_field_reader("started_ns", 1e9),
+    "engine_knob": _read_knobs,
+    "engine_knob_version": _make_field_reader("knob_version"),
+    "engine_autotune_phase": _make_field_reader("tuner_phase"),
+    "engine_autotune_searches_total": _make_field_reader("tuner_searches"),
+    "engine_autotune_trials_total": _make_field_reader("tuner_trials"),
+    "engine_autotune_changes_total": _make_field_reader("tuner_changes"),
+    "engine_autotune_last_change_timestamp_seconds": _make_known_reader("tuner_changed_ns", 1e9),
+    "engine_autotune_score_seconds": _make_known_reader("tuner_score_ps", 1e12),
+    "engine_autotune_default_score_seconds": _make_known_reader("tuner_default_ps", 1e12),
+    "engine_autotune_best_score_seconds": _make_known_reader("tuner_best_ps", 1e12),
 }

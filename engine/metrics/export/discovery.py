@@ -10,7 +10,7 @@ from ..errors import MetricsError
 from . import atomic_file
 
 
-def document(target: str, run: str, pid: int) -> bytes:
+def describe_endpoint(target: str, run: str, pid: int) -> bytes:
     """Describe an endpoint.
 
     The run's name is a `__meta_` label, for relabelling, not a label of the target. Each series already has the label
@@ -33,7 +33,7 @@ def document(target: str, run: str, pid: int) -> bytes:
     return json.dumps([{"targets": [target], "labels": labels}]).encode() + b"\n"
 
 
-def place(path: Path, run: str) -> Path:
+def choose_file(path: Path, run: str) -> Path:
     """Choose the file to write.
 
     Parameters

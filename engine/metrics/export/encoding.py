@@ -45,12 +45,12 @@ class Encoder:
             lines.append(f"# HELP {name} {about}\n# TYPE {name} {kind}\n")
             for sample in family.samples:
                 value = floatToGoString(sample.value)  # type: ignore[no-untyped-call]
-                lines.append(f"{sample.name}{self._written(sample.labels)} {value}\n")
+                lines.append(f"{sample.name}{self._format_labels(sample.labels)} {value}\n")
         if openmetrics:
             lines.append("# EOF\n")
         return "".join(lines).encode()
 
-    def _written(self, labels: dict[str, str]) -> str:
+    def _format_labels(self, labels: dict[str, str]) -> str:
         key = tuple(labels.items())
         written = self._labels.get(key)
         if written is None:

@@ -97,7 +97,7 @@ class Endpoint:
     def target(self) -> str:
         """Address `HOST:PORT` at which other hosts reach the endpoint."""
         wildcard = ipaddress.ip_address(self._bound.partition("%")[0]).is_unspecified
-        return _target(socket.gethostname() if wildcard else self._bound, self.port)
+        return _format_target(socket.gethostname() if wildcard else self._bound, self.port)
 
     @property
     def connections(self) -> int:
@@ -111,14 +111,16 @@ class Endpoint:
     def stop(self) -> None:
         """Stop listening and close open connections. Answers that have begun have 0.3 s to finish."""
         self.stopped = True
-        _shut(self._server.socket, socket.SHUT_RDWR)  # wakes the thread that listens
+        _shut_down(self._server.socket, socket.SHUT_RDWR)  # wakes the thread that listens
         if self._thread.is_alive():
             self._thread.join(STOP_LIMIT)
-        self._server.shut(socket.SHUT_RD)  # readers of a request end at once; writers of an answer have a moment
+        self._server.shut_down_connections(
+            socket.SHUT_RD
+        )  # readers of a request end at once; writers of an answer have a moment
         end = time.monotonic() + ANSWER_LIMIT
         while self.connections and time.monotonic() < end:
             time.sleep(LOOK)
-        self._server.shut(socket.SHUT_RDWR)
+        self._server.shut_down_connections(socket.SHUT_RDWR)
         self.close()
 
     def close(self) -> None:
@@ -167,13 +169,13 @@ class _Server(ThreadingHTTPServer):
             displaced = self._strangers.displace()
         if displaced is None:
             return False
-        _shut(displaced, socket.SHUT_RDWR)
+        _shut_down(displaced, socket.SHUT_RDWR)
         end = time.monotonic() + STOP_LIMIT
         while displaced.fileno() >= 0 and time.monotonic() < end:
             time.sleep(LOOK)
         return True
 
-    def know(self, request: socket.socket) -> None:
+    def mark_known(self, request: socket.socket) -> None:
         """Mark a connection as known: it has sent its request, and is not displaced any more."""
         with self._lock:
             self._strangers.remove(request)
@@ -196,7 +198,7 @@ class _Server(ThreadingHTTPServer):
 
     def shutdown_request(self, request: Any) -> None:
         """Close a connection and forget it."""
-        self.know(request)
+        self.mark_known(request)
         self.open.discard(request)
         super().shutdown_request(request)
 
@@ -205,10 +207,10 @@ class _Server(ThreadingHTTPServer):
         if not isinstance(sys.exc_info()[1], OSError):
             raise
 
-    def shut(self, how: int) -> None:
+    def shut_down_connections(self, how: int) -> None:
         """Shut down all connections."""
         for connection in list(self.open):
-            _shut(connection, how)
+            _shut_down(connection, how)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -225,8 +227,8 @@ class _Handler(BaseHTTPRequestHandler):
         assert isinstance(self.server, _Server)
         self._endpoint = self.server.endpoint
         self._whole = False  # whether the client has sent everything, according to its headers
-        self.rfile = io.BytesIO(_request(self.connection))
-        self.server.know(self.connection)
+        self.rfile = io.BytesIO(_read_request(self.connection))
+        self.server.mark_known(self.connection)
         self.connection.settimeout(LIFETIME)  # limit of `sendall`, for the whole answer
 
     def finish(self) -> None:
@@ -239,10 +241,10 @@ class _Handler(BaseHTTPRequestHandler):
         """Parse the request; refuse all methods but GET and HEAD."""
         if not super().parse_request():
             return False
-        self._whole = not (self._header("Content-Length") or self._header("Transfer-Encoding"))
+        self._whole = not (self._get_header("Content-Length") or self._get_header("Transfer-Encoding"))
         if self.command not in ("GET", "HEAD"):
             text = f"405 {self.command!r} is not allowed: GET and HEAD are\n"
-            self._reply(HTTPStatus.METHOD_NOT_ALLOWED, text, {"Allow": "GET, HEAD"})
+            self._send_reply(HTTPStatus.METHOD_NOT_ALLOWED, text, {"Allow": "GET, HEAD"})
             return False
         return True
 
@@ -252,31 +254,31 @@ class _Handler(BaseHTTPRequestHandler):
         path = re.sub(r"^https?://[^/]*", "", self.path, flags=re.IGNORECASE).partition("?")[0]
         if path == "/metrics":
             try:
-                body, kind = endpoint.exposition(self._header("Accept"))
+                body, kind = endpoint.exposition(self._get_header("Accept"))
             except Exception:
-                self._reply(HTTPStatus.INTERNAL_SERVER_ERROR, "500 a defect: the job's stderr shows it\n")
+                self._send_reply(HTTPStatus.INTERNAL_SERVER_ERROR, "500 a defect: the job's stderr shows it\n")
                 raise
             headers = {"Content-Type": kind}
-            if any(GZIP.fullmatch(word.strip()) for word in self._header("Accept-Encoding").split(",")):
+            if any(GZIP.fullmatch(word.strip()) for word in self._get_header("Accept-Encoding").split(",")):
                 body, headers = gzip.compress(body, compresslevel=1), headers | {"Content-Encoding": "gzip"}
             if not endpoint.stopped:
-                self._reply(HTTPStatus.OK, body, headers)
+                self._send_reply(HTTPStatus.OK, body, headers)
                 endpoint.scraped = endpoint.scraped or self.command == "GET"
         elif path == "/sd":
-            text = discovery.document(self._reached(), endpoint.run, os.getpid())
-            self._reply(HTTPStatus.OK, text, {"Content-Type": "application/json"})
+            text = discovery.describe_endpoint(self._get_reached_target(), endpoint.run, os.getpid())
+            self._send_reply(HTTPStatus.OK, text, {"Content-Type": "application/json"})
         elif path == "/":
             text = _INDEX.format(run=html.escape(endpoint.run)).encode()
-            self._reply(HTTPStatus.OK, text, {"Content-Type": "text/html; charset=utf-8"})
+            self._send_reply(HTTPStatus.OK, text, {"Content-Type": "text/html; charset=utf-8"})
         else:
-            self._reply(HTTPStatus.NOT_FOUND, f"404 there is nothing at {path[:200]!r}: see / or /metrics\n")
+            self._send_reply(HTTPStatus.NOT_FOUND, f"404 there is nothing at {path[:200]!r}: see / or /metrics\n")
 
     do_HEAD = do_GET
 
     def log_message(self, format: str, *args: Any) -> None:
         """Write no log, because the launcher's output belongs to the job."""
 
-    def _reply(self, status: HTTPStatus, body: bytes | str, headers: dict[str, str] | None = None) -> None:
+    def _send_reply(self, status: HTTPStatus, body: bytes | str, headers: dict[str, str] | None = None) -> None:
         if isinstance(body, str):
             body = body.encode(errors="backslashreplace")
             headers = {"Content-Type": "text/plain; charset=utf-8", **(headers or {})}
@@ -289,13 +291,13 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(body)
 
-    def _header(self, name: str) -> str:
+    def _get_header(self, name: str) -> str:
         return ", ".join(self.headers.get_all(name, []))
 
-    def _reached(self) -> str:
+    def _get_reached_target(self) -> str:
         """Return the address at which this client reached the endpoint; a wildcard address has several."""
         host, port = self.connection.getsockname()[:2]
-        return _target(str(host), int(port))
+        return _format_target(str(host), int(port))
 
 
 _INDEX = """<!doctype html>
@@ -315,7 +317,7 @@ def _forget_in_forked_child() -> None:
 os.register_at_fork(after_in_child=_forget_in_forked_child)
 
 
-def _request(connection: socket.socket) -> bytes:
+def _read_request(connection: socket.socket) -> bytes:
     """Read a request up to its empty line. Stop after the first line if it is not HTTP, such as a TLS handshake."""
     read, searched, end = bytearray(), 0, time.monotonic() + LIFETIME
     while not _EMPTY_LINE.search(read, searched) and len(read) < LONGEST_HEAD:
@@ -360,12 +362,12 @@ def _listen(endpoint: Endpoint, address: str, port: int) -> _Server:
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise MetricsError(
-                    f"metrics cannot be served on {address} port {candidate}: {error.strerror}{_mend(error)}"
+                    f"metrics cannot be served on {address} port {candidate}: {error.strerror}{_suggest_remedy(error)}"
                 ) from error
     raise MetricsError(f"metrics: the ports {port} to {last} of {address} are all in use: give another, or 0 for any")
 
 
-def _mend(error: OSError) -> str:
+def _suggest_remedy(error: OSError) -> str:
     if error.errno == errno.EADDRNOTAVAIL:
         return "; give an address of this host, such as 127.0.0.1 or 0.0.0.0"
     if error.errno == errno.EACCES:
@@ -373,7 +375,7 @@ def _mend(error: OSError) -> str:
     return ""
 
 
-def _target(host: str, port: int) -> str:
+def _format_target(host: str, port: int) -> str:
     if ":" not in host:
         return f"{host}:{port}"
     parsed = ipaddress.ip_address(host.partition("%")[0])
@@ -382,6 +384,6 @@ def _target(host: str, port: int) -> str:
     return f"[{host}]:{port}"
 
 
-def _shut(connection: socket.socket, how: int) -> None:
+def _shut_down(connection: socket.socket, how: int) -> None:
     with contextlib.suppress(OSError):  # the client was first
         connection.shutdown(how)

@@ -43,7 +43,7 @@ class InProcess:
             Process ids of this host's ranks, by rank.
         """
         before, self._strangers = self._strangers, [Stranger(pid) for pid in pids.values()]
-        self._members[:] = map(Stranger.member, self._strangers, pids)
+        self._members[:] = map(Stranger.make_member, self._strangers, pids)
         for stranger in before:
             stranger.close()
         if before:
@@ -83,5 +83,5 @@ def listen(settings: Config, local_rank: int) -> InProcess | None:
     ConfigError
         The service is not possible with these settings.
     """
-    wanted = Wanted.by(settings, [sys.executable, *sys.argv])
+    wanted = Wanted.from_settings(settings, [sys.executable, *sys.argv])
     return InProcess(wanted) if local_rank == 0 and wanted.anything else None

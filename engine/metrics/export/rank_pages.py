@@ -72,7 +72,7 @@ class Stranger:
         self._pid = pid
         self._descriptor: int | None = None
 
-    def member(self, rank: int) -> Member:
+    def make_member(self, rank: int) -> Member:
         """Return this rank as a member of a run.
 
         Parameters
@@ -83,7 +83,7 @@ class Stranger:
         -------
         Member
         """
-        return Member(rank, self._source, self._up)
+        return Member(rank, self._open_page, self._is_up)
 
     def close(self) -> None:
         """Close the page."""
@@ -91,7 +91,7 @@ class Stranger:
             os.close(self._descriptor)
             self._descriptor = None
 
-    def _source(self) -> int | None:
+    def _open_page(self) -> int | None:
         if self._descriptor is None and (path := page_of(self._pid)) is not None:
             try:
                 self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -99,7 +99,7 @@ class Stranger:
                 return None
         return self._descriptor
 
-    def _up(self, snapshot: Snapshot | None) -> bool:
+    def _is_up(self, snapshot: Snapshot | None) -> bool:
         if snapshot is not None and snapshot.state in ("ended", "failed"):
             return False
         process = processes.look(self._pid)

@@ -44,7 +44,7 @@ class Wanted:
     textfile: Path | None = None
 
     @classmethod
-    def by(cls, settings: Config, command: Sequence[str]) -> Self:
+    def from_settings(cls, settings: Config, command: Sequence[str]) -> Self:
         """Return the settings of the service for a run of `command`."""
         name = settings.run_name
         return cls(
@@ -109,20 +109,22 @@ class Service:
         self._announced: Path | None = None
         self._textfile: Textfile | None = None
         if wanted.file_sd is not None:
-            self._announced = discovery.place(wanted.file_sd, wanted.run)
+            self._announced = discovery.choose_file(wanted.file_sd, wanted.run)
         if wanted.textfile is not None:
-            self._textfile = Textfile(wanted.textfile, self._text, say)
+            self._textfile = Textfile(wanted.textfile, self._encode_metrics, say)
             self.news.append(f"metrics: {wanted.textfile}")
         self._endpoint = None
         if wanted.port is not None or wanted.file_sd is not None:
             from .endpoint import Endpoint
 
             port = wanted.port or 0
-            self._endpoint = Endpoint(wanted.address, port, wanted.run, lambda accept: self._exporter().text(accept))
+            self._endpoint = Endpoint(
+                wanted.address, port, wanted.run, lambda accept: self._get_exporter().encode_metrics(accept)
+            )
             if port and self._endpoint.port != port:
                 self.warnings.append(f"metrics: port {port} is in use, port {self._endpoint.port} is used instead")
             self.news.append(f"metrics: http://{self._endpoint.target}/metrics")
-            self._document = discovery.document(self._endpoint.target, wanted.run, os.getpid())
+            self._document = discovery.describe_endpoint(self._endpoint.target, wanted.run, os.getpid())
 
     def start(self) -> None:
         """Start to answer, and write the file for file_sd.
@@ -165,14 +167,14 @@ class Service:
         if self._textfile is not None:
             self._textfile.stop()
 
-    def discard(self) -> None:
+    def remove_files(self) -> None:
         """Remove the files from another process, after this one was killed."""
         if self._announced is not None:
             atomic_file.remove(self._announced, self._document)
         if self._wanted.textfile is not None:
             atomic_file.remove(self._wanted.textfile, f'run="{self._wanted.run}"'.encode())
 
-    def _exporter(self) -> Exporter:
+    def _get_exporter(self) -> Exporter:
         """Return the exporter, created at first use in the calling thread, because its import is slow."""
         with self._making:
             if self._made is None:
@@ -181,5 +183,5 @@ class Service:
                 self._made = Exporter(self._wanted.run, self._members, self._say, lambda: not self._over, self._elastic)
             return self._made
 
-    def _text(self) -> bytes:
-        return self._exporter().text()[0]
+    def _encode_metrics(self) -> bytes:
+        return self._get_exporter().encode_metrics()[0]

@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 
 from ...text import readable
 from .rates import MUCH, Page, slow_host, slow_link
-from .summary import FEW_STEPS, Figures, Run, figures, lines
+from .summary import FEW_STEPS, Figures, Run, compute_figures, format_summary
 
 MOSTLY = 0.5  # share of the batches above which we say "most"
 SMALL_BATCH = 4 << 20  # bytes of an allreduce below which latency matters
 MANY_MISSES = 0.2  # share of submissions by full request; in a steady job only the first uses of names are such
 
 
-def report(pages: Mapping[int, Page], run: Run) -> list[str]:
+def summarize_run(pages: Mapping[int, Page], run: Run) -> list[str]:
     """Summarise a run.
 
     Parameters
@@ -29,11 +29,11 @@ def report(pages: Mapping[int, Page], run: Run) -> list[str]:
     """
     if not pages:
         return ["summary: there is none, as nothing was counted: leave --no-metrics, or ENGINE_METRICS=0, out"]
-    told = figures(pages, run)
-    return lines(told, advise(told) if told.ranks else [])
+    told = compute_figures(pages, run)
+    return format_summary(told, recommend_changes(told) if told.ranks else [])
 
 
-def advise(told: Figures) -> list[str]:
+def recommend_changes(told: Figures) -> list[str]:
     """Return recommendations of what to change.
 
     Parameters
@@ -56,7 +56,7 @@ def advise(told: Figures) -> list[str]:
     return [f"nothing{cost}"]
 
 
-def failed(told: Figures) -> str | None:
+def report_failure(told: Figures) -> str | None:
     """Point to the cause of a failure, which comes before speed."""
     if not told.failures:
         return None
@@ -64,21 +64,21 @@ def failed(told: Figures) -> str | None:
     return f"find out first why the job failed ({causes}): the report of the failure is below"
 
 
-def disagreed(told: Figures) -> str | None:
+def report_mismatches(told: Figures) -> str | None:
     """Report tensors on which the ranks' programs disagreed."""
     if not told.mismatches:
         return None
     return "the ranks' programs differ: see the MismatchErrors, which name the tensors"
 
 
-def stalled(told: Figures) -> str | None:
+def report_stalls(told: Figures) -> str | None:
     """Report stalls."""
     if not told.warnings:
         return None
     return "the job stood still at times: the warnings name the tensors and the ranks that did not submit them"
 
 
-def crowded(told: Figures) -> str | None:
+def report_crowded_hosts(told: Figures) -> str | None:
     """Report hosts with more ranks than processors."""
     hosts = {f" on {readable.plain(name)}": share for name, share in told.run.hosts.items()}
     shares = [
@@ -92,7 +92,7 @@ def crowded(told: Figures) -> str | None:
     return f"{'; '.join(shares)}, and so cannot all compute at once: start fewer ranks{there}"
 
 
-def late(told: Figures) -> str | None:
+def report_straggler(told: Figures) -> str | None:
     """Report the rank for which the others wait."""
     rank = told.straggler
     if rank is None:
@@ -123,7 +123,7 @@ def slow_network(told: Figures) -> str | None:
     return None
 
 
-def renamed(told: Figures) -> str | None:
+def report_changing_names(told: Figures) -> str | None:
     """Report names or shapes that change from step to step."""
     if told.misses is None or told.misses <= MANY_MISSES:
         return None
@@ -135,7 +135,7 @@ def renamed(told: Figures) -> str | None:
 
 def small_batches(told: Figures) -> str | None:
     """Recommend a larger fusion threshold if batches are full but small, and communication is not hidden."""
-    if not _costly(told.exposed) or told.batch is None or told.batch >= SMALL_BATCH or not _closed_by(told, "full"):
+    if not _is_costly(told.exposed) or told.batch is None or told.batch >= SMALL_BATCH or not _closed_by(told, "full"):
         return None
     return (
         f"allreduces of {readable.size(told.batch)} are small and full: a larger --fusion-threshold makes fewer of "
@@ -145,7 +145,7 @@ def small_batches(told: Figures) -> str | None:
 
 def waits_for_clock(told: Figures) -> str | None:
     """Recommend a shorter cycle time if the program waits for batches that only the cycle time closes."""
-    if not _costly(told.waited) or not _closed_by(told, "cycle_time") or told.straggler is not None:
+    if not _is_costly(told.waited) or not _closed_by(told, "cycle_time") or told.straggler is not None:
         return None
     knobs = dict(told.knobs)
     now = f" (it is {knobs['--cycle-time-ms']})" if "--cycle-time-ms" in knobs else ""
@@ -154,23 +154,23 @@ def waits_for_clock(told: Figures) -> str | None:
     )
 
 
-def untuned(told: Figures) -> str | None:
+def recommend_tuner(told: Figures) -> str | None:
     """Recommend the tuner if communication is expensive and no better knobs were searched for."""
-    if told.phase != "off" or not _costly(told.blocked):
+    if told.phase != "off" or not _is_costly(told.blocked):
         return None
-    if any(rule(told) is not None for rule in (crowded, late, small_batches, waits_for_clock)):
+    if any(rule(told) is not None for rule in (report_crowded_hosts, report_straggler, small_batches, waits_for_clock)):
         return None  # these come first
     return f"communication costs {readable.share(told.blocked or 0.0)} of the time: --autotune looks for better knobs"
 
 
-def unfinished(told: Figures) -> str | None:
+def recommend_longer_run(told: Figures) -> str | None:
     """Recommend a longer run if the tuner's search had not finished."""
-    if told.phase not in ("waiting", "searching") or not _costly(told.blocked):
+    if told.phase not in ("waiting", "searching") or not _is_costly(told.blocked):
         return None
     return "let the job run longer, or lower --autotune-bayes-opt-max-samples: the tuner had not finished"
 
 
-def _costly(share: float | None) -> bool:
+def _is_costly(share: float | None) -> bool:
     return share is not None and share >= MUCH
 
 
@@ -181,5 +181,12 @@ def _closed_by(told: Figures, reason: str) -> bool:
 
 
 Rule = Callable[[Figures], str | None]
-ALWAYS: tuple[Rule, ...] = (failed, disagreed, stalled, crowded, slow_network)
-WITH_STEPS: tuple[Rule, ...] = (late, renamed, small_batches, waits_for_clock, untuned, unfinished)
+ALWAYS: tuple[Rule, ...] = (report_failure, report_mismatches, report_stalls, report_crowded_hosts, slow_network)
+WITH_STEPS: tuple[Rule, ...] = (
+    report_straggler,
+    report_changing_names,
+    small_batches,
+    waits_for_clock,
+    recommend_tuner,
+    recommend_longer_run,
+)

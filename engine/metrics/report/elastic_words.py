@@ -8,14 +8,17 @@ from ..elastic_job import ElasticJob
 SHOWN = 3  # resets that are listed one by one
 
 
-def head(job: ElasticJob, now: float) -> list[str]:
+def describe_world(job: ElasticJob, now: float) -> list[str]:
     """Return short phrases about the job's world; `now` is unix time."""
     if not job.world:
-        return [f"no world yet ({_sizes(job)})"]
+        return [f"no world yet ({_format_sizes(job)})"]
     state = "resetting after world" if job.resetting else "world"
-    parts = [f"{state} {job.world}: {readable.count(job.size, 'rank')} ({_sizes(job)})"]
+    parts = [f"{state} {job.world}: {readable.count(job.size, 'rank')} ({_format_sizes(job)})"]
     resets = sum(job.resets.values())
-    parts.append(f"resets {resets}" + (f" in {readable.short(job.reset_seconds + _since(job, now))}" if resets else ""))
+    parts.append(
+        f"resets {resets}"
+        + (f" in {readable.short(job.reset_seconds + _compute_unpublished_seconds(job, now))}" if resets else "")
+    )
     if job.slow_workers:
         parts.append(f"slow workers replaced {job.slow_workers}")
     if job.cooling:
@@ -23,7 +26,7 @@ def head(job: ElasticJob, now: float) -> list[str]:
     return parts
 
 
-def resets(job: ElasticJob, now: float) -> list[str]:
+def describe_resets(job: ElasticJob, now: float) -> list[str]:
     """Return one line for each of the last resets, the newest first.
 
     Parameters
@@ -35,16 +38,16 @@ def resets(job: ElasticJob, now: float) -> list[str]:
     lines = []
     for reset in job.recent[: -SHOWN - 1 : -1]:
         last = reset is job.recent[-1] and job.resetting
-        took = readable.short(reset.seconds + (_since(job, now) if last else 0.0))
+        took = readable.short(reset.seconds + (_compute_unpublished_seconds(job, now) if last else 0.0))
         ago = readable.clock(max(0.0, now - reset.time))
         lines.append(f"reset {reset.number}, {ago} ago, {'lasts' if last else 'took'} {took}: {reset.text}")
     return lines
 
 
-def _since(job: ElasticJob, now: float) -> float:
+def _compute_unpublished_seconds(job: ElasticJob, now: float) -> float:
     """Return the seconds that a current reset has lasted beyond the duration that the launcher last published."""
     return max(0.0, now - job.recent[-1].time - job.recent[-1].seconds) if job.resetting and job.recent else 0.0
 
 
-def _sizes(job: ElasticJob) -> str:
+def _format_sizes(job: ElasticJob) -> str:
     return f"{job.min_size} to {job.max_size}"

@@ -69,7 +69,7 @@ class _Held:
     number: int  # descriptor in the owner
 
 
-def find() -> list[RunningJob]:
+def find_jobs() -> list[RunningJob]:
     """Find the jobs of this user that run now.
 
     Returns
@@ -77,23 +77,23 @@ def find() -> list[RunningJob]:
     list of RunningJob
         Oldest first.
     """
-    mine = {process.pid: process for process in _mine()}
-    environments = {pid: environment(pid) for pid in mine}
-    owned, holders = _owned(mine)
+    mine = {process.pid: process for process in _list_own_processes()}
+    environments = {pid: read_environment(pid) for pid in mine}
+    owned, holders = _group_pages_by_owner(mine)
     jobs = []
     alone: dict[str, list[_Held]] = {}
     for pages in owned.values():
         owner = pages[0].owner
         if _is_agent(owner, mine, environments, owned):
             continue
-        if _launches(pages, mine, environments):
+        if _is_held_by_launcher(pages, mine, environments):
             ranks = [pid for pid, variables in environments.items() if _launcher_of(variables) == owner.pid]
             run = _name(environments, ranks, owner.pid)
             paths = tuple(held.path for held in pages)
             jobs.append(RunningJob(run, owner.pid, True, paths, (owner,), frozenset([owner.pid, *ranks])))
         else:
             for held in pages:
-                alone.setdefault(_key(owner, environments[owner.pid], look_into(held.path)), []).append(held)
+                alone.setdefault(_make_job_key(owner, environments[owner.pid], look_into(held.path)), []).append(held)
     for several in alone.values():
         first = min(several, key=lambda held: (_rank(held.path), held.owner.pid)).owner
         pids = {held.owner.pid for held in several}
@@ -101,7 +101,7 @@ def find() -> list[RunningJob]:
         members = frozenset(pid for held in several for pid in holders[held.path]) | pids
         owners = tuple({held.owner.pid: held.owner for held in several}.values())
         jobs.append(RunningJob(run, first.pid, False, tuple(held.path for held in several), owners, members))
-    jobs += _uncounted(mine, environments, {pid for job in jobs for pid in job.members})
+    jobs += _find_uncounted_jobs(mine, environments, {pid for job in jobs for pid in job.members})
     return sorted(jobs, key=lambda job: (min(process.born for process in job.processes), job.pid))
 
 
@@ -144,23 +144,23 @@ class Attached:
         """
         if not self.job.launched:
             self._look_again()
-        elastic = self.elastic()
+        elastic = self.read_elastic_state()
         now = time.monotonic()
         pages = [look_into(descriptor) for descriptor in self._opened.values()]
         if elastic is not None:
             return JobReading(now, {slot: page for slot, page in enumerate(pages) if slot in elastic.ranks})
         return JobReading(now, by_rank(pages))
 
-    def elastic(self) -> ElasticJob | None:
+    def read_elastic_state(self) -> ElasticJob | None:
         """Return the published state of an elastic job; None for other jobs."""
         return None if self._board is None else elastic_job.read(self._board)
 
     @property
     def runs(self) -> bool:
         """True while the job runs."""
-        return any(_same(process) for process in self.job.processes)
+        return any(_is_running(process) for process in self.job.processes)
 
-    def letters(self, reading: JobReading) -> dict[int, str]:
+    def read_process_states(self, reading: JobReading) -> dict[int, str]:
         """Return the states of the ranks' processes, as in `Process.state`; `X` for those that are gone.
 
         Ranks on other hosts have their state in the copies of their pages. Other ranks are omitted if they are in
@@ -186,7 +186,7 @@ class Attached:
 
     def _look_again(self) -> None:
         mine = {process.pid for process in self.job.processes}
-        for job in find():
+        for job in find_jobs():
             if not job.launched and mine & job.members:
                 self._join(job.pages)
                 known = {process.pid: process for process in (*self.job.processes, *job.processes)}
@@ -250,17 +250,17 @@ def by_rank(pages: Sequence[Page]) -> dict[int, Page]:
         Pages by their own rank. A page without a rank, or with the same rank as a later one, gets the first free
         number from its position on.
     """
-    told = {page["rank"]: page for page in pages if _tells(page)}
+    told = {page["rank"]: page for page in pages if _has_rank(page)}
     numbered: dict[int, Page] = dict(told)
     for place, page in enumerate(pages):
-        if not _tells(page) or told[page["rank"]] is not page:
+        if not _has_rank(page) or told[page["rank"]] is not page:
             while place in numbered:
                 place += 1
             numbered[place] = page
     return dict(sorted(numbered.items()))
 
 
-def environment(pid: int) -> dict[str, str]:
+def read_environment(pid: int) -> dict[str, str]:
     """Return the variables with which a process was started; empty if they cannot be read."""
     try:
         data = (PROC / str(pid) / "environ").read_bytes()
@@ -273,7 +273,7 @@ def environment(pid: int) -> dict[str, str]:
 # ---- processes ------------------------------------------------------------------------------------------------------
 
 
-def _mine() -> Iterator[Process]:
+def _list_own_processes() -> Iterator[Process]:
     for process in processes():
         with contextlib.suppress(OSError):
             # Do not use the directory's owner: it is root for a process that has changed its user.
@@ -282,7 +282,7 @@ def _mine() -> Iterator[Process]:
                 yield process
 
 
-def _same(process: Process) -> bool:
+def _is_running(process: Process) -> bool:
     """Return whether this very process still runs (the same start time, not a reused id)."""
     now = look(process.pid)
     return now is not None and now.born == process.born and now.state not in "ZX"
@@ -298,12 +298,12 @@ def _one_numbering(pid: int) -> bool:
 # ---- pages ----------------------------------------------------------------------------------------------------------
 
 
-def _owned(mine: Mapping[int, Process]) -> tuple[dict[int, list[_Held]], dict[Path, set[int]]]:
+def _group_pages_by_owner(mine: Mapping[int, Process]) -> tuple[dict[int, list[_Held]], dict[Path, set[int]]]:
     """Return the pages by their owners' process ids, in the order of descriptors, and the ids of all their holders."""
     held: dict[tuple[int, int], list[_Held]] = {}
     for process in mine.values():
         seen = set()
-        for number in _descriptors(process.pid):
+        for number in _list_page_descriptors(process.pid):
             path = PROC / str(process.pid) / "fd" / str(number)
             try:
                 status = path.stat()
@@ -323,7 +323,7 @@ def _owned(mine: Mapping[int, Process]) -> tuple[dict[int, list[_Held]], dict[Pa
     return owned, holders
 
 
-def _descriptors(pid: int) -> list[int]:
+def _list_page_descriptors(pid: int) -> list[int]:
     """Return a process's descriptors of pages opened for writing; a mere reader is not part of a job."""
     directory = PROC / str(pid) / "fd"
     found = []
@@ -336,7 +336,7 @@ def _descriptors(pid: int) -> list[int]:
     return sorted(found)
 
 
-def _tells(page: Page) -> TypeGuard[Snapshot]:
+def _has_rank(page: Page) -> TypeGuard[Snapshot]:
     """Return whether a page contains its rank."""
     return isinstance(page, Snapshot) and page.state != "new"
 
@@ -346,7 +346,7 @@ def _rank(path: Path) -> int:
     return page["rank"] if isinstance(page, Snapshot) else 1 << 62
 
 
-def _launches(
+def _is_held_by_launcher(
     pages: Sequence[_Held], mine: Mapping[int, Process], environments: Mapping[int, Mapping[str, str]]
 ) -> bool:
     """Return whether a launcher, rather than the rank itself, holds the pages."""
@@ -365,7 +365,7 @@ def _is_agent(
 ) -> bool:
     """Return whether a process is the agent of a launcher on this host that itself holds the pages of all ranks."""
     launchers = {_launcher_of(environments[pid]) for pid, process in mine.items() if process.parent == owner.pid}
-    return AGENT in _command(owner.pid) and bool((launchers - {owner.pid}) & owned.keys())
+    return AGENT in _read_command(owner.pid) and bool((launchers - {owner.pid}) & owned.keys())
 
 
 # ---- names ----------------------------------------------------------------------------------------------------------
@@ -377,7 +377,7 @@ def _launcher_of(variables: Mapping[str, str]) -> int | None:
     return int(pid) if dash and key and pid.isascii() and pid.isdigit() else None
 
 
-def _key(owner: Process, variables: Mapping[str, str], page: Page) -> str:
+def _make_job_key(owner: Process, variables: Mapping[str, str], page: Page) -> str:
     """Return a text that is equal for all ranks of a job that another launcher started."""
     if isinstance(page, Snapshot) and page["size"] == 1:
         return f"process {owner.pid}"
@@ -393,12 +393,12 @@ def _name(environments: Mapping[int, Mapping[str, str]], ranks: Sequence[int], p
         if name and name.lower() != "auto":
             return clean_name(name)
     for candidate in sorted(ranks) or [pid]:
-        if command := _command(candidate):
+        if command := _read_command(candidate):
             return default_name(command, pid)
     return f"run-{pid}"
 
 
-def _command(pid: int) -> list[str]:
+def _read_command(pid: int) -> list[str]:
     try:
         data = (PROC / str(pid) / "cmdline").read_bytes()
     except OSError:
@@ -406,7 +406,7 @@ def _command(pid: int) -> list[str]:
     return [part.decode(errors="replace") for part in data.rstrip(b"\0").split(b"\0")] if data else []
 
 
-def _uncounted(
+def _find_uncounted_jobs(
     mine: Mapping[int, Process],
     environments: Mapping[int, Mapping[str, str]],
     counted: set[int],

@@ -10,7 +10,7 @@ from ..page import Snapshot
 _LISTS = {"stores": "stores", "between_hosts": "between_hosts", "compression": "compressions"}
 
 
-def knobs(page: Snapshot) -> list[tuple[str, str]]:
+def list_knobs(page: Snapshot) -> list[tuple[str, str]]:
     """Return the knobs in force as options of `enginerun` with their values; none before the first collective.
 
     A single socket per lane is omitted, as most jobs have no lanes.
@@ -18,20 +18,20 @@ def knobs(page: Snapshot) -> list[tuple[str, str]]:
     if not any(page[gauge.field] for gauge in GAUGES):
         return []
     shown = [gauge for gauge in GAUGES if gauge.setting.unit != "sockets" or page[gauge.field] > 1]
-    return [(gauge.setting.options[0], _knob(gauge, page)) for gauge in shown]
+    return [(gauge.setting.options[0], _format_knob(gauge, page)) for gauge in shown]
 
 
-def _knob(gauge: Gauge, page: Snapshot) -> str:
+def _format_knob(gauge: Gauge, page: Snapshot) -> str:
     """Format a knob's value as its option takes it."""
     if gauge.setting.name in _LISTS:
-        return page.word(_LISTS[gauge.setting.name], gauge.field)
+        return page.get_name(_LISTS[gauge.setting.name], gauge.field)
     value = page[gauge.field]
     if gauge.setting.unit == "sockets":
         return str(value)
     return exact(value) if gauge.setting.unit == "bytes" else f"{value / 1e6:.6g}"
 
 
-def failure(page: Snapshot) -> str:
+def describe_failure(page: Snapshot) -> str:
     """Describe the cause of a failure from a failed rank's page, such as `rank 2 died`."""
     who = f"rank {page['culprit'] - 1}" if page["culprit"] else "a rank"
     verbs = {
@@ -41,4 +41,4 @@ def failure(page: Snapshot) -> str:
         "stalled": "stood still",
         "lost": "cannot be reached",
     }
-    return f"{who} {verbs.get(page.word('causes', 'cause'), 'failed')}"
+    return f"{who} {verbs.get(page.get_name('causes', 'cause'), 'failed')}"

@@ -80,7 +80,7 @@ class Rates:
     device: Mapping[str, float] = field(default_factory=dict)
 
 
-def rates(before: JobReading, after: JobReading) -> dict[int, Rates]:
+def compute_rates(before: JobReading, after: JobReading) -> dict[int, Rates]:
     """Compute the rates between two readings.
 
     Parameters
@@ -96,15 +96,15 @@ def rates(before: JobReading, after: JobReading) -> dict[int, Rates]:
     earlier = before.snapshots
     found = {}
     for rank, page in after.snapshots.items():
-        if rank in earlier and not _anew(earlier[rank], page):
+        if rank in earlier and not _has_restarted(earlier[rank], page):
             then, now = earlier[rank]["copied_ns"] / 1e9, page["copied_ns"] / 1e9
             seconds = now - then if then and now else after.time - before.time
             if seconds > 0:
-                found[rank] = _between(earlier[rank], page, seconds)
+                found[rank] = _compute_rank_rates(earlier[rank], page, seconds)
     return found
 
 
-def straggler(lags: Mapping[int, float], step: float | None) -> int | None:
+def find_straggler(lags: Mapping[int, float], step: float | None) -> int | None:
     """Find the rank for which the others wait.
 
     Parameters
@@ -132,14 +132,14 @@ def pending(page: Snapshot) -> int:
     return max(0, page["submitted"] - page["completed"])
 
 
-def _anew(before: Snapshot, after: Snapshot) -> bool:
+def _has_restarted(before: Snapshot, after: Snapshot) -> bool:
     """Return whether the page belongs to another process, or its counters restarted."""
     return before["pid"] != after["pid"] or any(
         new < old for name in COUNTERS for old, new in zip(before.fields[name], after.fields[name], strict=True)
     )
 
 
-def _between(before: Snapshot, after: Snapshot, seconds: float) -> Rates:
+def _compute_rank_rates(before: Snapshot, after: Snapshot, seconds: float) -> Rates:
     grown = {name: sum(after.fields[name]) - sum(before.fields[name]) for name in COUNTERS}
     # A wait that began before the first reading may be counted in full at its end.
     blocked = min(1.0, grown["blocked_ns"] / 1e9 / seconds)
@@ -153,22 +153,22 @@ def _between(before: Snapshot, after: Snapshot, seconds: float) -> Rates:
         exposed=min(blocked, grown["exposed_ns"] / 1e9 / seconds),
         lag=grown["lag_ns"] / 1e9 / grown["lags"] if grown["lags"] else None,
         network=(grown["network_sent"] + grown["network_received"]) / seconds,
-        crossing={host: min(1.0, ns / 1e9 / seconds) for host, ns in _waits(before, after).items()},
-        device=_device(before, after),
+        crossing={host: min(1.0, ns / 1e9 / seconds) for host, ns in _compute_host_waits(before, after).items()},
+        device=_compute_stage_means(before, after),
     )
 
 
-def _device(before: Snapshot, after: Snapshot) -> dict[str, float]:
+def _compute_stage_means(before: Snapshot, after: Snapshot) -> dict[str, float]:
     """Return the mean of each GPU stage's samples, in seconds."""
     found = {}
     for stage in after.names["stages"]:
-        (count, ns), (earlier, ns_before) = after.sampled(stage), before.sampled(stage)
+        (count, ns), (earlier, ns_before) = after.get_samples(stage), before.get_samples(stage)
         if count > earlier:
             found[stage] = (ns - ns_before) / 1e9 / (count - earlier)
     return found
 
 
-def _waits(before: Snapshot, after: Snapshot) -> dict[int, int]:
+def _compute_host_waits(before: Snapshot, after: Snapshot) -> dict[int, int]:
     """Return the nanoseconds in which collectives waited for each host."""
     waits = zip(before.fields["crossing_ns"], after.fields["crossing_ns"], strict=True)
     return {host: new - old for host, (old, new) in enumerate(waits) if new > old}

@@ -11,7 +11,7 @@ from ...text import readable
 from ..names import PHASES, STAGES
 from ..page import DURATIONS, PageError, Snapshot
 from . import page_words
-from .rates import Page, names_of_hosts, straggler, waits_by_host
+from .rates import Page, find_straggler, names_of_hosts, waits_by_host
 
 FEW_STEPS = 20  # minimum number of steps for advice: the first steps weigh too much in fewer
 
@@ -156,7 +156,7 @@ class Figures:
     @property
     def straggler(self) -> int | None:
         """Rank for which the others waited; None if no rank stands out."""
-        return straggler(self.lags, self.step)
+        return find_straggler(self.lags, self.step)
 
     @property
     def enough(self) -> bool:
@@ -164,7 +164,7 @@ class Figures:
         return self.steps >= FEW_STEPS
 
 
-def figures(pages: Mapping[int, Page], run: Run) -> Figures:
+def compute_figures(pages: Mapping[int, Page], run: Run) -> Figures:
     """Compute the figures of a run from its pages.
 
     Parameters
@@ -179,9 +179,9 @@ def figures(pages: Mapping[int, Page], run: Run) -> Figures:
     """
     read = {rank: page for rank, page in sorted(pages.items()) if isinstance(page, Snapshot) and page.state != "new"}
     ranks = list(read.values())
-    spans = [(page, span) for page in ranks if (span := _active(page, run)) > 0]
-    blocked = _mean([min(1.0, page["blocked_ns"] / 1e9 / span) for page, span in spans])
-    exposed = _mean([min(1.0, page["exposed_ns"] / 1e9 / span) for page, span in spans])
+    spans = [(page, span) for page in ranks if (span := _compute_active_seconds(page, run)) > 0]
+    blocked = _compute_mean([min(1.0, page["blocked_ns"] / 1e9 / span) for page, span in spans])
+    exposed = _compute_mean([min(1.0, page["exposed_ns"] / 1e9 / span) for page, span in spans])
     waited = None if blocked is None or exposed is None else max(0.0, blocked - exposed)
     total = {name: sum(sum(page.fields[name]) for page in ranks) for name in _SUMMED}
     leader = read.get(0)
@@ -191,7 +191,7 @@ def figures(pages: Mapping[int, Page], run: Run) -> Figures:
     failures: dict[str, list[int]] = {}
     for rank, page in read.items():
         if page.state == "failed" and run.ended_by is None:
-            failures.setdefault(page_words.failure(page), []).append(rank)
+            failures.setdefault(page_words.describe_failure(page), []).append(rank)
     names = names_of_hosts(read)
     waits = waits_by_host(
         (page, {host: min(1.0, ns / 1e9 / span) for host, ns in enumerate(page.fields["crossing_ns"])})
@@ -209,22 +209,22 @@ def figures(pages: Mapping[int, Page], run: Run) -> Figures:
             rank for rank, page in sorted(pages.items()) if rank not in read and not isinstance(page, PageError)
         ),
         steps=max((page["steps"] for page in ranks), default=0),
-        step=_ratio(total["step_ns"] / 1e9, sum(buckets)),  # the first step has no length
-        step_half=percentile(buckets, 0.5),
-        step_most=percentile(buckets, 0.95),
+        step=_compute_ratio(total["step_ns"] / 1e9, sum(buckets)),  # the first step has no length
+        step_half=find_percentile(buckets, 0.5),
+        step_most=find_percentile(buckets, 0.95),
         nbytes=total["collective_bytes"] / max(1, len(ranks)),
-        active=_mean([span for _, span in spans]) or 0.0,
+        active=_compute_mean([span for _, span in spans]) or 0.0,
         blocked=blocked,
         exposed=exposed,
         waited=waited,
         hidden=None if not total["collective_ns"] else max(0.0, 1 - total["exposed_ns"] / total["collective_ns"]),
         lags={rank: page["lag_ns"] / 1e9 / page["lags"] for rank, page in read.items() if page["lags"]},
-        batch=_ratio(in_them, batches),
-        tensors=_ratio(total["collective_tensors"], total["collectives"]),
-        fill=_ratio(total["fused_bytes"], total["fusion_capacity"]),
+        batch=_compute_ratio(in_them, batches),
+        tensors=_compute_ratio(total["collective_tensors"], total["collectives"]),
+        fill=_compute_ratio(total["fused_bytes"], total["fusion_capacity"]),
         closed={} if leader is None else dict(zip(leader.names["reasons"], leader.fields["cycles"], strict=True)),
-        misses=_ratio(total["requests"], total["submitted"]),
-        knobs=[] if leader is None else page_words.knobs(leader),
+        misses=_compute_ratio(total["requests"], total["submitted"]),
+        knobs=[] if leader is None else page_words.list_knobs(leader),
         phase=PHASES[0] if leader is None else leader.phase,
         trials=0 if leader is None else leader["tuner_trials"],
         changes=0 if leader is None else leader["tuner_changes"],
@@ -234,22 +234,22 @@ def figures(pages: Mapping[int, Page], run: Run) -> Figures:
         mismatches=max((page["mismatches"] for page in ranks), default=0),
         failures=failures,
         hosts=hosts,
-        network=_mean([page["network_sent"] for page in ranks if page.far]) or 0.0,
+        network=_compute_mean([page["network_sent"] for page in ranks if page.far]) or 0.0,
         crossing={names[host]: share for host, share in sorted(waits.items()) if host in names},
-        **_device([page for page in ranks if page.on_gpu]),
+        **_compute_gpu_figures([page for page in ranks if page.on_gpu]),
     )
 
 
-def _device(ranks: Sequence[Snapshot]) -> dict[str, Any]:
+def _compute_gpu_figures(ranks: Sequence[Snapshot]) -> dict[str, Any]:
     """Return the figures about the GPUs of the given ranks."""
-    samples = {stage: [page.sampled(stage) for page in ranks] for stage in STAGES}
+    samples = {stage: [page.get_samples(stage) for page in ranks] for stage in STAGES}
     counts = {stage: sum(count for count, _ in each) for stage, each in samples.items()}
     seconds = {stage: sum(ns for _, ns in each) / 1e9 for stage, each in samples.items()}
     return {
         "gpus": len(ranks),
-        "device_bytes": _mean([page["device_bytes"] for page in ranks]) or 0.0,
+        "device_bytes": _compute_mean([page["device_bytes"] for page in ranks]) or 0.0,
         "device": {stage: seconds[stage] / counts[stage] for stage in STAGES if counts[stage]},
-        "device_speed": _ratio(sum(page["device_sampled_bytes"] for page in ranks), seconds["nccl"]),
+        "device_speed": _compute_ratio(sum(page["device_sampled_bytes"] for page in ranks), seconds["nccl"]),
     }
 
 
@@ -266,7 +266,7 @@ _SUMMED = (
 )
 
 
-def percentile(buckets: Sequence[int], share: float) -> tuple[float, float] | None:
+def find_percentile(buckets: Sequence[int], share: float) -> tuple[float, float] | None:
     """Find the bounds between which a percentile lies.
 
     Parameters
@@ -290,7 +290,7 @@ def percentile(buckets: Sequence[int], share: float) -> tuple[float, float] | No
     return None
 
 
-def lines(told: Figures, advice: Sequence[str]) -> list[str]:
+def format_summary(told: Figures, advice: Sequence[str]) -> list[str]:
     """Format the summary.
 
     Parameters
@@ -305,16 +305,16 @@ def lines(told: Figures, advice: Sequence[str]) -> list[str]:
         About ten lines.
     """
     head = f"summary: {readable.count(told.run.size, 'rank')}, {readable.clock(told.run.seconds)}"
-    text = [head + _absent(told)]
+    text = [head + _format_silent_ranks(told)]
     if told.ranks == 0:
         return [*text, "  nothing was counted: no rank has started the engine"]
-    text += [f"  {name + ':':<16}{value}" for name, value in _rows(told)]
+    text += [f"  {name + ':':<16}{value}" for name, value in _make_rows(told)]
     return text + [f"  {'to change:' if not index else '':<16}{each}" for index, each in enumerate(advice)]
 
 
-def _rows(told: Figures) -> list[tuple[str, str]]:
+def _make_rows(told: Figures) -> list[tuple[str, str]]:
     """Return the rows of the summary: a heading and its figures."""
-    rows = [("steps", _steps(told)), ("throughput", _throughput(told))]
+    rows = [("steps", _format_steps(told)), ("throughput", _format_throughput(told))]
     if told.blocked is not None and told.exposed is not None and told.waited is not None:
         hidden = "" if told.hidden is None else f"; {readable.share(told.hidden)} of the collectives' time was hidden"
         rows.append(
@@ -325,34 +325,38 @@ def _rows(told: Figures) -> list[tuple[str, str]]:
             )
         )
     if told.gpus:
-        rows.append(("GPUs", _gpus(told)))
+        rows.append(("GPUs", _format_gpus(told)))
     if told.hosts:
-        rows.append(("hosts", _hosts(told)))
-    rows += [("slowest rank", _slowest(told)), ("fusion", _fusion(told)), ("knobs", _knobs(told))]
+        rows.append(("hosts", _format_hosts(told)))
+    rows += [
+        ("slowest rank", _format_slowest_rank(told)),
+        ("fusion", _format_fusion(told)),
+        ("knobs", _format_knobs(told)),
+    ]
     if told.phase != "off":
-        rows.append(("tuner", _tuner(told)))
-    return [*rows, ("stalls, errors", _wrong(told))]
+        rows.append(("tuner", _format_tuner(told)))
+    return [*rows, ("stalls, errors", _format_problems(told))]
 
 
-def _steps(told: Figures) -> str:
+def _format_steps(told: Figures) -> str:
     if told.step is None or told.step_half is None or told.step_most is None:
         return "none were counted: a step is one of engine.DistributedOptimizer"
     few = "" if told.enough else f" (fewer than {FEW_STEPS}: the first ones weigh much)"
     if not told.enough:  # a high percentile of few steps is the slowest of them
-        spread = f"the median {_bounds(told.step_half)}"
+        spread = f"the median {_format_bounds(told.step_half)}"
     elif told.step_half == told.step_most:
-        spread = f"the median and the 95th percentile {_bounds(told.step_half)}"
+        spread = f"the median and the 95th percentile {_format_bounds(told.step_half)}"
     else:
-        spread = f"the median {_bounds(told.step_half)}, the 95th percentile {_bounds(told.step_most)}"
+        spread = f"the median {_format_bounds(told.step_half)}, the 95th percentile {_format_bounds(told.step_most)}"
     return f"{told.steps}, of {readable.short(told.step)} in the mean, {spread}{few}"
 
 
-def _bounds(bounds: tuple[float, float]) -> str:
+def _format_bounds(bounds: tuple[float, float]) -> str:
     low, high = bounds
     return f"over {readable.short(low)}" if high == float("inf") else f"{readable.short(low)} to {readable.short(high)}"
 
 
-def _throughput(told: Figures) -> str:
+def _format_throughput(told: Figures) -> str:
     if not told.nbytes or not told.active:
         return "no collective has moved data"
     steps = ""
@@ -363,7 +367,7 @@ def _throughput(told: Figures) -> str:
     )
 
 
-def _slowest(told: Figures) -> str:
+def _format_slowest_rank(told: Figures) -> str:
     if len(told.lags) < 2:
         return "not known: fewer than two ranks have submitted what others wait for"
     latest = max(told.lags, key=lambda rank: told.lags[rank])
@@ -372,7 +376,7 @@ def _slowest(told: Figures) -> str:
     return f"{latest}, {by}" if told.straggler is not None else f"none stands out; rank {latest} is last, {by}"
 
 
-def _hosts(told: Figures) -> str:
+def _format_hosts(told: Figures) -> str:
     """Format the hosts, the bytes sent over the network, and the hosts for whose data others waited."""
     where = "; ".join(f"{readable.plain(name)} {readable.ranks(ranks)}" for name, ranks in told.hosts.items())
     waits = ", ".join(f"{readable.plain(name)} {readable.share(share)}" for name, share in told.crossing.items())
@@ -380,7 +384,7 @@ def _hosts(told: Figures) -> str:
     return f"{where}; {sent}; waited for data of " + (waits or "none")
 
 
-def _gpus(told: Figures) -> str:
+def _format_gpus(told: Figures) -> str:
     """Format the bytes on GPUs and the durations of sampled collectives."""
     parts = [f"{readable.size(told.device_bytes)} of tensors a rank"]
     works = [
@@ -397,7 +401,7 @@ def _gpus(told: Figures) -> str:
     return "; ".join(parts)
 
 
-def _fusion(told: Figures) -> str:
+def _format_fusion(told: Figures) -> str:
     if told.batch is None:
         return "there were no allreduces"
     parts = [f"{readable.size(told.batch)} an allreduce"]
@@ -420,11 +424,11 @@ def _fusion(told: Figures) -> str:
     return ", ".join(parts)
 
 
-def _knobs(told: Figures) -> str:
+def _format_knobs(told: Figures) -> str:
     return " ".join(f"{name} {value}" for name, value in told.knobs) or "not known"
 
 
-def _tuner(told: Figures) -> str:
+def _format_tuner(told: Figures) -> str:
     """Format the tuner's result. The knobs in force are its best in phase `watching`; in a search, maybe a trial's."""
     scores = ""
     if told.best_score and told.default_score:
@@ -447,7 +451,7 @@ def _tuner(told: Figures) -> str:
     return f"{state.get(told.phase, told.phase)} after {readable.count(told.trials, 'trial')}{scores}{log}"
 
 
-def _wrong(told: Figures) -> str:
+def _format_problems(told: Figures) -> str:
     parts = []
     if told.warnings:
         parts.append(readable.count(told.warnings, "warning") + " about stalls")
@@ -460,21 +464,21 @@ def _wrong(told: Figures) -> str:
     return "; ".join(parts) or "none"
 
 
-def _absent(told: Figures) -> str:
+def _format_silent_ranks(told: Figures) -> str:
     """Name the ranks without figures, if only some ranks have them."""
     if told.silent and told.ranks:
         return f"; {readable.ranks(told.silent)} never started the engine"
     return ""
 
 
-def _active(page: Snapshot, run: Run) -> float:
+def _compute_active_seconds(page: Snapshot, run: Run) -> float:
     """Return the seconds from a rank's engine start to its last collective."""
     return page["last_ns"] / 1e9 + run.unix_offset - page["started_ns"] / 1e9 if page["last_ns"] else 0.0
 
 
-def _mean(numbers: Sequence[float]) -> float | None:
+def _compute_mean(numbers: Sequence[float]) -> float | None:
     return statistics.fmean(numbers) if numbers else None
 
 
-def _ratio(part: float, whole: float) -> float | None:
+def _compute_ratio(part: float, whole: float) -> float | None:
     return part / whole if whole else None

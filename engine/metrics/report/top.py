@@ -18,8 +18,8 @@ from ...config.forms import Number, argument
 from ...host.signals import caught
 from ...text import readable
 from ...text.bounded_reader import natural
-from .find_jobs import Attached, RunningJob, find
-from .rates import JobReading, rates
+from .find_jobs import Attached, RunningJob, find_jobs
+from .rates import JobReading, compute_rates
 
 if TYPE_CHECKING:
     from socket import socket
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
     int
         Exit code: 0 after the job has ended or the user has quit; 1 if there is no job to show.
     """
-    given = _parser().parse_args(arguments)
+    given = _make_parser().parse_args(arguments)
     try:
         from rich.console import Console
     except ImportError:
@@ -63,11 +63,11 @@ def main(arguments: Sequence[str]) -> int:
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = PIPE_WIDTH
     try:
-        with Attached(choose(find(), given.job)) as job, caught(ENDING_SIGNALS, _stop) as signals:
+        with Attached(choose_job(find_jobs(), given.job)) as job, caught(ENDING_SIGNALS, _stop) as signals:
             if given.once:
-                _once(job, console, given.interval, signals)
+                _show_once(job, console, given.interval, signals)
             else:
-                _watch(job, console, given.interval, signals)
+                _watch_job(job, console, given.interval, signals)
     except TopError as error:
         readable.show(f"enginerun top: {error}", file=sys.stderr)
         return 1
@@ -79,7 +79,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def choose(jobs: Sequence[RunningJob], wanted: str | None) -> RunningJob:
+def choose_job(jobs: Sequence[RunningJob], wanted: str | None) -> RunningJob:
     """Choose the job to show.
 
     Parameters
@@ -109,12 +109,12 @@ def choose(jobs: Sequence[RunningJob], wanted: str | None) -> RunningJob:
         fitting = [job for job in jobs if job.run == wanted or natural(wanted) in job.members]
         fitting = fitting or [job for job in jobs if job.run.startswith(wanted)]
         if not fitting:
-            known = f"; there {'are' if len(jobs) > 1 else 'is'}:\n{_listed(jobs)}" if jobs else ""
+            known = f"; there {'are' if len(jobs) > 1 else 'is'}:\n{_format_jobs(jobs)}" if jobs else ""
             raise TopError(f"no job of yours on this host has the name or the process {readable.plain(wanted)}{known}")
     if len(fitting) > 1:
         raise TopError(
             f"there are several jobs; choose one by its name or a process, as in 'enginerun top {fitting[0].pid}':\n"
-            f"{_listed(fitting)}"
+            f"{_format_jobs(fitting)}"
         )
     job = fitting[0]
     if not job.pages:
@@ -125,7 +125,7 @@ def choose(jobs: Sequence[RunningJob], wanted: str | None) -> RunningJob:
     return job
 
 
-def _parser() -> argparse.ArgumentParser:
+def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="enginerun top",
         description="Watch a running job of this host: who is slow, what communication costs, what stalls. Leave with "
@@ -140,7 +140,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _listed(jobs: Sequence[RunningJob]) -> str:
+def _format_jobs(jobs: Sequence[RunningJob]) -> str:
     """Format jobs, one line each."""
     lines = []
     for job in jobs:
@@ -157,32 +157,32 @@ def _stop(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def _frame(job: Attached, before: JobReading | None, now: JobReading) -> Frame:
+def _make_frame(job: Attached, before: JobReading | None, now: JobReading) -> Frame:
     from .top_screen import Frame
 
-    between = {} if before is None else rates(before, now)
-    return Frame(job.job.run, now, between, job.letters(now), time.time(), job.elastic())
+    between = {} if before is None else compute_rates(before, now)
+    return Frame(job.job.run, now, between, job.read_process_states(now), time.time(), job.read_elastic_state())
 
 
-def _once(job: Attached, console: Console, interval: float, signals: socket) -> None:
+def _show_once(job: Attached, console: Console, interval: float, signals: socket) -> None:
     """Show the figures of one interval."""
-    from .top_screen import draw, ending
+    from .top_screen import describe_end, draw_frame
 
     before = job.read()
     if _wants_to_leave(None, signals, interval):
         return
     running = job.runs
-    frame = _frame(job, before, job.read())
-    console.print(draw(frame, max(NARROWEST, console.width), None))
+    frame = _make_frame(job, before, job.read())
+    console.print(draw_frame(frame, max(NARROWEST, console.width), None))
     if not running:
-        console.print(ending(frame), markup=False, soft_wrap=True)
+        console.print(describe_end(frame), markup=False, soft_wrap=True)
 
 
-def _watch(job: Attached, console: Console, interval: float, signals: socket) -> None:
+def _watch_job(job: Attached, console: Console, interval: float, signals: socket) -> None:
     """Show the job until it ends or the user quits."""
     from rich.live import Live
 
-    from .top_screen import draw, ending
+    from .top_screen import describe_end, draw_frame
 
     before: JobReading | None = None
     # On a terminal the screen is redrawn in place; elsewhere, frames follow each other.
@@ -193,20 +193,20 @@ def _watch(job: Attached, console: Console, interval: float, signals: socket) ->
         while True:
             running = job.runs  # checked before the pages are read, so that the last reading shows the end
             now = job.read()
-            frame = _frame(job, before, now)
+            frame = _make_frame(job, before, now)
             if live is not None:
                 if console.size != size:  # the terminal has rewrapped its content
                     size = console.size
                     console.clear()
-                live.update(draw(frame, max(NARROWEST, size.width), size.height), refresh=True)
+                live.update(draw_frame(frame, max(NARROWEST, size.width), size.height), refresh=True)
             elif before is not None or not running:
-                console.print(draw(frame, max(NARROWEST, console.width), None))
+                console.print(draw_frame(frame, max(NARROWEST, console.width), None))
             if not running:
                 break
             before = now
             if _wants_to_leave(keys, signals, interval):
                 return
-    console.print(ending(frame), markup=False, soft_wrap=True)
+    console.print(describe_end(frame), markup=False, soft_wrap=True)
 
 
 @contextlib.contextmanager

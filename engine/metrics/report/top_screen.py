@@ -14,7 +14,7 @@ from ...text import readable
 from ..elastic_job import ElasticJob
 from ..page import PageError, Snapshot
 from . import elastic_words, page_words
-from .rates import JobReading, Page, Rates, names_of_hosts, pending, slow_host, slow_link, straggler, waits_by_host
+from .rates import JobReading, Page, Rates, find_straggler, names_of_hosts, pending, slow_host, slow_link, waits_by_host
 
 NOTES = 6  # maximum number of warning lines
 OLD_SECONDS = 5.0  # age from which figures of another host are reported as old
@@ -69,7 +69,7 @@ class Frame:
     def straggler(self) -> int | None:
         """Rank for which the others wait; None if no rank stands out."""
         lags = {rank: each.lag for rank, each in self.rates.items() if each.lag is not None}
-        return straggler(lags, self.middle(each.step for each in self.rates.values()))
+        return find_straggler(lags, self.compute_median(each.step for each in self.rates.values()))
 
     @property
     def hosts(self) -> dict[int, str]:
@@ -83,13 +83,13 @@ class Frame:
         return waits_by_host((pages[rank], each.crossing) for rank, each in self.rates.items())
 
     @staticmethod
-    def middle(numbers: Iterable[float | None]) -> float | None:
+    def compute_median(numbers: Iterable[float | None]) -> float | None:
         """Return the median of the known numbers; None if there are none."""
         known = [number for number in numbers if number is not None]
         return statistics.median(known) if known else None
 
 
-def draw(frame: Frame, width: int, height: int | None) -> RenderableType:
+def draw_frame(frame: Frame, width: int, height: int | None) -> RenderableType:
     """Draw a frame.
 
     Parameters
@@ -105,14 +105,14 @@ def draw(frame: Frame, width: int, height: int | None) -> RenderableType:
     RenderableType
         No line is longer than `width`, and there are fewer than `height` lines.
     """
-    head = [Text(line) for line in _packed(_head(frame), width)]
+    head = [Text(line) for line in _pack_lines(_describe_job(frame), width)]
     if head:
         head[0].stylize("bold")
-    tuner = [Text(line) for line in _packed(_tuner(frame), width)]
+    tuner = [Text(line) for line in _pack_lines(_describe_tuner(frame), width)]
     if frame.elastic is not None:
-        told = [readable.plain(line)[:width] for line in elastic_words.resets(frame.elastic, frame.now)]
+        told = [readable.plain(line)[:width] for line in elastic_words.describe_resets(frame.elastic, frame.now)]
         tuner = [*(Text(line, style="dim") for line in told), *tuner]
-    notes = _notes(frame)
+    notes = _make_warnings(frame)
     if len(notes) > NOTES:
         notes = [*notes[: NOTES - 1], f"and {len(notes) - NOTES + 1} more such lines"]
     foot = [Text(note[:width], style="red") for note in notes]
@@ -125,16 +125,16 @@ def draw(frame: Frame, width: int, height: int | None) -> RenderableType:
             del part[max(kept, len(part) - max(0, len(head) + len(foot) + len(tuner) + least - room)) :]
         room = max(1, room - len(head) - len(foot) - len(tuner))
         if len(pages) > room:
-            shown = _worst(frame, max(1, room - 1))
+            shown = _choose_worst_ranks(frame, max(1, room - 1))
             left = len(pages) - len(shown)
             foot.insert(0, Text(f"{left} ranks that are no slower are not shown"[:width], style="dim"))
-    return Group(*head, _table(frame, shown, width), *foot, *tuner)
+    return Group(*head, _draw_table(frame, shown, width), *foot, *tuner)
 
 
 # ---- the head and the tuner -----------------------------------------------------------------------------------------
 
 
-def _head(frame: Frame) -> list[str]:
+def _describe_job(frame: Frame) -> list[str]:
     """Return figures of the whole job."""
     pages = frame.reading.snapshots
     rates = [rate for rank, rate in frame.rates.items() if frame.state(rank) == "running"]
@@ -143,7 +143,7 @@ def _head(frame: Frame) -> list[str]:
     world = max(sizes, default=count)
     parts = [readable.plain(frame.run)]
     if frame.elastic is not None:
-        parts += elastic_words.head(frame.elastic, frame.now)
+        parts += elastic_words.describe_world(frame.elastic, frame.now)
     else:
         parts.append(readable.count(count, "rank"))
         if world != count:
@@ -173,13 +173,13 @@ def _head(frame: Frame) -> list[str]:
     return parts
 
 
-def _tuner(frame: Frame) -> list[str]:
+def _describe_tuner(frame: Frame) -> list[str]:
     """Return the knobs and the state of the tuner."""
     ranks = {0: 0} if frame.elastic is None else frame.elastic.ranks
     page = next((frame.reading.pages.get(slot) for slot, rank in ranks.items() if rank == 0), None)
     if not isinstance(page, Snapshot):
         return []
-    parts = ["knobs:", *(f"{name.removeprefix('--')} {value}" for name, value in page_words.knobs(page))]
+    parts = ["knobs:", *(f"{name.removeprefix('--')} {value}" for name, value in page_words.list_knobs(page))]
     if len(parts) == 1:
         parts = []
     if page.phase == "off":
@@ -193,7 +193,7 @@ def _tuner(frame: Frame) -> list[str]:
     return parts
 
 
-def _packed(parts: Sequence[str], width: int) -> list[str]:
+def _pack_lines(parts: Sequence[str], width: int) -> list[str]:
     """Pack parts into as few lines as possible."""
     lines: list[str] = []
     for part in parts:
@@ -205,7 +205,7 @@ def _packed(parts: Sequence[str], width: int) -> list[str]:
     return lines
 
 
-def _notes(frame: Frame) -> list[str]:
+def _make_warnings(frame: Frame) -> list[str]:
     """Return warnings, one line each; ranks with the same warning share a line."""
     found: dict[str, list[int]] = {}
     for rank, page in frame.reading.pages.items():
@@ -213,7 +213,7 @@ def _notes(frame: Frame) -> list[str]:
         if isinstance(page, PageError):
             found.setdefault(f"the page of counters {page}", []).append(rank)
         elif state == "failed" and page is not None:
-            found.setdefault(f"failed: {page_words.failure(page)}", []).append(rank)
+            found.setdefault(f"failed: {page_words.describe_failure(page)}", []).append(rank)
         elif state == "gone":
             found.setdefault("the process is gone, without a word", []).append(rank)
         elif state == "stopped":
@@ -223,10 +223,10 @@ def _notes(frame: Frame) -> list[str]:
             found.setdefault(
                 f"{page['stalled']} operation{'s' * (not one)} {'is' if one else 'are'} overdue", []
             ).append(rank)
-    return [f"{readable.ranks(ranks)}: {text}" for text, ranks in found.items()] + _elsewhere(frame)
+    return [f"{readable.ranks(ranks)}: {text}" for text, ranks in found.items()] + _make_remote_notes(frame)
 
 
-def _elsewhere(frame: Frame) -> list[str]:
+def _make_remote_notes(frame: Frame) -> list[str]:
     """Return notes about missing or old figures of ranks on other hosts."""
     pages = frame.reading.snapshots
     far = [page for page in pages.values() if page.far]
@@ -257,34 +257,36 @@ class _Column:
     elastic: bool = False  # only of elastic jobs
 
 
-def _rate(number: float | None, digits: int) -> str:
+def _format_rate(number: float | None, digits: int) -> str:
     return NONE if number is None else f"{number:.{digits}f}"
 
 
-def _lag(frame: Frame, rank: int, page: Page, rate: Rates | None) -> str:
+def _format_lag(frame: Frame, rank: int, page: Page, rate: Rates | None) -> str:
     mark = " <" if rate is not None and rank == frame.straggler else "  "
-    return _rate(None if rate is None or rate.lag is None else 1e3 * rate.lag, 2) + mark
+    return _format_rate(None if rate is None or rate.lag is None else 1e3 * rate.lag, 2) + mark
 
 
-def _field(count: Callable[[Snapshot], int]) -> Callable[[Frame, int, Page, Rates | None], str]:
+def _make_field_formatter(count: Callable[[Snapshot], int]) -> Callable[[Frame, int, Page, Rates | None], str]:
     return lambda frame, rank, page, rate: str(count(page)) if isinstance(page, Snapshot) else NONE
 
 
-def _speed(figure: Callable[[Rates], float | None], digits: int) -> Callable[[Frame, int, Page, Rates | None], str]:
-    return lambda frame, rank, page, rate: NONE if rate is None else _rate(figure(rate), digits)
+def _make_rate_formatter(
+    figure: Callable[[Rates], float | None], digits: int
+) -> Callable[[Frame, int, Page, Rates | None], str]:
+    return lambda frame, rank, page, rate: NONE if rate is None else _format_rate(figure(rate), digits)
 
 
-def _steps(frame: Frame, rank: int, page: Page, rate: Rates | None) -> str:
+def _format_steps(frame: Frame, rank: int, page: Page, rate: Rates | None) -> str:
     """Format steps per second; nothing, rather than 0, if the program reports no steps."""
     counted = isinstance(page, Snapshot) and page["steps"] > 0
-    return _rate(rate.steps if counted and rate is not None else None, 2)
+    return _format_rate(rate.steps if counted and rate is not None else None, 2)
 
 
 def _host_name(frame: Frame, host: int) -> str:
     return readable.plain(frame.hosts.get(host, f"host {host}"))
 
 
-def _host(frame: Frame, rank: int, page: Page, rate: Rates | None) -> str:
+def _format_host(frame: Frame, rank: int, page: Page, rate: Rates | None) -> str:
     return readable.plain(page.host)[:HOST_WIDTH] if isinstance(page, Snapshot) else NONE
 
 
@@ -294,49 +296,69 @@ def _in_world(frame: Frame, slot: int, page: Page, rate: Rates | None) -> str:
     return NONE if rank < 0 else str(rank)
 
 
-def _sampled(*stages: str) -> Callable[[Rates], float | None]:
+def _make_stage_reader(*stages: str) -> Callable[[Rates], float | None]:
     """Return a reader of the mean milliseconds on the GPU per sampled collective or step."""
 
-    def figure(rate: Rates) -> float | None:
+    def read_mean(rate: Rates) -> float | None:
         known = [rate.device[stage] for stage in stages if stage in rate.device]
         return 1e3 * sum(known) if known else None
 
-    return figure
+    return read_mean
 
 
-def _errors(page: Snapshot) -> int:
+def _count_errors(page: Snapshot) -> int:
     return page["mismatches"] + (page.state == "failed")
 
 
 COLUMNS = (
     _Column("rank", "rank", 4, 0, lambda frame, rank, page, rate: str(rank)),
     _Column("in", "in the world", 4, 1, _in_world, elastic=True),
-    _Column("host", "host", HOST_WIDTH, 3, _host, far=True),
-    _Column("steps/s", "steps/s", 7, 5, _steps),
-    _Column("ms/step", "ms a step", 8, 2, _speed(lambda rate: None if rate.step is None else 1e3 * rate.step, 2)),
-    _Column("block%", "blocked %", 6, 4, _speed(lambda rate: 100 * rate.blocked, 1)),
-    _Column("expos%", "exposed %", 6, 3, _speed(lambda rate: 100 * rate.exposed, 1)),
-    _Column("MB/s", "MB/s", 7, 6, _speed(lambda rate: rate.nbytes / 1e6, 1)),
-    _Column("ops/s", "collectives/s", 8, 12, _speed(lambda rate: rate.collectives, 1)),
-    _Column("lag ms  ", "lag ms  ", 10, 1, _lag),
-    _Column("cross%", "waited for hosts %", 6, 3, _speed(lambda rate: 100 * sum(rate.crossing.values()), 1), far=True),
-    _Column("net MB/s", "network MB/s", 8, 8, _speed(lambda rate: rate.network / 1e6, 1), far=True),
+    _Column("host", "host", HOST_WIDTH, 3, _format_host, far=True),
+    _Column("steps/s", "steps/s", 7, 5, _format_steps),
     _Column(
-        "gpu", "on GPU", 4, 7, _field(lambda page: max(0, page["device_entries"] - page["device_passed"])), gpu=True
+        "ms/step",
+        "ms a step",
+        8,
+        2,
+        _make_rate_formatter(lambda rate: None if rate.step is None else 1e3 * rate.step, 2),
     ),
-    _Column("queue", "GPU queue ms", 7, 8, _speed(_sampled("queue"), 3), gpu=True),
-    _Column("work", "GPU work ms", 7, 6, _speed(_sampled("pack", "nccl", "unpack"), 3), gpu=True),
-    _Column("stood", "GPU exposed ms", 7, 4, _speed(_sampled("exposed"), 3), gpu=True),
-    _Column("pend", "pending", 4, 8, _field(pending)),
-    _Column("stall", "stalled", 5, 7, _field(lambda page: page["stalled"])),
-    _Column("err", "errors", 3, 9, _field(_errors)),
-    _Column("new", "new tensors", 6, 11, _field(lambda page: page["requests"])),
-    _Column("pid", "pid", 7, 10, _field(lambda page: page["pid"])),
+    _Column("block%", "blocked %", 6, 4, _make_rate_formatter(lambda rate: 100 * rate.blocked, 1)),
+    _Column("expos%", "exposed %", 6, 3, _make_rate_formatter(lambda rate: 100 * rate.exposed, 1)),
+    _Column("MB/s", "MB/s", 7, 6, _make_rate_formatter(lambda rate: rate.nbytes / 1e6, 1)),
+    _Column("ops/s", "collectives/s", 8, 12, _make_rate_formatter(lambda rate: rate.collectives, 1)),
+    _Column("lag ms  ", "lag ms  ", 10, 1, _format_lag),
+    _Column(
+        "cross%",
+        "waited for hosts %",
+        6,
+        3,
+        _make_rate_formatter(lambda rate: 100 * sum(rate.crossing.values()), 1),
+        far=True,
+    ),
+    _Column("net MB/s", "network MB/s", 8, 8, _make_rate_formatter(lambda rate: rate.network / 1e6, 1), far=True),
+    _Column(
+        "gpu",
+        "on GPU",
+        4,
+        7,
+        _make_field_formatter(lambda page: max(0, page["device_entries"] - page["device_passed"])),
+        gpu=True,
+    ),
+    _Column("queue", "GPU queue ms", 7, 8, _make_rate_formatter(_make_stage_reader("queue"), 3), gpu=True),
+    _Column(
+        "work", "GPU work ms", 7, 6, _make_rate_formatter(_make_stage_reader("pack", "nccl", "unpack"), 3), gpu=True
+    ),
+    _Column("stood", "GPU exposed ms", 7, 4, _make_rate_formatter(_make_stage_reader("exposed"), 3), gpu=True),
+    _Column("pend", "pending", 4, 8, _make_field_formatter(pending)),
+    _Column("stall", "stalled", 5, 7, _make_field_formatter(lambda page: page["stalled"])),
+    _Column("err", "errors", 3, 9, _make_field_formatter(_count_errors)),
+    _Column("new", "new tensors", 6, 11, _make_field_formatter(lambda page: page["requests"])),
+    _Column("pid", "pid", 7, 10, _make_field_formatter(lambda page: page["pid"])),
     _Column("state", "state", 10, 0, lambda frame, rank, page, rate: frame.state(rank)),
 )
 
 
-def _table(frame: Frame, shown: Sequence[int], width: int) -> Table:
+def _draw_table(frame: Frame, shown: Sequence[int], width: int) -> Table:
     """Draw the rows of the given ranks, in columns that fit."""
     on_gpu = any(page.on_gpu for page in frame.reading.snapshots.values())
     columns = [
@@ -348,13 +370,13 @@ def _table(frame: Frame, shown: Sequence[int], width: int) -> Table:
     ]
     wide = False
 
-    def needed() -> int:
+    def compute_width() -> int:
         return sum(max(each.width, len(each.wide if wide else each.head)) + 1 for each in columns) - 1
 
-    while needed() > width and max(each.spare for each in columns):
+    while compute_width() > width and max(each.spare for each in columns):
         columns.remove(max(columns, key=lambda each: each.spare))
     wide = True
-    wide = needed() <= width
+    wide = compute_width() <= width
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold", collapse_padding=True)
     for column in columns:
         name = column.wide if wide else column.head
@@ -378,23 +400,23 @@ def _table(frame: Frame, shown: Sequence[int], width: int) -> Table:
     return table
 
 
-def _worst(frame: Frame, count: int) -> list[int]:
+def _choose_worst_ranks(frame: Frame, count: int) -> list[int]:
     """Return the ranks to show if there is no room for all: those with a fault first, then the slowest."""
 
-    def badness(rank: int) -> tuple[bool, float, bool]:
+    def make_sort_key(rank: int) -> tuple[bool, float, bool]:
         page, rate = frame.reading.pages[rank], frame.rates.get(rank)
         overdue = isinstance(page, Snapshot) and page["stalled"] > 0
         return frame.state(rank) in BAD, (rate.lag or 0.0) if rate is not None else 0.0, overdue
 
-    return sorted(sorted(frame.reading.pages, key=badness, reverse=True)[:count])
+    return sorted(sorted(frame.reading.pages, key=make_sort_key, reverse=True)[:count])
 
 
-def ending(frame: Frame) -> str:
+def describe_end(frame: Frame) -> str:
     """Describe the end of a job in one line."""
     found: dict[str, list[int]] = {}
     for rank, page in frame.reading.pages.items():
         state = frame.state(rank)
-        text = page_words.failure(page) if state == "failed" and isinstance(page, Snapshot) else state
+        text = page_words.describe_failure(page) if state == "failed" and isinstance(page, Snapshot) else state
         found.setdefault(
             {
                 "ended": "ended",
