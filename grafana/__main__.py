@@ -17,9 +17,9 @@ from grafana.queries import DASHBOARDS
 DIRECTORY = Path(__file__).parent / "dashboards"
 
 
-def problems(dashboard: Dashboard) -> Iterator[str]:
+def find_problems(dashboard: Dashboard) -> Iterator[str]:
     """Yield the errors of a dashboard, one line each."""
-    from grafana.build import annotations, layout_problems, text
+    from grafana.build import layout_problems, list_annotations, render_dashboard
 
     for panel in dashboard.panels:
         where = f"{dashboard.title}, panel '{panel.title}'"
@@ -27,17 +27,17 @@ def problems(dashboard: Dashboard) -> Iterator[str]:
             if not getattr(panel, word).strip():
                 yield f"{where}: no {word}"
         for query in panel.queries:
-            yield from (f"{where}: {problem}: {query.expr}" for problem in promql.problems(query.expr))
-    for name, _, expr, _, _ in annotations(dashboard):
-        yield from (f"{dashboard.title}, annotation '{name}': {problem}" for problem in promql.problems(expr))
-    yield from (f"{dashboard.title}: {problem}" for problem in layout_problems(json.loads(text(dashboard))))
+            yield from (f"{where}: {problem}: {query.expr}" for problem in promql.find_problems(query.expr))
+    for name, _, expr, _, _ in list_annotations(dashboard):
+        yield from (f"{dashboard.title}, annotation '{name}': {problem}" for problem in promql.find_problems(expr))
+    yield from (f"{dashboard.title}: {problem}" for problem in layout_problems(json.loads(render_dashboard(dashboard))))
 
 
 def rule_problems() -> Iterator[str]:
     """Yield the errors of the rules, one line each."""
-    for rule in promql.rules():
+    for rule in promql.load_rules():
         name = rule.get("alert") or rule["record"]
-        yield from (f"rule {name}: {problem}" for problem in promql.problems(rule["expr"]))
+        yield from (f"rule {name}: {problem}" for problem in promql.find_problems(rule["expr"]))
         if "alert" in rule and not (
             "severity" in rule["labels"] and {"summary", "description"} <= set(rule["annotations"])
         ):
@@ -48,16 +48,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m grafana", description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a file differs")
     given = parser.parse_args(arguments)
-    from grafana.build import text
+    from grafana.build import render_dashboard
 
-    wrong = [*rule_problems(), *(problem for dashboard in DASHBOARDS for problem in problems(dashboard))]
+    wrong = [*rule_problems(), *(problem for dashboard in DASHBOARDS for problem in find_problems(dashboard))]
     for problem in wrong:
         print(problem, file=sys.stderr)
     if wrong:
         return 1
     for dashboard in DASHBOARDS:
         path = DIRECTORY / f"{dashboard.uid}.json"
-        made = text(dashboard)
+        made = render_dashboard(dashboard)
         if not given.check:
             path.write_text(made)
             print(path)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from grafana.common import BIG, LONG, RUN, Dashboard, Panel, Query, mean
-from grafana.engine import knob
+from grafana.common import BIG, LONG, RUN, Dashboard, Panel, Query, query_mean
+from grafana.engine import query_knob
 from grafana.words import COMPRESSION_WORDS, PHASE_WORDS, STORE_WORDS
 
 BEST = f"max by (run) (engine_autotune_best_score_seconds{{{RUN}}} > 0)"
@@ -11,7 +11,7 @@ DEFAULT = f"max by (run) (engine_autotune_default_score_seconds{{{RUN}}} > 0)"
 LAST = f"max by (run) (engine_autotune_score_seconds{{{RUN}}} > 0)"
 
 
-def number(title: str, about: str, expr: str, high: float, unit: str = "short", width: int = 4) -> Panel:
+def make_number_panel(title: str, about: str, expr: str, high: float, unit: str = "short", width: int = 4) -> Panel:
     return Panel("stat", title, about, unit, (Query(expr, "", 0, high),), width=width, height=5, base="blue")
 
 
@@ -39,15 +39,17 @@ STATE = (
         thresholds=((0.02, "green"),),
         base="blue",
     ),
-    number("Trials", "Settings that were measured.", f"max(engine_autotune_trials_total{{{RUN}}})", 1e5),
-    number(
+    make_number_panel("Trials", "Settings that were measured.", f"max(engine_autotune_trials_total{{{RUN}}})", 1e5),
+    make_number_panel(
         "Searches",
         "Begun since the start. More than one: a drift was noticed, or the number of ranks has changed.",
         f"max(engine_autotune_searches_total{{{RUN}}})",
         100,
     ),
-    number("Changes", "Settings that were put into force.", f"max(engine_autotune_changes_total{{{RUN}}})", 1e5),
-    number(
+    make_number_panel(
+        "Changes", "Settings that were put into force.", f"max(engine_autotune_changes_total{{{RUN}}})", 1e5
+    ),
+    make_number_panel(
         "Since the last change",
         "How long the setting in force has been in force.",
         f"clamp_min(time() - max(engine_autotune_last_change_timestamp_seconds{{{RUN}}} > 0), 0)",
@@ -79,7 +81,7 @@ SCORES = (
         "Step time while tuning",
         "What the program felt of it: mean time of a step over all ranks.",
         "s",
-        (Query(mean("engine_step_duration_seconds", "run"), "step", 1e-6, LONG),),
+        (Query(query_mean("engine_step_duration_seconds", "run"), "step", 1e-6, LONG),),
         width=12,
     ),
     Panel(
@@ -101,22 +103,22 @@ KNOBS = (
         "Fusion threshold",
         "Bytes at which a batch is full, as it was in force.",
         "bytes",
-        (knob("fusion_threshold_bytes", BIG),),
+        (query_knob("fusion_threshold_bytes", BIG),),
     ),
     Panel(
         "timeseries",
         "Cycle time",
         "How long a batch waits for more, as it was in force.",
         "s",
-        (knob("cycle_time_seconds", 10),),
+        (query_knob("cycle_time_seconds", 10),),
     ),
-    Panel("timeseries", "Chunk", "Bytes of a chunk, as it was in force.", "bytes", (knob("chunk_bytes", BIG),)),
+    Panel("timeseries", "Chunk", "Bytes of a chunk, as it was in force.", "bytes", (query_knob("chunk_bytes", BIG),)),
     Panel(
         "states",
         "Stores",
         "How results are written: through the cache or around it.",
         "short",
-        (knob("stores", 2),),
+        (query_knob("stores", 2),),
         width=12,
         height=5,
         words=STORE_WORDS,
@@ -126,7 +128,7 @@ KNOBS = (
         "Compression",
         "What travels instead of 32-bit floats.",
         "short",
-        (knob("compression", 2),),
+        (query_knob("compression", 2),),
         width=12,
         height=5,
         words=COMPRESSION_WORDS,
@@ -136,7 +138,7 @@ KNOBS = (
         "Sockets per lane",
         "Connections in use between two ranks on different hosts, as it was in force.",
         "short",
-        (knob("sockets_per_lane", 8),),
+        (query_knob("sockets_per_lane", 8),),
     ),
 )
 DASHBOARD = Dashboard(

@@ -31,9 +31,9 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 BUCKET = 1e-9  # value of a heat map's cell up to which the cell is empty
 
 
-def text(dashboard: Dashboard) -> str:
+def render_dashboard(dashboard: Dashboard) -> str:
     """Return the dashboard in the JSON that Grafana loads."""
-    return json.dumps(build(dashboard), cls=JSONEncoder, indent=2) + "\n"
+    return json.dumps(build_dashboard(dashboard), cls=JSONEncoder, indent=2) + "\n"
 
 
 def round_trip(given: str) -> str:
@@ -51,7 +51,7 @@ def _without_old(panel: Any) -> Any:
     return panel
 
 
-def build(dashboard: Dashboard) -> models.Dashboard:
+def build_dashboard(dashboard: Dashboard) -> models.Dashboard:
     """Return the dashboard as an object of the SDK."""
     made = (
         builders.Dashboard(f"enginerun: {dashboard.title}")
@@ -63,8 +63,8 @@ def build(dashboard: Dashboard) -> models.Dashboard:
         .refresh("5s")
         .editable()
         .tooltip(models.DashboardCursorSync.CROSSHAIR)
-        .variables(list(_variables(dashboard)))
-        .annotations(list(_annotations(dashboard)))
+        .variables(list(_make_variables(dashboard)))
+        .annotations(list(_make_annotations(dashboard)))
         .link(
             builders.DashboardLink("enginerun")
             .type(models.DashboardLinkType.DASHBOARDS)
@@ -73,11 +73,11 @@ def build(dashboard: Dashboard) -> models.Dashboard:
             .keep_time(True)
         )
     ).build()
-    made.panels = list(_placed(dashboard))
+    made.panels = list(_place_panels(dashboard))
     return made
 
 
-def _variables(dashboard: Dashboard) -> Iterator[Any]:
+def _make_variables(dashboard: Dashboard) -> Iterator[Any]:
     yield builders.DatasourceVariable("datasource").label("Data source").type("prometheus")
     yield _from_labels("run", "Run", "label_values(engine_rank_up, run)").description("A job: its script and process.")
     if dashboard.by_rank:
@@ -103,8 +103,8 @@ def _from_labels(name: str, label: str, query: str) -> builders.QueryVariable:
     )
 
 
-def _annotations(dashboard: Dashboard) -> Iterator[builders.AnnotationQuery]:
-    for name, color, expr, title, at_value in annotations(dashboard):
+def _make_annotations(dashboard: Dashboard) -> Iterator[builders.AnnotationQuery]:
+    for name, color, expr, title, at_value in list_annotations(dashboard):
         yield (
             builders.AnnotationQuery()
             .name(name)
@@ -117,7 +117,7 @@ def _annotations(dashboard: Dashboard) -> Iterator[builders.AnnotationQuery]:
         )
 
 
-def annotations(dashboard: Dashboard) -> Iterator[tuple[str, str, str, str, bool]]:
+def list_annotations(dashboard: Dashboard) -> Iterator[tuple[str, str, str, str, bool]]:
     """Yield each annotation's name, colour, query and title, and whether its value is its time in milliseconds."""
     if dashboard.changes_marked:
         changed = f"max by (run) (engine_autotune_last_change_timestamp_seconds{{{RUN}}} > 0) * 1000"
@@ -126,7 +126,7 @@ def annotations(dashboard: Dashboard) -> Iterator[tuple[str, str, str, str, bool
     yield "Alerts", "red", firing, "{{alertname}} {{rank}}", False
 
 
-def _placed(dashboard: Dashboard) -> Iterator[models.Panel | models.RowPanel]:
+def _place_panels(dashboard: Dashboard) -> Iterator[models.Panel | models.RowPanel]:
     """Yield rows from the top, with panels from the left, wrapped to the next line if they do not fit."""
     number, line = 1, 0
     for heading, panels in dashboard.rows:
@@ -145,9 +145,9 @@ def _placed(dashboard: Dashboard) -> Iterator[models.Panel | models.RowPanel]:
         line += deepest
 
 
-def _common(made: Any, panel: Panel) -> Any:
+def _set_common_options(made: Any, panel: Panel) -> Any:
     made.title(panel.title).description(panel.about).datasource(SOURCE).unit(panel.unit)
-    made.targets([_target(panel, query, letter) for query, letter in zip(panel.queries, LETTERS, strict=False)])
+    made.targets([_make_target(panel, query, letter) for query, letter in zip(panel.queries, LETTERS, strict=False)])
     if panel.words:
         options = {
             str(code): models.ValueMappingResult(text=word, color=color, index=code)
@@ -163,7 +163,7 @@ def _common(made: Any, panel: Panel) -> Any:
     return made
 
 
-def _target(panel: Panel, query: Query, letter: str) -> prometheus.Dataquery:
+def _make_target(panel: Panel, query: Query, letter: str) -> prometheus.Dataquery:
     target = prometheus.Dataquery().ref_id(letter).datasource(SOURCE).expr(query.expr).legend_format(query.legend)
     target.editor_mode(prometheus_models.QueryEditorMode.CODE)
     if panel.kind == "table":
@@ -172,17 +172,17 @@ def _target(panel: Panel, query: Query, letter: str) -> prometheus.Dataquery:
     return target.range().format(form.HEATMAP if query.heatmap else form.TIME_SERIES)
 
 
-def _stat(panel: Panel) -> Any:
+def _make_stat(panel: Panel) -> Any:
     made = stat.Panel().reduce_options(common_builders.ReduceDataOptions().calcs(["lastNotNull"]).values(False))
     made.graph_mode(common_models.BigValueGraphMode.NONE if panel.words else common_models.BigValueGraphMode.AREA)
     made.color_mode(common_models.BigValueColorMode.VALUE)
     made.color_scheme(builders.FieldColor().mode(models.FieldColorModeId.THRESHOLDS))
     if len(panel.queries) == 1:
         made.text_mode(common_models.BigValueTextMode.VALUE)
-    return _common(made, panel)
+    return _set_common_options(made, panel)
 
 
-def _timeseries(panel: Panel) -> Any:
+def _make_timeseries(panel: Panel) -> Any:
     legend = common_builders.VizLegendOptions().display_mode(common_models.LegendDisplayMode.TABLE)
     legend.placement(common_models.LegendPlacement.BOTTOM).show_legend(True).calcs(["mean", "lastNotNull"])
     tooltip = common_builders.VizTooltipOptions().mode(common_models.TooltipDisplayMode.MULTI)
@@ -193,10 +193,10 @@ def _timeseries(panel: Panel) -> Any:
     if panel.thresholds:
         line = common_builders.GraphThresholdsStyleConfig().mode(common_models.GraphThresholdsStyleMode.DASHED)
         made.thresholds_style(line)
-    return _common(made, panel)
+    return _set_common_options(made, panel)
 
 
-def _heatmap(panel: Panel) -> Any:
+def _make_heatmap(panel: Panel) -> Any:
     color = heatmap.HeatmapColorOptions().mode(heatmap_models.HeatmapColorMode.SCHEME).scheme("Oranges").steps(64)
     color.scale(heatmap_models.HeatmapColorScale.EXPONENTIAL).exponent(0.5).fill("dark-orange")
     made = (
@@ -210,19 +210,19 @@ def _heatmap(panel: Panel) -> Any:
     axis = heatmap.YAxisConfig().axis_placement(common_models.AxisPlacement.LEFT).reverse(not buckets)
     made.y_axis(axis.unit(panel.unit) if buckets else axis)
     tooltip = heatmap.HeatmapTooltip().mode(common_models.TooltipDisplayMode.SINGLE).show_color_scale(True)
-    return _common(made.tooltip(tooltip), panel)
+    return _set_common_options(made.tooltip(tooltip), panel)
 
 
-def _states(panel: Panel) -> Any:
+def _make_state_timeline(panel: Panel) -> Any:
     legend = common_builders.VizLegendOptions().display_mode(common_models.LegendDisplayMode.LIST)
     legend.placement(common_models.LegendPlacement.BOTTOM).show_legend(True)
     made = statetimeline.Panel().legend(legend.calcs([])).merge_values(True).row_height(0.8).fill_opacity(70)
     made.show_value(common_models.VisibilityMode.AUTO)
-    return _common(made, panel)
+    return _set_common_options(made, panel)
 
 
-def _table(panel: Panel) -> Any:
-    made = _common(table.Panel(), panel)
+def _make_table(panel: Panel) -> Any:
+    made = _set_common_options(table.Panel(), panel)
     names = {name: heading for name, (heading, _) in panel.columns.items() if name != heading}
     order = {name: index for index, name in enumerate(panel.columns)}
     made.with_transformation(models.DataTransformerConfig(id_val="merge", options={}))
@@ -238,7 +238,13 @@ def _table(panel: Panel) -> Any:
     return made
 
 
-_KINDS = {"stat": _stat, "timeseries": _timeseries, "heatmap": _heatmap, "states": _states, "table": _table}
+_KINDS = {
+    "stat": _make_stat,
+    "timeseries": _make_timeseries,
+    "heatmap": _make_heatmap,
+    "states": _make_state_timeline,
+    "table": _make_table,
+}
 
 
 def layout_problems(given: dict[str, Any]) -> Iterator[str]:

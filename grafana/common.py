@@ -98,16 +98,17 @@ class Dashboard:
         return tuple(panel for _, panels in self.rows for panel in panels)
 
 
-def rate(name: str, where: str = RUN) -> str:
+def query_rate(name: str, where: str = RUN) -> str:
     """Return the rate of a counter, in units per second."""
     return f"rate({name}{{{where}}}[$__rate_interval])"
 
 
-def mean(name: str, by: str, where: str = RUN) -> str:
+def query_mean(name: str, by: str, where: str = RUN) -> str:
     """Return the mean of a histogram or summary, with a gap if nothing was counted."""
-    return f"sum by ({by}) ({rate(name + '_sum', where)}) / (sum by ({by}) ({rate(name + '_count', where)}) > 0)"
+    total, count = query_rate(f"{name}_sum", where), query_rate(f"{name}_count", where)
+    return f"sum by ({by}) ({total}) / (sum by ({by}) ({count}) > 0)"
 
 
-def quantile(q: float, name: str, by: str, where: str = RUN) -> str:
+def query_quantile(q: float, name: str, by: str, where: str = RUN) -> str:
     """Return a quantile of a histogram, interpolated within its buckets."""
-    return f"histogram_quantile({q:g}, sum by ({by}, le) ({rate(name + '_bucket', where)}))"
+    return f"histogram_quantile({q:g}, sum by ({by}, le) ({query_rate(name + '_bucket', where)}))"

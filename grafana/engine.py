@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from grafana.common import BIG, LONG, RUN, Dashboard, Panel, Query, mean, quantile, rate
+from grafana.common import BIG, LONG, RUN, Dashboard, Panel, Query, query_mean, query_quantile, query_rate
 from grafana.words import COMPRESSION_WORDS, STORE_WORDS
 
 
-def knob(name: str, high: float, low: float = 0) -> Query:
+def query_knob(name: str, high: float, low: float = 0) -> Query:
     """Return the query of a knob's value."""
     return Query(f'max by (name) (engine_knob{{{RUN}, name="{name}"}})', "{{name}}", low, high)
 
 
 FILL = (
-    f"sum by (run) ({rate('engine_fused_bytes_total')})"
-    f" / (sum by (run) ({rate('engine_fusion_capacity_bytes_total')}) > 0)"
+    f"sum by (run) ({query_rate('engine_fused_bytes_total')})"
+    f" / (sum by (run) ({query_rate('engine_fusion_capacity_bytes_total')}) > 0)"
 )
 REDUCED = RUN + ', op="allreduce"'
 PER_BATCH = (
-    f"sum by (run) ({rate('engine_collective_bytes_total', REDUCED)})"
-    f" / (sum by (run) ({rate('engine_collectives_total', REDUCED)}) > 0)"
+    f"sum by (run) ({query_rate('engine_collective_bytes_total', REDUCED)})"
+    f" / (sum by (run) ({query_rate('engine_collectives_total', REDUCED)}) > 0)"
 )
 TENSORS_PER_BATCH = (
-    f"sum by (run) ({rate('engine_collective_tensors_total', REDUCED)})"
-    f" / (sum by (run) ({rate('engine_collectives_total', REDUCED)}) > 0)"
+    f"sum by (run) ({query_rate('engine_collective_tensors_total', REDUCED)})"
+    f" / (sum by (run) ({query_rate('engine_collectives_total', REDUCED)}) > 0)"
 )
 
 FUSION = (
@@ -41,7 +41,7 @@ FUSION = (
         "Size of a batch",
         "Mean bytes in an allreduce, fused ones as one, beside the fusion threshold.",
         "bytes",
-        (Query(PER_BATCH, "batch", 1, BIG), knob("fusion_threshold_bytes", BIG)),
+        (Query(PER_BATCH, "batch", 1, BIG), query_knob("fusion_threshold_bytes", BIG)),
     ),
     Panel(
         "timeseries",
@@ -60,8 +60,8 @@ LATENCY = (
         "of each other, so these are coarse; the mean below is exact.",
         "s",
         (
-            Query(quantile(0.5, "engine_collective_duration_seconds", "op") + " >= 0", "{{op}}, median", 0, LONG),
-            Query(quantile(0.95, "engine_collective_duration_seconds", "op") + " >= 0", "{{op}}, 95 %", 0, LONG),
+            Query(query_quantile(0.5, "engine_collective_duration_seconds", "op") + " >= 0", "{{op}}, median", 0, LONG),
+            Query(query_quantile(0.95, "engine_collective_duration_seconds", "op") + " >= 0", "{{op}}, 95 %", 0, LONG),
         ),
         width=12,
     ),
@@ -72,7 +72,7 @@ LATENCY = (
         "s",
         (
             Query(
-                f"sum by (le) ({rate('engine_collective_duration_seconds_bucket', REDUCED)})",
+                f"sum by (le) ({query_rate('engine_collective_duration_seconds_bucket', REDUCED)})",
                 "{{le}}",
                 0,
                 1e7,
@@ -86,7 +86,7 @@ LATENCY = (
         "Mean latency by operation",
         "Time from the start of a collective to its end on a rank.",
         "s",
-        (Query(mean("engine_collective_duration_seconds", "op"), "{{op}}", 0, LONG),),
+        (Query(query_mean("engine_collective_duration_seconds", "op"), "{{op}}", 0, LONG),),
     ),
     Panel(
         "timeseries",
@@ -96,8 +96,8 @@ LATENCY = (
         "the start of its collective.",
         "s",
         (
-            Query(mean("engine_negotiation_duration_seconds", "run"), "negotiation", 0, LONG),
-            Query(mean("engine_queue_duration_seconds", "run"), "queue", 0, LONG),
+            Query(query_mean("engine_negotiation_duration_seconds", "run"), "negotiation", 0, LONG),
+            Query(query_mean("engine_queue_duration_seconds", "run"), "queue", 0, LONG),
         ),
     ),
     Panel(
@@ -108,9 +108,12 @@ LATENCY = (
         "percentunit",
         (
             Query(
-                f"avg by (run) (sum by (run, rank) ({rate('engine_collective_duration_seconds_sum')}))", "busy", 0, 1.5
+                f"avg by (run) (sum by (run, rank) ({query_rate('engine_collective_duration_seconds_sum')}))",
+                "busy",
+                0,
+                1.5,
             ),
-            Query(f"avg by (run) ({rate('engine_exposed_seconds_total')})", "exposed", 0, 1.1),
+            Query(f"avg by (run) ({query_rate('engine_exposed_seconds_total')})", "exposed", 0, 1.1),
         ),
     ),
 )
@@ -120,7 +123,14 @@ FLOW = (
         "Collectives a second",
         "Executed collectives of one rank, by operation and algorithm, fused ones as one.",
         "ops",
-        (Query(f"avg by (op, algorithm) ({rate('engine_collectives_total')} > 0)", "{{op}}, {{algorithm}}", 0, 1e7),),
+        (
+            Query(
+                f"avg by (op, algorithm) ({query_rate('engine_collectives_total')} > 0)",
+                "{{op}}, {{algorithm}}",
+                0,
+                1e7,
+            ),
+        ),
         stacked=True,
     ),
     Panel(
@@ -130,7 +140,10 @@ FLOW = (
         "Bps",
         (
             Query(
-                f"avg by (op, algorithm) ({rate('engine_collective_bytes_total')} > 0)", "{{op}}, {{algorithm}}", 0, BIG
+                f"avg by (op, algorithm) ({query_rate('engine_collective_bytes_total')} > 0)",
+                "{{op}}, {{algorithm}}",
+                0,
+                BIG,
             ),
         ),
         stacked=True,
@@ -142,8 +155,8 @@ FLOW = (
         "s",
         (
             Query(
-                f"sum by (op, algorithm) ({rate('engine_collective_seconds_total')}) "
-                f"/ (sum by (op, algorithm) ({rate('engine_collectives_total')}) > 0)",
+                f"sum by (op, algorithm) ({query_rate('engine_collective_seconds_total')}) "
+                f"/ (sum by (op, algorithm) ({query_rate('engine_collectives_total')}) > 0)",
                 "{{op}}, {{algorithm}}",
                 0,
                 LONG,
@@ -155,7 +168,7 @@ FLOW = (
         "Batches by reason",
         "Why batches were closed: full; the whole step was there; somebody waited; the cycle time was over.",
         "ops",
-        (Query(f"sum by (reason) ({rate('engine_cycles_total')})", "{{reason}}", 0, 1e7),),
+        (Query(f"sum by (reason) ({query_rate('engine_cycles_total')})", "{{reason}}", 0, 1e7),),
         stacked=True,
     ),
     Panel(
@@ -166,8 +179,8 @@ FLOW = (
         "0 after the first step: new names or changing shapes cost a message each.",
         "ops",
         (
-            Query(f"avg by (run) ({rate('engine_submissions_total')})", "submissions", 0, 1e7),
-            Query(f"avg by (run) ({rate('engine_cache_misses_total')})", "misses", 0, 1e7),
+            Query(f"avg by (run) ({query_rate('engine_submissions_total')})", "submissions", 0, 1e7),
+            Query(f"avg by (run) ({query_rate('engine_cache_misses_total')})", "misses", 0, 1e7),
         ),
     ),
     Panel(
@@ -190,7 +203,7 @@ DEVICE = (
         "s",
         (
             Query(
-                mean("engine_device_duration_seconds", "stage", RUN + ', stage!="exposed"'),
+                query_mean("engine_device_duration_seconds", "stage", RUN + ', stage!="exposed"'),
                 "{{stage}}",
                 0,
                 LONG,
@@ -206,7 +219,7 @@ DEVICE = (
         "s",
         (
             Query(
-                mean("engine_device_duration_seconds", "run", RUN + ', stage="exposed"'),
+                query_mean("engine_device_duration_seconds", "run", RUN + ', stage="exposed"'),
                 "exposed",
                 0,
                 LONG,
@@ -245,8 +258,8 @@ DEVICE = (
         "Bps",
         (
             Query(
-                f"sum by (run) ({rate('engine_device_sampled_bytes_total')}) / (sum by (run) ("
-                + rate("engine_device_duration_seconds_sum", RUN + ', stage="nccl"')
+                f"sum by (run) ({query_rate('engine_device_sampled_bytes_total')}) / (sum by (run) ("
+                + query_rate("engine_device_duration_seconds_sum", RUN + ', stage="nccl"')
                 + ") > 0)",
                 "in NCCL",
                 0,
@@ -262,7 +275,7 @@ KNOBS = (
         "Fusion threshold",
         "Bytes at which a batch is full.",
         "bytes",
-        (knob("fusion_threshold_bytes", BIG),),
+        (query_knob("fusion_threshold_bytes", BIG),),
         width=4,
         height=5,
         base="blue",
@@ -272,18 +285,20 @@ KNOBS = (
         "Cycle time",
         "How long a batch waits for more.",
         "s",
-        (knob("cycle_time_seconds", 10),),
+        (query_knob("cycle_time_seconds", 10),),
         width=4,
         height=5,
         base="blue",
     ),
-    Panel("stat", "Chunk", "Bytes of a chunk.", "bytes", (knob("chunk_bytes", BIG),), width=4, height=5, base="blue"),
+    Panel(
+        "stat", "Chunk", "Bytes of a chunk.", "bytes", (query_knob("chunk_bytes", BIG),), width=4, height=5, base="blue"
+    ),
     Panel(
         "stat",
         "Stores",
         "How results are written: through the cache or around it.",
         "short",
-        (knob("stores", 2),),
+        (query_knob("stores", 2),),
         width=4,
         height=5,
         words=STORE_WORDS,
@@ -293,7 +308,7 @@ KNOBS = (
         "Compression",
         "What travels instead of 32-bit floats.",
         "short",
-        (knob("compression", 2),),
+        (query_knob("compression", 2),),
         width=4,
         height=5,
         words=COMPRESSION_WORDS,
@@ -303,7 +318,7 @@ KNOBS = (
         "Sockets per lane",
         "Connections in use between two ranks on different hosts.",
         "short",
-        (knob("sockets_per_lane", 8),),
+        (query_knob("sockets_per_lane", 8),),
         width=4,
         height=5,
         base="blue",

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from grafana.common import BIG, LONG, RUN, Dashboard, Panel, Query, mean, rate
+from grafana.common import BIG, LONG, RUN, Dashboard, Panel, Query, query_mean, query_rate
 from grafana.words import PHASE_WORDS
 
-STEP = mean("engine_step_duration_seconds", "run")
+STEP = query_mean("engine_step_duration_seconds", "run")
 FLOOR = (
-    f"clamp_min(sum by (run) ({rate('engine_step_duration_seconds_sum')})"
-    f" - sum by (run) ({rate('engine_exposed_seconds_total')}), 0)"
-    f" / (sum by (run) ({rate('engine_step_duration_seconds_count')}) > 0)"
+    f"clamp_min(sum by (run) ({query_rate('engine_step_duration_seconds_sum')})"
+    f" - sum by (run) ({query_rate('engine_exposed_seconds_total')}), 0)"
+    f" / (sum by (run) ({query_rate('engine_step_duration_seconds_count')}) > 0)"
 )
-EXPOSED = f"avg by (run) ({rate('engine_exposed_seconds_total')})"
-STEPS = f"avg by (run) ({rate('engine_step_duration_seconds_count')})"
-BYTES = f"avg by (run) (sum by (run, rank) ({rate('engine_collective_bytes_total')}))"
+EXPOSED = f"avg by (run) ({query_rate('engine_exposed_seconds_total')})"
+STEPS = f"avg by (run) ({query_rate('engine_step_duration_seconds_count')})"
+BYTES = f"avg by (run) (sum by (run, rank) ({query_rate('engine_collective_bytes_total')}))"
 
 HEALTH = (
     Panel(
@@ -127,7 +127,7 @@ SPEED = (
         "Bps",
         (
             Query(
-                f"avg by (run, op) (sum by (run, rank, op) ({rate('engine_collective_bytes_total')}) > 0)",
+                f"avg by (run, op) (sum by (run, rank, op) ({query_rate('engine_collective_bytes_total')}) > 0)",
                 "{{op}}",
                 1,
                 BIG,
@@ -144,8 +144,8 @@ SPEED = (
         "far behind the others is a straggler; the Ranks dashboard says which.",
         "s",
         (
-            Query(f"max by (run) ({mean('engine_arrival_lag_seconds', 'run, rank')})", "latest", 0, LONG),
-            Query(f"min by (run) ({mean('engine_arrival_lag_seconds', 'run, rank')})", "earliest", 0, LONG),
+            Query(f"max by (run) ({query_mean('engine_arrival_lag_seconds', 'run, rank')})", "latest", 0, LONG),
+            Query(f"min by (run) ({query_mean('engine_arrival_lag_seconds', 'run, rank')})", "earliest", 0, LONG),
         ),
         width=12,
     ),
@@ -224,7 +224,7 @@ WORLDS = (
         "Time in resets",
         "Share of the time in which no world ran.",
         "percentunit",
-        (Query(f"sum({rate('engine_elastic_reset_seconds_total')})", "resetting", 0, 1.1),),
+        (Query(f"sum({query_rate('engine_elastic_reset_seconds_total')})", "resetting", 0, 1.1),),
         width=4,
         thresholds=((0.05, "orange"), (0.2, "red")),
         top=1,

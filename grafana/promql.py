@@ -30,7 +30,7 @@ _GROUPING = {"by", "without", "on", "ignoring", "group_left", "group_right"}
 _WORDS = {"and", "or", "unless", "offset", "bool", "inf", "nan"}
 
 
-def problems(expr: str) -> Iterator[str]:
+def find_problems(expr: str) -> Iterator[str]:
     """Yield the names in an expression that no code exports.
 
     Parameters
@@ -44,7 +44,7 @@ def problems(expr: str) -> Iterator[str]:
         Problem in one line.
     """
     selectors, grouped = _parse(expr)
-    known = {**{name: series.all_labels for name, series in SERIES.items()}, **recorded(), **BUILT_IN}
+    known = {**{name: series.all_labels for name, series in SERIES.items()}, **list_recorded_series(), **BUILT_IN}
     if not selectors:
         yield "names no metric"
     labels = {"le", *SCRAPED}
@@ -69,12 +69,14 @@ def problems(expr: str) -> Iterator[str]:
 
 
 @cache
-def recorded() -> Mapping[str, tuple[str, ...]]:
+def list_recorded_series() -> Mapping[str, tuple[str, ...]]:
     """Return the labels of the series that the rules record, from the first part of the series' name."""
-    return {rule["record"]: tuple(rule["record"].partition(":")[0].split("_")) for rule in rules() if "record" in rule}
+    return {
+        rule["record"]: tuple(rule["record"].partition(":")[0].split("_")) for rule in load_rules() if "record" in rule
+    }
 
 
-def rules() -> list[dict[str, Any]]:
+def load_rules() -> list[dict[str, Any]]:
     """Return all rules of all files, as parsed from YAML."""
     files = sorted(RULES.glob("*.yml"))
     return [rule for file in files for group in yaml.safe_load(file.read_text())["groups"] for rule in group["rules"]]

@@ -30,7 +30,7 @@ class Asked:
     panel: Panel
     query: Query
 
-    def expr(self, run: str, rank: str = ".*", interval: str = "1m") -> str:
+    def make_expression(self, run: str, rank: str = ".*", interval: str = "1m") -> str:
         """Return the expression to send to Prometheus.
 
         Parameters
@@ -45,7 +45,7 @@ class Asked:
         expr = self.query.expr.replace("$run", run).replace("$rank", rank)
         return expr.replace("$__rate_interval", interval)
 
-    def label(self) -> str:
+    def format_label(self) -> str:
         return f"{self.dashboard} / {self.title} / {self.query.legend or self.query.expr}"
 
 
@@ -57,7 +57,7 @@ def panel_queries() -> Iterator[Asked]:
                 yield Asked(dashboard.title, panel.title, panel.unit, panel, query)
 
 
-def hurried(rules: str, factor: float) -> str:
+def shorten_durations(rules: str, factor: float) -> str:
     """Shorten every duration in a file of rules, for tests that cannot wait.
 
     Parameters
@@ -68,8 +68,8 @@ def hurried(rules: str, factor: float) -> str:
         Divisor of the durations; no duration becomes shorter than a second.
     """
 
-    def shorten(match: re.Match[str]) -> str:
+    def shorten_one(match: re.Match[str]) -> str:
         seconds = int(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
         return f"{max(1, round(seconds / factor))}s"
 
-    return re.sub(r"(?<![\w.])(\d+)([smh])(?![\w])", shorten, rules)
+    return re.sub(r"(?<![\w.])(\d+)([smh])(?![\w])", shorten_one, rules)

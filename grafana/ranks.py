@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from grafana.common import LONG, RANKS, RUN, Dashboard, Panel, Query, mean, rate
+from grafana.common import LONG, RANKS, RUN, Dashboard, Panel, Query, query_mean, query_rate
 
-LAG = mean("engine_arrival_lag_seconds", "run, rank", RANKS)
+LAG = query_mean("engine_arrival_lag_seconds", "run, rank", RANKS)
 BY_RANK = "rank {{rank}}"
 
 LATE = (
@@ -45,7 +45,7 @@ LATE = (
         "percentunit",
         (
             Query(
-                f"({LAG}) / on (run) group_left () ({mean('engine_step_duration_seconds', 'run')})",
+                f"({LAG}) / on (run) group_left () ({query_mean('engine_step_duration_seconds', 'run')})",
                 BY_RANK,
                 0,
                 10,
@@ -60,7 +60,7 @@ LATE = (
         "Share of the time in which the program waited for the engine. A straggler waits least: the others wait "
         "for it.",
         "percentunit",
-        (Query(f"sum by (rank) ({rate('engine_blocked_seconds_total', RANKS)})", BY_RANK, 0, 1.1),),
+        (Query(f"sum by (rank) ({query_rate('engine_blocked_seconds_total', RANKS)})", BY_RANK, 0, 1.1),),
         width=12,
         top=1,
     ),
@@ -71,14 +71,14 @@ TIMES = (
         "Step time",
         "Mean time of a step. Ranks step together, so that this is alike for all, and says nothing of who is slow.",
         "s",
-        (Query(mean("engine_step_duration_seconds", "rank", RANKS), BY_RANK, 1e-6, LONG),),
+        (Query(query_mean("engine_step_duration_seconds", "rank", RANKS), BY_RANK, 1e-6, LONG),),
     ),
     Panel(
         "timeseries",
         "Exposed communication",
         "Share of the time in which the rank was blocked while a collective was executed.",
         "percentunit",
-        (Query(f"sum by (rank) ({rate('engine_exposed_seconds_total', RANKS)})", BY_RANK, 0, 1.1),),
+        (Query(f"sum by (rank) ({query_rate('engine_exposed_seconds_total', RANKS)})", BY_RANK, 0, 1.1),),
         top=1,
     ),
     Panel(
@@ -86,7 +86,7 @@ TIMES = (
         "Time in the queue",
         "Mean time from a tensor's submission to the start of its collective. Long on ranks that are early.",
         "s",
-        (Query(mean("engine_queue_duration_seconds", "rank", RANKS), BY_RANK, 0, LONG),),
+        (Query(query_mean("engine_queue_duration_seconds", "rank", RANKS), BY_RANK, 0, LONG),),
     ),
     Panel(
         "timeseries",
@@ -106,8 +106,8 @@ TIMES = (
         words={0: ("down", "red"), 1: ("up", "green")},
     ),
 )
-SENT = rate("engine_network_sent_bytes_total", RANKS)
-CROSSING = f"quantile by (peer) (0.25, {rate('engine_crossing_seconds_total', RUN)})"
+SENT = query_rate("engine_network_sent_bytes_total", RANKS)
+CROSSING = f"quantile by (peer) (0.25, {query_rate('engine_crossing_seconds_total', RUN)})"
 HOSTS = (
     Panel(
         "timeseries",
@@ -138,8 +138,8 @@ TABLE = (
         (
             Query(f"max by (rank, host, local_rank, pid, version, transport) (engine_rank_info{{{RANKS}}})", "", 1, 1),
             Query(f"max by (rank) (engine_rank_up{{{RANKS}}})", "", 1, 1),
-            Query(mean("engine_arrival_lag_seconds", "rank", RANKS), "", 0, LONG),
-            Query(f"sum by (rank) ({rate('engine_blocked_seconds_total', RANKS)})", "", 0, 1.1),
+            Query(query_mean("engine_arrival_lag_seconds", "rank", RANKS), "", 0, LONG),
+            Query(f"sum by (rank) ({query_rate('engine_blocked_seconds_total', RANKS)})", "", 0, 1.1),
             Query(f"sum by (rank) (engine_pending_tensors{{{RANKS}}})", "", 0, 1e6),
             Query(f"sum by (rank) (engine_errors_total{{{RANKS}}})", "", 0, 0),
             Query(f"max by (rank) (engine_resets_total{{{RANKS}}})", "", 0, 0),
@@ -168,7 +168,15 @@ TABLE = (
         "Steps a second by how long they took, over all ranks. A second band above the first is a step that is slow "
         "now and then: checkpoints, evaluation, a loader that runs dry.",
         "s",
-        (Query(f"sum by (le) ({rate('engine_step_duration_seconds_bucket', RUN)})", "{{le}}", 0, 1e6, heatmap=True),),
+        (
+            Query(
+                f"sum by (le) ({query_rate('engine_step_duration_seconds_bucket', RUN)})",
+                "{{le}}",
+                0,
+                1e6,
+                heatmap=True,
+            ),
+        ),
         width=24,
     ),
 )

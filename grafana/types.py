@@ -39,7 +39,7 @@ class Unavailable(Exception):
     """Error if node is missing, or npm cannot fetch the packages."""
 
 
-def source(dashboards: list[dict[str, Any]]) -> str:
+def make_program(dashboards: list[dict[str, Any]]) -> str:
     """Return the program that the compiler has to accept.
 
     Parameters
@@ -83,7 +83,7 @@ def compile_strictly(program: str) -> str:
     WORK.mkdir(parents=True, exist_ok=True)
     with (WORK / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # its holder's commands have deadlines
-        _fetch()
+        _fetch_packages()
         (WORK / "panels.ts").write_text(program)
         options = ["--strict", "--noEmit", "--skipLibCheck", "--target", "es2022"]
         options += ["--module", "esnext", "--moduleResolution", "bundler"]
@@ -94,7 +94,7 @@ def compile_strictly(program: str) -> str:
         return done.stdout if done.returncode else ""
 
 
-def _fetch() -> None:
+def _fetch_packages() -> None:
     if not (shutil.which("node") and shutil.which("npm")):
         raise Unavailable("no node and npm on PATH")
     wanted = {name: version for name, _, version in (package.rpartition("@") for package in PACKAGES)}
@@ -119,7 +119,7 @@ def _fetch() -> None:
 def main() -> int:
     boards = [json.loads(path.read_text()) for path in sorted((ROOT / "grafana/dashboards").glob("*.json"))]
     try:
-        said = compile_strictly(source(boards))
+        said = compile_strictly(make_program(boards))
     except Unavailable as error:
         print(error, file=sys.stderr)
         return 1

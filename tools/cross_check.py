@@ -25,7 +25,7 @@ FLAGS = ["-std=c11", "-O2", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-D
 OURS = ["-Wall", "-Wextra", "-Wshadow", "-Wstrict-prototypes", "-Werror"]
 
 
-def sources(build: Path) -> dict[Path, list[str]]:
+def list_sources(build: Path) -> dict[Path, list[str]]:
     """Return the sources to compile, each with its own flags. Sources for x86-64 are left out, as in the build."""
     own = [path for path in (ROOT / "engine_ext").rglob("*.c") if not path.stem.endswith(("_avx2", "_avx512"))]
     generated = sorted(build.glob("engine_ext/*.p/*.pyx.c"))
@@ -48,7 +48,7 @@ def main() -> None:
         print(f"{'ok    ' if done.returncode == 0 else 'FAILED'} {source.name}\n{done.stdout}", end="", flush=True)
         return done.returncode == 0
 
-    todo = sources(build)
+    todo = list_sources(build)
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(os.cpu_count()) as pool:
         results = list(pool.map(compile_one, todo, todo.values()))
     if not all(results):

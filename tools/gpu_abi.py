@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tools.wheels import unpacked
+from tools.wheels import unpack_wheel
 
 ROOT = Path(__file__).parents[1]
 WHEELS = ("nvidia-cuda-runtime-cu12", "nvidia-cuda-nvcc-cu12", "nvidia-cuda-cccl-cu12", "nvidia-nccl-cu12")
@@ -59,9 +59,9 @@ X(size) X(magic) X(version) X(blocking) X(cgaClusterSize) X(minCTAs) X(maxCTAs) 
 """
 
 
-def fetch(where: Path) -> list[Path]:
+def fetch_headers(where: Path) -> list[Path]:
     """Unpack the wheels, and return the include directories."""
-    return [path for wheel in WHEELS for path in unpacked(wheel, where).glob("nvidia/**/include") if path.is_dir()]
+    return [path for wheel in WHEELS for path in unpack_wheel(wheel, where).glob("nvidia/**/include") if path.is_dir()]
 
 
 def check(name: str, source: str, includes: list[Path], compiler: str) -> bool:
@@ -83,7 +83,7 @@ def main() -> int:
     parser.add_argument("--compiler", default="cc")
     parser.add_argument("--only", choices=("cuda", "nccl"))
     options = parser.parse_args()
-    includes = options.include or fetch(options.download)
+    includes = options.include or fetch_headers(options.download)
     sources = {"cuda": CUDA, "nccl": NCCL}
     chosen = [options.only] if options.only else list(sources)
     return 0 if all([check(name, sources[name], includes, options.compiler) for name in chosen]) else 1

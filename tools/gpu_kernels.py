@@ -21,7 +21,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tools.wheels import unpacked
+from tools.wheels import unpack_wheel
 
 SOURCE = Path(__file__).parents[1] / "engine_ext" / "gpu" / "kernels.cu"
 TEXT = SOURCE.with_suffix(".ptx")
@@ -49,7 +49,7 @@ def digest_of_source() -> str:
     return hashlib.sha256("\0".join(what).encode()).hexdigest()
 
 
-def headed(text: str) -> str:
+def add_digests(text: str) -> str:
     """Return the text with its digests at the beginning."""
     return HEAD.format(
         compiler=COMPILER.replace("==", " "),
@@ -59,27 +59,27 @@ def headed(text: str) -> str:
     ) + text  # fmt: skip
 
 
-def stale(shipped: str) -> str | None:
+def describe_staleness(shipped: str) -> str | None:
     """Describe what is wrong with a shipped text; None if it is up to date."""
     head, text = shipped.split("\n")[:3], "\n".join(shipped.split("\n")[3:])
     if head[1:2] != [f"// source and options: {digest_of_source()}"]:
         return "kernels.ptx was not made of this kernels.cu with these options: make gpu-kernels"
-    return None if shipped == headed(text) else "kernels.ptx was edited: make gpu-kernels"
+    return None if shipped == add_digests(text) else "kernels.ptx was edited: make gpu-kernels"
 
 
-def program(name: str, requirement: str, build: Path) -> Path:
+def find_program(name: str, requirement: str, build: Path) -> Path:
     """Return an executable of a wheel."""
-    (path,) = unpacked(requirement, build).rglob(f"bin/{name}")
+    (path,) = unpack_wheel(requirement, build).rglob(f"bin/{name}")
     path.chmod(0o755)
     return path
 
 
-def compiled(source: str, library: Path) -> str:
+def compile_source(source: str, library: Path) -> str:
     """Compile to PTX, with a library that needs neither a GPU nor a driver."""
     nvrtc = ctypes.CDLL(str(library))
     handle, size = ctypes.c_void_p(), ctypes.c_size_t()
 
-    def text(kind: str) -> str:
+    def get_text(kind: str) -> str:
         getattr(nvrtc, f"nvrtcGet{kind}Size")(handle, ctypes.byref(size))
         buffer = ctypes.create_string_buffer(size.value)
         getattr(nvrtc, f"nvrtcGet{kind}")(handle, buffer)
@@ -88,11 +88,11 @@ def compiled(source: str, library: Path) -> str:
     options = (ctypes.c_char_p * len(OPTIONS))(*(option.encode() for option in OPTIONS))
     nvrtc.nvrtcCreateProgram(ctypes.byref(handle), source.encode(), b"kernels.cu", 0, None, None)
     if nvrtc.nvrtcCompileProgram(handle, len(options), options):
-        sys.exit(text("ProgramLog"))
-    return text("PTX")
+        sys.exit(get_text("ProgramLog"))
+    return get_text("PTX")
 
 
-def lowered(ptx: str) -> str:
+def lower_version(ptx: str) -> str:
     """Lower the version of PTX for older drivers, and remove empty comments and lines."""
     ptx, versions = re.subn(r"^\.version \S+$", f".version {VERSION}", ptx, flags=re.MULTILINE)
     if versions != 1:
@@ -101,7 +101,7 @@ def lowered(ptx: str) -> str:
     return "".join(f"{line}\n" for line in ptx.split("\n") if not noise.fullmatch(line))
 
 
-def assembled(ptxas: Path, wheel: str, architecture: str, text: Path) -> str | None:
+def check_assembly(ptxas: Path, wheel: str, architecture: str, text: Path) -> str | None:
     """Assemble the text and describe the problem; None if there is none."""
     output = text.with_name(f"{wheel}-{architecture}.cubin")
     command = [str(ptxas), "-v", f"-arch={architecture}", str(text), "-o", str(output)]
@@ -136,20 +136,22 @@ def main() -> None:
     """Compile, lower and verify the text, then write it."""
     build = Path(sys.argv[1])
     with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda wheel: unpacked(wheel, build), [COMPILER, *ASSEMBLERS, DISASSEMBLER]))
-    (library,) = unpacked(COMPILER, build).rglob("libnvrtc.so.*")
-    text = lowered(compiled(SOURCE.read_text(), library))
-    if lowered(compiled(SOURCE.read_text(), library)) != text:
+        list(pool.map(lambda wheel: unpack_wheel(wheel, build), [COMPILER, *ASSEMBLERS, DISASSEMBLER]))
+    (library,) = unpack_wheel(COMPILER, build).rglob("libnvrtc.so.*")
+    text = lower_version(compile_source(SOURCE.read_text(), library))
+    if lower_version(compile_source(SOURCE.read_text(), library)) != text:
         sys.exit("the compiler gives another text each time")
     draft = build / "kernels.ptx"
-    draft.write_text(headed(text))
-    runs = [(program("ptxas", wheel, build), wheel, gpu, draft) for wheel, gpus in ASSEMBLERS.items() for gpu in gpus]
+    draft.write_text(add_digests(text))
+    runs = [
+        (find_program("ptxas", wheel, build), wheel, gpu, draft) for wheel, gpus in ASSEMBLERS.items() for gpu in gpus
+    ]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        wrong = [problem for problem in pool.map(lambda run: assembled(*run), runs) if problem]
+        wrong = [problem for problem in pool.map(lambda run: check_assembly(*run), runs) if problem]
     if wrong:
         sys.exit("\n".join(wrong))
     for wheel in ASSEMBLERS:
-        if narrow := narrow_accesses(program("nvdisasm", DISASSEMBLER, build), build / f"{wheel}-sm_90.cubin"):
+        if narrow := narrow_accesses(find_program("nvdisasm", DISASSEMBLER, build), build / f"{wheel}-sm_90.cubin"):
             sys.exit(f"{wheel}: these kernels do not access memory by 16 bytes throughout: {', '.join(narrow)}")
     TEXT.write_text(draft.read_text())
     print(f"{TEXT.name}: {len(draft.read_bytes()):,} bytes")

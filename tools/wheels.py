@@ -8,7 +8,7 @@ import zipfile
 from pathlib import Path
 
 
-def unpacked(requirement: str, build: Path) -> Path:
+def unpack_wheel(requirement: str, build: Path) -> Path:
     """Download a wheel once, and return the directory of its files.
 
     Parameters

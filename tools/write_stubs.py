@@ -26,7 +26,7 @@ def main(check: bool) -> int:
     stale = False
     for name, tensor in STUBS.items():
         ruff = [str(Path(sys.executable).with_name("ruff")), "format", "--stdin-filename", name, "-"]
-        stub = surface.render_stub(tensor, orders(ROOT / name.removesuffix("i")))
+        stub = surface.render_stub(tensor, read_orders(ROOT / name.removesuffix("i")))
         text = subprocess.run(ruff, input=stub, cwd=ROOT, text=True, capture_output=True, check=True).stdout
         if not check:
             (ROOT / name).write_text(text)
@@ -36,7 +36,7 @@ def main(check: bool) -> int:
     return int(stale)
 
 
-def orders(module: Path) -> dict[str, str]:
+def read_orders(module: Path) -> dict[str, str]:
     """Return the argument orders of a binding: its constant `ORDERS`, read without importing it, or Horovod's."""
     for node in ast.parse(module.read_text()).body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "ORDERS":

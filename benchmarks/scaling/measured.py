@@ -27,7 +27,7 @@ from benchmarks.hosts.places import CABLES, HostPlaces, placed
 from benchmarks.scaling.published import BANDWIDTH, BATCH, MODELS, Model
 from benchmarks.scaling.run import step_of
 from engine.foresee.model import Network, Prediction, predict
-from engine.foresee.recorded import Recorded, recorded
+from engine.foresee.recorded import Recorded, choose_steps
 from engine.trace.reading import Recording, read
 
 WORLDS = ((1, 1), (2, 1), (4, 1), (8, 1), (1, 2), (2, 2), (4, 2))
@@ -69,7 +69,7 @@ def run(settings: Settings, console: Console) -> Path:
                     for model in models:
                         seconds, sent, recording = _take(settings, group, places, model, bandwidth / settings.scale)
                         if hosts == 1:
-                            told[model.name, per_host] = recorded(recording)
+                            told[model.name, per_host] = choose_steps(recording)
                         network = Network(reached.get(bandwidth, bandwidth), settings.latency)
                         foreseen = _foreseen(told[model.name, per_host], hosts, network)
                         rows.append(_row(model, hosts, per_host, bandwidth, seconds, sent, foreseen))

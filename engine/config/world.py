@@ -246,7 +246,7 @@ def _job(launcher: Launcher, environ: Mapping[str, str], several_hosts: bool) ->
     same process has started them.
     """
     if launcher is PMI and not several_hosts and not any(map(environ.get, ("ENGINE_JOB", *PMI.job))):
-        starter = processes.starter(PMI.rank)
+        starter = processes.find_starter(PMI.rank)
         if starter is not None:
             return f"starter={starter.pid}@{starter.born}"
     return _key(launcher.job, environ, several_hosts)

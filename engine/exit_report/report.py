@@ -94,7 +94,9 @@ class ExitReport:
         try:
             found = parse_json(data[: LIMIT + 1])
             raised, failure = found.get("raised"), found.get("failure")
-            return cls(None if raised is None else _raised(raised), None if failure is None else _failure(failure))
+            return cls(
+                None if raised is None else _parse_raised(raised), None if failure is None else _parse_failure(failure)
+            )
         except (AttributeError, ReadError):
             return cls()
 
@@ -108,7 +110,7 @@ class ExitReport:
         """The rank that it blames for a stall; None if it blames none."""
         return self.failure.rank if self.failure is not None and self.failure.cause == "stalled" else None
 
-    def data(self) -> bytes:
+    def to_bytes(self) -> bytes:
         """Serialize it for `parse`."""
         return json.dumps({name: value for name, value in asdict(self).items() if value is not None}).encode()
 
@@ -124,7 +126,7 @@ def make_page() -> int:
         return -1
 
 
-def environment(page: int, environ: Mapping[str, str]) -> dict[str, str]:
+def make_environment(page: int, environ: Mapping[str, str]) -> dict[str, str]:
     """Return a copy of an environment that makes processes report into a page of this process.
 
     Parameters
@@ -159,7 +161,7 @@ def take_page(page: int) -> ExitReport:
         os.close(page)
 
 
-def _raised(told: Any) -> Raised:
+def _parse_raised(told: Any) -> Raised:
     culprit, cause = told.get("culprit"), told.get("cause")
     return Raised(
         type=text(told, "type"),
@@ -172,7 +174,7 @@ def _raised(told: Any) -> Raised:
     )
 
 
-def _failure(told: Any) -> Failure:
+def _parse_failure(told: Any) -> Failure:
     cause = text(told, "cause")
     blamed, time = whole(told, "rank", -1, _MOST_RANKS), number(told, "time", -_TIMES, _TIMES)
     return Failure(blamed, cause if cause in BY_CAUSE else "", text(told, "message"), time)

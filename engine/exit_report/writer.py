@@ -43,7 +43,7 @@ os.register_at_fork(after_in_child=_forget_parent)
 def install() -> None:
     """Arrange that the uncaught exception of the main thread is reported. Does nothing without a launcher.
 
-    Only the first Python process of a rank reports; its child processes do not, unless one calls `claim`.
+    Only the first Python process of a rank reports; its child processes do not, unless one calls `claim_rank`.
     """
     global _installed
     if PAGE in os.environ and not _installed:
@@ -52,7 +52,7 @@ def install() -> None:
         atexit.register(_report_last_exception)
 
 
-def claim() -> None:
+def claim_rank() -> None:
     """Make this process the one that reports for its rank."""
     if PAGE in os.environ:
         os.environ[OWNER] = str(os.getpid())
@@ -110,12 +110,12 @@ def describe(error: BaseException) -> dict[str, Any]:
         The fields of `Raised`. Without a frame outside of the engine, `file` and `line` are those of the innermost
         frame.
     """
-    file, line = _place(error)
-    blame = next(filter(None, map(_blame, _chain(error))), None)
+    file, line = _find_position(error)
+    blame = next(filter(None, map(_get_blame, _walk_chain(error))), None)
     culprit, cause = blame or (None, "")
     return {
         "type": type(error).__name__,
-        "message": _text(error),
+        "message": _format_message(error),
         "file": file,
         "line": line,
         "consequence": blame is not None,
@@ -124,7 +124,7 @@ def describe(error: BaseException) -> dict[str, Any]:
     }
 
 
-def _blame(error: BaseException) -> tuple[int | None, str] | None:
+def _get_blame(error: BaseException) -> tuple[int | None, str] | None:
     """Return the rank and cause that an exception of the engine blames, else None; see `EngineError.blame`."""
     if not any((kind.__module__, kind.__name__) == _ENGINE_ERROR for kind in type(error).__mro__):
         return None
@@ -132,14 +132,14 @@ def _blame(error: BaseException) -> tuple[int | None, str] | None:
     return blame
 
 
-def _text(error: BaseException) -> str:
+def _format_message(error: BaseException) -> str:
     try:
         return str(error)[:_LONGEST]
     except Exception:
         return "its text cannot be made"
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
+def _walk_chain(error: BaseException) -> Iterator[BaseException]:
     """Yield an exception, its causes and contexts, and the members of exception groups; each once."""
     seen: set[int] = set()
     waiting = [error]
@@ -154,7 +154,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         waiting += [*(other for other in (context, each.__cause__) if other is not None), *members]
 
 
-def _place(error: BaseException) -> tuple[str, int]:
+def _find_position(error: BaseException) -> tuple[str, int]:
     """Return file and line of an exception's innermost frame outside of the engine, or of its innermost frame."""
     if isinstance(error, SyntaxError) and error.filename:
         return str(error.filename), int(error.lineno or 0)

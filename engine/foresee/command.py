@@ -15,9 +15,9 @@ from typing import Any
 from ..config.forms import Bytes, Number, Whole, argument, bit_rate, short_time
 from ..text import readable
 from ..trace.reading import TraceError, read
-from .model import Network, Rules, fuse, predict
-from .picture import draw
-from .recorded import Recorded, recorded
+from .model import Network, Rules, fuse_tensors, predict
+from .picture import draw_picture
+from .recorded import Recorded, choose_steps
 
 MOST_HOSTS = 1 << 16
 MOST_RANKS = 256  # maximum ranks of a job, limited by the control segment (engine_ext/shared/layout.h)
@@ -71,18 +71,20 @@ def main(arguments: Sequence[str]) -> int:
     int
         Exit code: 0, or 2 for files that cannot be used.
     """
-    given = _parser().parse_args(arguments)
+    given = _make_parser().parse_args(arguments)
     notes: list[str] = []
     try:
-        told = recorded(read(given.files, notes))
+        told = choose_steps(read(given.files, notes))
         changes = {name: getattr(given, name) for name in ("fusion_threshold", "chunk_bytes", "between_hosts")}
         changes["cycle_time"] = None if given.cycle_time_ms is None else given.cycle_time_ms / 1e3
         rules = replace(told.rules, **{name: value for name, value in changes.items() if value is not None})
         network = Network(given.bandwidth, given.latency)
-        rows = foresee(told, rules, given.hosts, network)
-        readable.show(_json(told, rules, network, rows) if given.json else text(told, rules, network, rows))
+        rows = compute_table(told, rules, given.hosts, network)
+        readable.show(_to_json(told, rules, network, rows) if given.json else format_table(told, rules, network, rows))
         if given.picture is not None:
-            given.picture.write_text(draw(_title(told), rows, about(rules, network)), encoding="utf-8")
+            given.picture.write_text(
+                draw_picture(_make_title(told), rows, describe_network(rules, network)), encoding="utf-8"
+            )
             readable.show(f"enginerun foresee: {given.picture} is drawn", file=sys.stderr)
     except BrokenPipeError:  # as with `| head`; otherwise the interpreter would try to write the rest again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -96,7 +98,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def foresee(told: Recorded, rules: Rules, hosts: Sequence[int], network: Network) -> list[Row]:
+def compute_table(told: Recorded, rules: Rules, hosts: Sequence[int], network: Network) -> list[Row]:
     """Compute the table: a row for the recorded host, then one for each other number of hosts.
 
     Parameters
@@ -130,7 +132,7 @@ def foresee(told: Recorded, rules: Rules, hosts: Sequence[int], network: Network
     return rows
 
 
-def about(rules: Rules, network: Network) -> str:
+def describe_network(rules: Rules, network: Network) -> str:
     """Describe the network and the knobs in one line."""
     return (
         f"{network.bandwidth / 1e9:g} Gbit/s, {readable.short(network.latency)} one way, fusion threshold "
@@ -138,16 +140,16 @@ def about(rules: Rules, network: Network) -> str:
     )
 
 
-def text(told: Recorded, rules: Rules, network: Network, rows: Sequence[Row]) -> str:
+def format_table(told: Recorded, rules: Rules, network: Network, rows: Sequence[Row]) -> str:
     """Format the table, at most 120 columns wide."""
     step = fmean(each.seconds for each in told.steps)
     waited = fmean(sum(ended - begun for begun, ended in each.waits) for each in told.steps)
-    entries = fmean(len(fuse(each, rules)) for each in told.steps)
+    entries = fmean(len(fuse_tensors(each, rules)) for each in told.steps)
     share = f"{len(told.steps)} of {readable.count(told.of, 'step')} in full"
     lines = [
         f"recorded: {readable.count(told.ranks, 'rank')} on one host, {share}, {1e3 * step:.2f} ms each, "
         f"of which the program of rank {told.rank} waited {1e3 * waited:.2f} ms",
-        f"network: {about(rules, network)}: {entries:.1f} entries a step, recorded {told.entries:.1f}",
+        f"network: {describe_network(rules, network)}: {entries:.1f} entries a step, recorded {told.entries:.1f}",
         *(f"note: {note}" for note in notes_on(told, rows)),
         "",
         "hosts   ranks        step  efficiency     added  link busy   host sends",
@@ -169,11 +171,11 @@ def notes_on(told: Recorded, rows: Sequence[Row]) -> tuple[str, ...]:
     return (*told.notes, f"rows with more than {MOST_RANKS} ranks are what the model gives: no job has so many")
 
 
-def _title(told: Recorded) -> str:
+def _make_title(told: Recorded) -> str:
     return f"A step on more hosts, foreseen from {readable.count(len(told.steps), 'step')} of one"
 
 
-def _json(told: Recorded, rules: Rules, network: Network, rows: Sequence[Row]) -> str:
+def _to_json(told: Recorded, rules: Rules, network: Network, rows: Sequence[Row]) -> str:
     parts: dict[str, Any] = {
         "recorded": {
             "ranks": told.ranks,
@@ -192,7 +194,7 @@ def _json(told: Recorded, rules: Rules, network: Network, rows: Sequence[Row]) -
     return json.dumps(parts, indent=1)
 
 
-def _hosts(given: Any) -> list[int]:
+def _parse_hosts(given: Any) -> list[int]:
     """Parse numbers of hosts, such as `2,8,64`."""
     try:
         return [Whole(1, MOST_HOSTS)(part) for part in str(given).split(",")]
@@ -200,7 +202,7 @@ def _hosts(given: Any) -> list[int]:
         raise ValueError(f"numbers of hosts from 1 to {MOST_HOSTS} with commas between them, such as 2,8,64") from None
 
 
-def _parser() -> argparse.ArgumentParser:
+def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="enginerun foresee",
         description="Predict a training step on more hosts from timelines that were recorded on one.",
@@ -209,7 +211,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("files", nargs="+", metavar="FILE", help="timelines of one job, or a directory of them")
-    add("--hosts", type=argument(_hosts), required=True, metavar="N,N,..", help="numbers of hosts, as 2,8,64")
+    add("--hosts", type=argument(_parse_hosts), required=True, metavar="N,N,..", help="numbers of hosts, as 2,8,64")
     add("--bandwidth", type=argument(bit_rate), required=True, metavar="RATE", help="of a host's link, as 25G: bit/s")
     add(
         "--latency",

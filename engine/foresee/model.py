@@ -187,14 +187,14 @@ def network_steps(kind: str) -> int:
     return {"barrier": 0, "skip": 0, "allgather": 1, "alltoall": 1, "broadcast": 1, "reducescatter": 1}.get(kind, 2)
 
 
-def growth(compression: str) -> int:
+def compute_growth(compression: str) -> int:
     """Return the bytes of a partial sum in a chain for each byte of input: sums of 16-bit values travel as float32."""
     return 1 if compression == "none" else 2
 
 
 def chain_share(hosts: int, compression: str = "none") -> float:
     """Return the bytes that a chain's busiest host sends for each byte of an allreduce: a sum, and the result."""
-    return growth(compression) + (0.0 if hosts == 2 else 1.0)
+    return compute_growth(compression) + (0.0 if hosts == 2 else 1.0)
 
 
 def goes_by_chain(batch: Batch, rules: Rules, hosts: int, ranks: int) -> bool:
@@ -203,11 +203,11 @@ def goes_by_chain(batch: Batch, rules: Rules, hosts: int, ranks: int) -> bool:
         return False
     if rules.between_hosts == "chain":
         return True
-    large = batch.nbytes >= _legs(hosts) * AUTO_BYTES
+    large = batch.nbytes >= _count_legs(hosts) * AUTO_BYTES
     return large and chain_share(hosts, batch.compression) < link_share(batch.kind, hosts, ranks)
 
 
-def _legs(hosts: int) -> int:
+def _count_legs(hosts: int) -> int:
     """Return the number of network steps of a chain: once along it for the sums, once for the result."""
     return 2 * hosts - 2
 
@@ -215,7 +215,7 @@ def _legs(hosts: int) -> int:
 # ---- fusion ---------------------------------------------------------------------------------------------------------
 
 
-def fuse(step: Step, rules: Rules) -> list[Batch]:
+def fuse_tensors(step: Step, rules: Rules) -> list[Batch]:
     """Fuse the tensors of a step by the engine's rule, and return the batches in the order of the schedule.
 
     A batch closes when it reaches the threshold, when its first tensor has waited for the cycle time, and with the last
@@ -297,13 +297,13 @@ def predict(step: Step, rules: Rules, hosts: int, network: Network, ranks: int =
         Prediction, whose step is the recorded one plus what the network adds: nothing on one host, or if the network is
         `IDEAL`. It grows with the number of hosts, with the latency, and with 1 / bandwidth.
     """
-    batches = fuse(step, rules)
-    ideal, _ = _replay(batches, step, rules, Cluster(hosts, ranks, IDEAL))
-    end, sent = _replay(batches, step, rules, Cluster(hosts, ranks, network if hosts > 1 else IDEAL))
+    batches = fuse_tensors(step, rules)
+    ideal, _ = _replay_step(batches, step, rules, Cluster(hosts, ranks, IDEAL))
+    end, sent = _replay_step(batches, step, rules, Cluster(hosts, ranks, network if hosts > 1 else IDEAL))
     return Prediction(hosts, step.seconds + max(0.0, end - ideal), 8 * sent / network.bandwidth, sent)
 
 
-def _replay(batches: Sequence[Batch], step: Step, rules: Rules, cluster: Cluster) -> tuple[float, float]:
+def _replay_step(batches: Sequence[Batch], step: Step, rules: Rules, cluster: Cluster) -> tuple[float, float]:
     """Replay a step; return its end, and the bytes that a host sends.
 
     A wait of the program ended when the entries done by then were done. If these are done later now, all that follows
@@ -317,7 +317,7 @@ def _replay(batches: Sequence[Batch], step: Step, rules: Rules, cluster: Cluster
     for until in (*(ended for _, ended in step.waits), step.seconds):
         while at < len(batches) and batches[at].closed <= until:
             batch = batches[at]
-            cross = _cross_chain if goes_by_chain(batch, rules, cluster.hosts, cluster.ranks) else _cross
+            cross = _cross_chain if goes_by_chain(batch, rules, cluster.hosts, cluster.ranks) else _cross_network
             free, nbytes = cross(batch, late, free, rules, cluster)
             sent += nbytes
             pending.append((batch.ended, free))
@@ -329,12 +329,12 @@ def _replay(batches: Sequence[Batch], step: Step, rules: Rules, cluster: Cluster
     return step.seconds + late, sent
 
 
-def _begin(batch: Batch, late: float, free: float, network: Network) -> float:
+def _compute_begin(batch: Batch, late: float, free: float, network: Network) -> float:
     """Return the time at which an entry begins, after the other hosts have learned of it."""
     return max(batch.closed + late + TRIPS_OF_CONTROL * network.latency, batch.started + late, free)
 
 
-def _cross(batch: Batch, late: float, free: float, rules: Rules, cluster: Cluster) -> tuple[float, float]:
+def _cross_network(batch: Batch, late: float, free: float, rules: Rules, cluster: Cluster) -> tuple[float, float]:
     """Return the end of an entry, and the bytes that a host sends for it.
 
     Within the host, its chunks are done evenly from its begin to its end. Each takes `passing` seconds on the link and
@@ -345,7 +345,7 @@ def _cross(batch: Batch, late: float, free: float, rules: Rules, cluster: Cluste
     nbytes = batch.nbytes * link_share(batch.kind, cluster.hosts, cluster.ranks)
     passing = 8 * nbytes / chunks / network.bandwidth
     crossing = passing + network_steps(batch.kind) * network.latency
-    begin = _begin(batch, late, free, network)
+    begin = _compute_begin(batch, late, free, network)
     local = batch.ended - batch.started
     each = max(passing, crossing / SLOTS)
     last = max(begin + local / chunks + (chunks - 1) * each, begin + local)
@@ -353,21 +353,21 @@ def _cross(batch: Batch, late: float, free: float, rules: Rules, cluster: Cluste
 
 
 def _cross_chain(batch: Batch, late: float, free: float, rules: Rules, cluster: Cluster) -> tuple[float, float]:
-    """Return the same as `_cross` for an entry whose sums go along a chain of hosts.
+    """Return the same as `_cross_network` for an entry whose sums go along a chain of hosts.
 
     All hosts take its chunks through their stages together, in as many rounds as there are chunks, and `LAG` more for
     each leg. So data sent over a leg have `LAG` rounds to arrive. While sums still start and results already return, a
     host in the middle sends both.
     """
-    network, legs = cluster.network, _legs(cluster.hosts)
+    network, legs = cluster.network, _count_legs(cluster.hosts)
     chunk = max(SMALLEST_CHUNK, min(rules.chunk_bytes, int(batch.nbytes) // (legs * CHUNKS_A_LEG)))
     chunks = max(1, math.ceil(batch.nbytes / chunk))
     both = max(0, chunks - LAG * cluster.hosts) if cluster.hosts > 2 else 0
     nbytes = batch.nbytes * chain_share(cluster.hosts, batch.compression)
-    leg = 8 * batch.nbytes * growth(batch.compression) / chunks / network.bandwidth
+    leg = 8 * batch.nbytes * compute_growth(batch.compression) / chunks / network.bandwidth
     arriving = (leg + network.latency) / LAG
     crossing = both * max(arriving, 8 * nbytes / chunks / network.bandwidth)
     crossing += (chunks + LAG * legs - both) * max(arriving, leg)
-    begin = _begin(batch, late, free, network)
+    begin = _compute_begin(batch, late, free, network)
     local = batch.ended - batch.started
     return max(begin + local / chunks + crossing, begin + local + leg + network.latency), nbytes

@@ -23,7 +23,7 @@ class Length(Protocol):
     def efficiency(self) -> float: ...
 
 
-def draw(title: str, rows: Sequence[Length], network: str) -> str:
+def draw_picture(title: str, rows: Sequence[Length], network: str) -> str:
     """Draw an SVG image.
 
     Parameters

@@ -45,7 +45,7 @@ class Recorded:
     notes: tuple[str, ...]
 
 
-def recorded(recordings: Sequence[Recording]) -> Recorded:
+def choose_steps(recordings: Sequence[Recording]) -> Recorded:
     """Return the steps of the rank that waited least: the others waited for it, so its own work sets the pace.
 
     Parameters
@@ -72,13 +72,13 @@ def recorded(recordings: Sequence[Recording]) -> Recorded:
             "the timelines have no steps after the first: record more of them, with a DistributedOptimizer"
         )
     # A step that began with the recording contains the start of the program.
-    choice = [(each, found) for each in with_steps if (found := _full(each))]
+    choice = [(each, found) for each in with_steps if (found := _choose_full_steps(each))]
     if not choice:
         raise TraceError(
             "the timelines have steps, and no tensors in them: give the files of all ranks, of a recording in which "
             "rank 0 took part"
         )
-    recording, (steps, entries) = min(choice, key=lambda each: (_waited(each[1][0]), each[0].rank))
+    recording, (steps, entries) = min(choice, key=lambda each: (_compute_mean_wait(each[1][0]), each[0].rank))
     notes = []
     if not recording.knobs:
         notes.append("the timeline does not tell its knobs: the defaults are assumed")
@@ -86,7 +86,7 @@ def recorded(recordings: Sequence[Recording]) -> Recorded:
         notes.append("what process sets have moved is left out")
     return Recorded(
         steps=steps,
-        rules=_rules(recording),
+        rules=_read_rules(recording),
         ranks=len(recording.ranks),
         rank=recording.rank,
         entries=entries,
@@ -95,7 +95,7 @@ def recorded(recordings: Sequence[Recording]) -> Recorded:
     )
 
 
-def _rules(recording: Recording) -> Rules:
+def _read_rules(recording: Recording) -> Rules:
     usual = Config()
     names = ("fusion_threshold", "cycle_time_ms", "chunk_bytes", "between_hosts")
     knobs = {name: getattr(usual, name) for name in names} | recording.knobs
@@ -110,12 +110,12 @@ def _rules(recording: Recording) -> Rules:
         raise TraceError(f"rank {recording.rank}'s timeline tells a knob that cannot be: {error}") from None
 
 
-def _waited(steps: Sequence[Step]) -> float:
+def _compute_mean_wait(steps: Sequence[Step]) -> float:
     """Return the mean seconds of a step in which the program waited."""
     return fmean(sum(ended - begun for begun, ended in step.waits) for step in steps)
 
 
-def _full(recording: Recording) -> tuple[tuple[Step, ...], float] | None:
+def _choose_full_steps(recording: Recording) -> tuple[tuple[Step, ...], float] | None:
     """Return the steps with the most common number of tensors, and their mean number of entries; None if none has any.
 
     A long recording omits entries, so a step may have fewer tensors than it really had.
@@ -146,11 +146,11 @@ def _step(recording: Recording, span: tuple[float, float], tensors: Sequence[Rec
     for each in tensors:
         sums[each.entry] += each.nbytes
     return Step(
-        ended - begun, tuple(_tensor(recording, each, begun, sums[each.entry]) for each in tensors), tuple(waits)
+        ended - begun, tuple(_make_tensor(recording, each, begun, sums[each.entry]) for each in tensors), tuple(waits)
     )
 
 
-def _tensor(recording: Recording, tensor: RecordedTensor, begun: float, together: int) -> Tensor:
+def _make_tensor(recording: Recording, tensor: RecordedTensor, begun: float, together: int) -> Tensor:
     """Return a tensor with its share of what its entry moved: compressed, or gathered from all ranks of the host.
 
     `together` is the sum of the bytes of the entry's tensors in the program's memory.

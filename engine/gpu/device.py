@@ -114,7 +114,7 @@ class Device:
                 engine.use(plane.lane)
                 member.used = True
             assert self._plane is not None
-            self._plane.expect(ordinal)
+            self._plane.check_device(ordinal)
 
     def freeze(self, ordinal: int, tensors: list[Frozen], reduction: Reduction) -> FrozenPass:
         """Make a frozen pass of the world. Collective. Errors are those of `FrozenPass` and of `_open`.
@@ -135,7 +135,7 @@ class Device:
         UnsupportedTensorError
         """
         if self._plane is not None:
-            self._plane.expect(ordinal)
+            self._plane.check_device(ordinal)
 
     @contextmanager
     def _hold(self) -> Iterator[Callable[[], list[str]]]:
@@ -198,7 +198,7 @@ class Device:
         member = self._members.pop(engine)
         self._end_rooms(engine, member)
         if member.communicator and self._plane is not None:
-            self._plane.part(engine, member.communicator)
+            self._plane.end_communicator(engine, member.communicator)
         engine.free_deferred()
 
     def stay(self, seconds: float) -> None:
@@ -217,7 +217,7 @@ class Device:
             there = [each["rank"] for each in self._engine.ranks() if not each["left"] and each["rank"] not in mine]
             if not there:
                 return
-            if not patience.left():
+            if not patience.seconds_left():
                 logger.warning(
                     "rank %d leaves, though %s may still want turns on GPUs for process sets: "
                     "end all ranks behind a barrier",
@@ -241,7 +241,7 @@ class Device:
         if not planes:
             return
         patience = Patience(LEAVING)
-        while patience.left() and not self._all_have_left():
+        while patience.seconds_left() and not self._all_have_left():
             time.sleep(0.005)
         for plane in planes:
             plane.close()

@@ -93,9 +93,9 @@ class FrozenPass:
         _expect_several_communicators(plane)
         parts, rows = _laid_out(tensors, reduction.wire)
         with plane.freezing, hold() as under_way:
-            self._together(lambda: self._expect_nothing(under_way))
-            told = self._together(lambda: self._prepare(reduction, parts, rows, settings.start_timeout))
-            self._together(lambda: self._unite(told[0], settings.start_timeout))
+            self._run_collective_step(lambda: self._expect_nothing(under_way))
+            told = self._run_collective_step(lambda: self._prepare(reduction, parts, rows, settings.start_timeout))
+            self._run_collective_step(lambda: self._connect_ranks(told[0], settings.start_timeout))
             plane.united = True
 
     def _expect_nothing(self, under_way: Callable[[], list[str]]) -> str:
@@ -105,7 +105,7 @@ class FrozenPass:
         """
         patience = Patience(UNDER_WAY)
         while (names := under_way()) or self._plane.lane.pending:
-            if not patience.left():
+            if not patience.seconds_left():
                 raise DeviceError(
                     f"{', '.join(names[:3]) or 'a collective'} is under way, which has no order with what is frozen: "
                     "wait for all collectives, in all threads and process sets, before freeze()"
@@ -118,16 +118,16 @@ class FrozenPass:
         self._at = self._plane.lane.freeze(reduction.op, reduction.prescale, reduction.postscale, parts, rows)
         if why := self._wait(seconds, "allocate for a frozen pass"):
             raise DeviceError(f"{why}: it takes up to {SLAB >> 20} MiB of its memory, and 0.4 % of what gradients take")
-        return "" if self._plane.united or self._engine.rank else self._id(seconds)
+        return "" if self._plane.united or self._engine.rank else self._create_communicator_id(seconds)
 
-    def _unite(self, its: str, seconds: float) -> str:
+    def _connect_ranks(self, its: str, seconds: float) -> str:
         """Wait in NCCL until all ranks are connected, and run the reduction."""
         self._plane.lane.unite(self._at, bytes.fromhex(its) if its else None)
         if why := self._wait(seconds, "connect for a frozen pass"):
             raise DeviceError(why)
         return ""
 
-    def _together(self, work: Callable[[], str]) -> list[str]:
+    def _run_collective_step(self, work: Callable[[], str]) -> list[str]:
         """Do this rank's part of a step, and return the results of all ranks.
 
         Raises
@@ -153,7 +153,7 @@ class FrozenPass:
                 raise DeviceError(f"rank {rank} cannot freeze a pass on its GPU: {text}")
         return [each for each, _ in told]
 
-    def repeat(self, stream: int) -> None:
+    def enqueue_pass(self, stream: int) -> None:
         """Enqueue the reduction on a stream, or capture it if the stream is being captured.
 
         Raises
@@ -174,12 +174,12 @@ class FrozenPass:
         if why := self._wait(self._limit, "enqueue a frozen pass"):
             raise DeviceError(f"rank {self._engine.rank} cannot enqueue a frozen pass: {why}")
 
-    def _id(self, seconds: float) -> str:
+    def _create_communicator_id(self, seconds: float) -> str:
         """Return the id of a new communicator, from rank 0's lane."""
         lane, patience = self._plane.lane, Patience(seconds)
         with self._plane.jobs:
             lane.begin("name")
-            while not lane.wait(TICK) and patience.left() and self._engine.failure is None:
+            while not lane.wait(TICK) and patience.seconds_left() and self._engine.failure is None:
                 pass
             if not lane.wait(0):
                 call = lane.call or "a call"
@@ -187,7 +187,7 @@ class FrozenPass:
             if self._engine.failure is not None:
                 raise self._engine.failure
             if lane.failure is not None:
-                raise DeviceError(texts.failed(lane.failure, seconds, lane.identity))
+                raise DeviceError(texts.explain_failure(lane.failure, seconds, lane.identity))
             return lane.id.hex()
 
     def _wait(self, seconds: float, what: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..config.setting import variable
 from ..errors import DeviceError
-from ..host.machine import boot
+from ..host.machine import read_boot_id
 from ..text import readable
 from .libraries import Libraries, nccl_text
 
@@ -22,7 +22,7 @@ SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"  # environment variable; 1: ranks may sha
 OLDEST_SHARING = 23000  # first NCCL version that supports it
 
 
-def described(found: Mapping[str, int | str], ordinal: int, libraries: Libraries, sums: str) -> dict[str, Any]:
+def describe_gpu(found: Mapping[str, int | str], ordinal: int, libraries: Libraries, sums: str) -> dict[str, Any]:
     """Describe a rank's GPU for the other ranks.
 
     Parameters
@@ -38,16 +38,16 @@ def described(found: Mapping[str, int | str], ordinal: int, libraries: Libraries
     return {
         **found,
         "uuid": str(uuid.UUID(hex=str(found["uuid"]))),
-        "machine": boot(),
+        "machine": read_boot_id(),
         "ordinal": ordinal,
         "nccl": nccl_text(libraries.nccl_version),
         "nccl_library": libraries.nccl,
-        "shares": shares(libraries.nccl_version),
+        "shares": can_share_gpu(libraries.nccl_version),
         "device_sums": sums,
     }
 
 
-def shares(nccl_version: int) -> bool:
+def can_share_gpu(nccl_version: int) -> bool:
     """Return whether NCCL lets ranks share a GPU: its version supports it, and the environment enables it."""
     return nccl_version >= OLDEST_SHARING and os.environ.get(SHARING) == "1"
 
@@ -71,13 +71,13 @@ def refuse_failed(told: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> 
         raise DeviceError("the GPUs cannot be used\n  " + "\n  ".join(lines))
 
 
-def compare(told: Sequence[Mapping[str, Any]]) -> None:
+def check_gpus(told: Sequence[Mapping[str, Any]]) -> None:
     """Raise if the GPUs cannot work together, with all reasons in one text.
 
     Parameters
     ----------
     told : sequence of mapping
-        Results of `described`, by rank.
+        Results of `describe_gpu`, by rank.
 
     Raises
     ------
@@ -90,7 +90,7 @@ def compare(told: Sequence[Mapping[str, Any]]) -> None:
     for number, ranks in by_uuid.items():
         if len(ranks) > 1 and not all(told[rank]["shares"] for rank in ranks):
             known = told[ranks[0]]
-            each_as = ", ".join(f"rank {rank} as {_numbered(told[rank])}" for rank in ranks)
+            each_as = ", ".join(f"rank {rank} as {_format_device_number(told[rank])}" for rank in ranks)
             lines.append(
                 f"{readable.ranks(ranks)} have the same GPU {number} ({known['name']}, {known['pci']}), {each_as}: "
                 "give each rank one of its own, as with torch.cuda.set_device(engine.local_rank()), or by "
@@ -101,7 +101,7 @@ def compare(told: Sequence[Mapping[str, Any]]) -> None:
         "one: give each rank a GPU of its own, or run one rank there"
         for rank, each in enumerate(told)
         for other in range(rank)
-        if each["machine"] and each["uuid"] != told[other]["uuid"] and _place(each) == _place(told[other])
+        if each["machine"] and each["uuid"] != told[other]["uuid"] and _get_location(each) == _get_location(told[other])
     ]
     first = told[0]
     for rank, each in enumerate(told):
@@ -120,10 +120,10 @@ def compare(told: Sequence[Mapping[str, Any]]) -> None:
         raise DeviceError("the ranks' GPUs cannot work together\n  " + "\n  ".join(lines))
 
 
-def _place(each: Mapping[str, Any]) -> tuple[str, str]:
+def _get_location(each: Mapping[str, Any]) -> tuple[str, str]:
     """Return the location of a GPU: its machine and its bus address."""
     return each["machine"], each["pci"]
 
 
-def _numbered(each: Mapping[str, Any]) -> str:
+def _format_device_number(each: Mapping[str, Any]) -> str:
     return f"its device {each['ordinal']} of {each['devices']}"

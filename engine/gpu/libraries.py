@@ -52,14 +52,14 @@ def load(cuda: Path | None, nccl: Path | None) -> Libraries:
     """
     driver_version = ctypes.c_int()
     # Both version functions may be called at any time from any thread, and do not block.
-    driver = _driver(cuda)
-    driver_place = _place(driver, "cuDriverGetVersion")
+    driver = _load_driver(cuda)
+    driver_place = _find_library_file(driver, "cuDriverGetVersion")
     driver.cuDriverGetVersion(ctypes.byref(driver_version))
     mine = f"{driver_place}, the driver for CUDA {cuda_text(driver_version.value)},"
     mend = f"a driver for CUDA {cuda_text(OLDEST_CUDA)} or newer is needed"
-    addresses = [_address(driver, name, mine, mend) for name, since in functions() if not since]
+    addresses = [_find_function(driver, name, mine, mend) for name, since in functions() if not since]
     library = load_nccl(nccl)
-    place = _place(library, "ncclGetVersion")
+    place = _find_library_file(library, "ncclGetVersion")
     version = nccl_version(library)
     mine = f"{place}, NCCL {nccl_text(version)},"
     if version < OLDEST_NCCL:
@@ -71,11 +71,11 @@ def load(cuda: Path | None, nccl: Path | None) -> Libraries:
     for name, since in functions():
         if since:
             known = since <= version
-            addresses.append(_address(library, name, mine, mend) if known else 0)
+            addresses.append(_find_function(library, name, mine, mend) if known else 0)
     return Libraries(driver_place, driver_version.value, place, version, addresses)
 
 
-def _driver(chosen: Path | None) -> ctypes.CDLL:
+def _load_driver(chosen: Path | None) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(str(chosen or CUDA), mode=os.RTLD_NOW)
     except OSError as error:
@@ -85,7 +85,7 @@ def _driver(chosen: Path | None) -> ctypes.CDLL:
         ) from None
 
 
-def _address(library: ctypes.CDLL, name: str, mine: str, mend: str) -> int:
+def _find_function(library: ctypes.CDLL, name: str, mine: str, mend: str) -> int:
     """Return the address of a function; an error names the library by `mine` and the remedy by `mend`."""
     try:
         return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
@@ -93,9 +93,9 @@ def _address(library: ctypes.CDLL, name: str, mine: str, mend: str) -> int:
         raise DeviceError(f"{mine} lacks the function {name}: {mend}") from None
 
 
-def _place(library: ctypes.CDLL, name: str) -> str:
+def _find_library_file(library: ctypes.CDLL, name: str) -> str:
     """Return the file that contains a library's function, from the memory map, or else the name it was loaded by."""
-    address = _address(library, name, str(library._name), "it is another library")
+    address = _find_function(library, name, str(library._name), "it is another library")
     with contextlib.suppress(OSError), open("/proc/self/maps", errors="surrogateescape") as file:
         for line in file:
             fields = line.split(maxsplit=5)

@@ -28,7 +28,7 @@ from ..native import core
 from ..text import readable
 from ..text.logs import logger
 from . import texts
-from .identity import FAILED, compare, described, refuse_failed
+from .identity import FAILED, check_gpus, describe_gpu, refuse_failed
 from .libraries import Libraries, load
 
 NAME = "engine.gpu"  # operation name of the exchanges between ranks
@@ -55,7 +55,7 @@ class Plane:
     ordinal : int
         Number of the GPU among those that the process sees.
     gpus : list of dict
-        Results of `identity.described`, by rank.
+        Results of `identity.describe_gpu`, by rank.
     seconds : dict of str to float
         Duration of this rank's part of each step of the opening.
     jobs : threading.Lock
@@ -109,7 +109,7 @@ class Plane:
         """
         return _Opening(engine, ordinal, settings).run(keep)
 
-    def expect(self, ordinal: int) -> None:
+    def check_device(self, ordinal: int) -> None:
         """Raise for tensors of another GPU: a process uses one.
 
         Raises
@@ -174,7 +174,7 @@ class Plane:
         joining.run_among_ranks()
         return joining.at
 
-    def part(self, engine: core.Engine, at: int) -> None:
+    def end_communicator(self, engine: core.Engine, at: int) -> None:
         """End the communicator of a process set.
 
         Collective among its ranks. Their engines in the set are closed, and their devices have done all work of the
@@ -183,7 +183,7 @@ class Plane:
         patience = Patience(CLOSING)
         self.lane.part(at)
         engine.want_turn()
-        while not (stage := self.lane.reached(at, "parted", TICK)) and patience.left() and self._open:
+        while not (stage := self.lane.reached(at, "parted", TICK)) and patience.seconds_left() and self._open:
             pass
         if stage == "parted":
             engine.take_turns(0)
@@ -212,12 +212,12 @@ class _Opening:
         _expect_no_fork()
         # An operation reveals which ranks have submitted it only from its second use on.
         self.engine.allgather(np.zeros(1, np.uint8), NAME, True).wait()
-        self.patience.begin(self.settings.start_timeout)
+        self.patience.reset(self.settings.start_timeout)
         try:
-            gpus = self._together("identity", self._identify)
-            compare(gpus)
-            told = self._together("preparation", self._prepare)
-            self._together("communicator", lambda: self._connect(bytes.fromhex(told[0]["id"])))
+            gpus = self._run_collective_step("identity", self._identify_gpu)
+            check_gpus(gpus)
+            told = self._run_collective_step("preparation", self._prepare)
+            self._run_collective_step("communicator", lambda: self._connect(bytes.fromhex(told[0]["id"])))
         except BaseException:
             if self.lane is not None and self.lane not in _stuck:
                 self.lane.cancel()
@@ -232,7 +232,7 @@ class _Opening:
 
     # ---- steps of this rank ------------------------------------------------------------------------------------------
 
-    def _identify(self) -> dict[str, Any]:
+    def _identify_gpu(self) -> dict[str, Any]:
         """Load the libraries, start the lane, and identify the GPU."""
         global _pid
         if _stuck:
@@ -255,24 +255,24 @@ class _Opening:
             tables=TABLES,
             ordered=self.settings.device_sums == "ordered",
         )
-        self._do("identify")
-        return described(self.lane.identity, self.ordinal, libraries, self.settings.device_sums)
+        self._run_job("identify")
+        return describe_gpu(self.lane.identity, self.ordinal, libraries, self.settings.device_sums)
 
     def _prepare(self) -> dict[str, Any]:
         """Do the preparation that needs no other rank. On rank 0, also return the communicator's id."""
         assert self.lane is not None
-        self._do("prepare")
+        self._run_job("prepare")
         if self.engine.rank:
             return {}
-        self._do("name")
+        self._run_job("name")
         return {"id": self.lane.id.hex()}
 
     def _connect(self, id: bytes) -> dict[str, Any]:
         """Wait in NCCL until all ranks are connected."""
-        self._do("connect", id)
+        self._run_job("connect", id)
         return {}
 
-    def _do(self, job: str, id: bytes | None = None) -> None:
+    def _run_job(self, job: str, id: bytes | None = None) -> None:
         """Let the lane do a job, and wait for it.
 
         Raises
@@ -286,7 +286,7 @@ class _Opening:
         assert lane is not None
         lane.begin(job, id)
         try:
-            while not lane.wait(TICK) and self.patience.left() and self.engine.failure is None:
+            while not lane.wait(TICK) and self.patience.seconds_left() and self.engine.failure is None:
                 pass
         finally:
             if not lane.wait(0):
@@ -296,13 +296,13 @@ class _Opening:
         if self.engine.failure is not None:
             raise self.engine.failure
         if lane in _stuck:
-            raise DeviceError(texts.stuck(lane.call, self.settings.start_timeout))
+            raise DeviceError(texts.explain_stuck_call(lane.call, self.settings.start_timeout))
         if lane.failure is not None:
-            raise DeviceError(texts.failed(lane.failure, self.settings.start_timeout, lane.identity))
+            raise DeviceError(texts.explain_failure(lane.failure, self.settings.start_timeout, lane.identity))
 
     # ---- exchanges between ranks -------------------------------------------------------------------------------------
 
-    def _together(self, step: str, work: Callable[[], dict[str, Any]]) -> list[dict[str, Any]]:
+    def _run_collective_step(self, step: str, work: Callable[[], dict[str, Any]]) -> list[dict[str, Any]]:
         """Do this rank's part of a step, and return the results of all ranks.
 
         Raises
@@ -323,22 +323,22 @@ class _Opening:
         except Exception as error:  # A defect, or no memory: the other ranks must be told.
             own, failure = {FAILED: readable.whole_exception(error)}, error
         self.seconds[step] = time.perf_counter() - begun
-        told = self._exchange(step, json.dumps(own).encode())
+        told = self._exchange_messages(step, json.dumps(own).encode())
         if failure is not None:
             raise failure
         refuse_failed(told, self.engine.numbers)
         return told
 
-    def _exchange(self, step: str, own: bytes) -> list[dict[str, Any]]:
+    def _exchange_messages(self, step: str, own: bytes) -> list[dict[str, Any]]:
         """Exchange messages with all ranks, within the step's limit and some grace for ranks that have just failed."""
         handle = self.engine.allgather(np.frombuffer(own, np.uint8), NAME, False)
-        patience, again = Patience(self.patience.left() + GRACE), self.engine.rank != 0
+        patience, again = Patience(self.patience.seconds_left() + GRACE), self.engine.rank != 0
         while not handle.done:
-            if not patience.left():
+            if not patience.seconds_left():
                 missing = next((each["missing"] for each in self.engine.pending() if each["name"] == NAME), None)
                 if missing or not again:
-                    self._accuse(step, missing or [])
-                patience.begin(GRACE)  # Only the coordinator knows which ranks on other hosts are missing.
+                    self._fail_world(step, missing or [])
+                patience.reset(GRACE)  # Only the coordinator knows which ranks on other hosts are missing.
                 again = False
             time.sleep(0.001)
         handle.wait()
@@ -352,7 +352,7 @@ class _Opening:
             begin += count
         return told
 
-    def _accuse(self, step: str, missing: list[int]) -> Never:
+    def _fail_world(self, step: str, missing: list[int]) -> Never:
         """Fail the world because a rank has not arrived."""
         limit = f"within {self.settings.start_timeout:g} s ({variable('start_timeout')})"
         if missing:
@@ -387,27 +387,27 @@ class _Joining(_Opening):
         may be in the middle of the step.
         """
         self.engine.allgather(np.zeros(1, np.uint8), NAME, True).wait()
-        self.patience.begin(self.settings.start_timeout)
+        self.patience.reset(self.settings.start_timeout)
         try:
-            self._together("identity", self._identify)
+            self._run_collective_step("identity", self._identify_gpu)
         except BaseException:
             self.engine.take_turns(0)
             raise
         try:
-            told = self._together("preparation", self._prepare)
+            told = self._run_collective_step("preparation", self._prepare)
             self._connect(bytes.fromhex(told[0]["id"]))
-            self.patience.begin(self.settings.start_timeout)
-            self._together("communicator", self._await_communicator)
+            self.patience.reset(self.settings.start_timeout)
+            self._run_collective_step("communicator", self._await_communicator)
         except WorldError:
             raise
         except BaseException as error:
             self.engine.abort(f"the GPUs of a process set were not connected: {readable.exception(error)}")
             raise
 
-    def _identify(self) -> dict[str, Any]:
+    def _identify_gpu(self) -> dict[str, Any]:
         """Check GPU and NCCL, and register for the set's turns. GPUs were compared when they were opened."""
         assert self.lane is not None
-        self.plane.expect(self.ordinal)
+        self.plane.check_device(self.ordinal)
         nccl = self.plane.gpus[0]["nccl"]
         if tuple(map(int, nccl.split("."))) < OLDEST_FOR_SETS:
             raise DeviceError(
@@ -424,7 +424,7 @@ class _Joining(_Opening):
         if self.engine.rank:
             return {}
         with self.plane.jobs:
-            self._do("name")
+            self._run_job("name")
             return {"id": self.lane.id.hex()}
 
     def _connect(self, id: bytes) -> dict[str, Any]:
@@ -446,12 +446,12 @@ class _Joining(_Opening):
         """Wait in NCCL until all ranks are connected."""
         lane, stage = self.lane, None
         assert lane is not None
-        while stage is None and self.patience.left() and self.engine.failure is None:
+        while stage is None and self.patience.seconds_left() and self.engine.failure is None:
             stage = lane.reached(self.at, "connected", TICK)
         if self.engine.failure is not None:
             raise self.engine.failure
         if lane.failure is not None:
-            raise DeviceError(texts.failed(lane.failure, self.settings.start_timeout, lane.identity))
+            raise DeviceError(texts.explain_failure(lane.failure, self.settings.start_timeout, lane.identity))
         if stage != "connected":
             raise DeviceError(texts.not_connected(lane.call, self.settings.start_timeout))
         return {}
@@ -469,7 +469,7 @@ def _has_ended(lane: Lane, seconds: float) -> bool:
     """Wait for a lane's job for at most `seconds`, regardless of signals; return whether it has ended."""
     patience = Patience(seconds)
     while not lane.wait(TICK):
-        if not patience.left():
+        if not patience.seconds_left():
             return False
     return True
 
@@ -481,7 +481,7 @@ def _close(lane: Lane, rank: int) -> None:
     lane.begin("close")
     if not _has_ended(lane, CLOSING):
         _stuck.append(lane)
-        logger.error("rank %d: %s", rank, texts.stuck(lane.call, CLOSING))
+        logger.error("rank %d: %s", rank, texts.explain_stuck_call(lane.call, CLOSING))
     else:
         lane.join()
         if lane.left:

@@ -48,7 +48,7 @@ LEFT = (
 )
 
 
-def failed(failure: tuple[str, int, str, str], seconds: float, identity: Mapping[str, int | str]) -> str:
+def explain_failure(failure: tuple[str, int, str, str], seconds: float, identity: Mapping[str, int | str]) -> str:
     """Explain why a job of the lane failed.
 
     Parameters
@@ -87,7 +87,7 @@ def not_connected(call: str | None, seconds: float) -> str:
     )
 
 
-def stuck(call: str | None, seconds: float) -> str:
+def explain_stuck_call(call: str | None, seconds: float) -> str:
     """Explain that a call did not return and its thread is abandoned."""
     return (
         f"{call or 'a call'} has not returned for {seconds:g} s: the driver or the GPU hangs (dmesg may show an Xid, "

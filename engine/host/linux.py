@@ -39,14 +39,14 @@ def memfd_create(name: str) -> int:
     Raises
     ------
     OSError
-        The kernel refuses; `refusal` gives the remedy.
+        The kernel refuses; `explain_refusal` gives the remedy.
     """
     if hasattr(os, "memfd_create"):
         return os.memfd_create(name, _MFD_CLOEXEC)
     number = _MEMFD_CREATE.get(os.uname().machine)
     if number is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-    return _call(number, ctypes.c_char_p(name.encode()), ctypes.c_uint(_MFD_CLOEXEC))
+    return _make_system_call(number, ctypes.c_char_p(name.encode()), ctypes.c_uint(_MFD_CLOEXEC))
 
 
 def pidfd_open(pid: int) -> int:
@@ -64,11 +64,11 @@ def pidfd_open(pid: int) -> int:
     Raises
     ------
     OSError
-        The kernel refuses, as `refusal` explains, or there is no such process.
+        The kernel refuses, as `explain_refusal` explains, or there is no such process.
     """
     if hasattr(os, "pidfd_open"):
         return os.pidfd_open(pid)
-    return _call(_PIDFD_OPEN, ctypes.c_int(pid), ctypes.c_uint(0))
+    return _make_system_call(_PIDFD_OPEN, ctypes.c_int(pid), ctypes.c_uint(0))
 
 
 def open_standard_descriptors() -> None:
@@ -82,7 +82,7 @@ def open_standard_descriptors() -> None:
     os.close(descriptor)
 
 
-def refusal(call: str, error: OSError) -> str:
+def explain_refusal(call: str, error: OSError) -> str:
     """Explain why a system call failed, and the remedy.
 
     Parameters
@@ -116,7 +116,7 @@ def name_limit(error: OSError) -> str:
     return ""
 
 
-def explain(error: OSError) -> str:
+def explain_error(error: OSError) -> str:
     """Format an error: the system's text, the file concerned, and the limit reached, if any."""
     file = f" ({error.filename})" if error.filename is not None else ""
     return explain_briefly(error, file)
@@ -146,7 +146,7 @@ def reserve_descriptors(count: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _call(number: int, *arguments: object) -> int:
+def _make_system_call(number: int, *arguments: object) -> int:
     """Make a system call by its number."""
     result = int(_libc.syscall(ctypes.c_long(number), *arguments))
     if result < 0:

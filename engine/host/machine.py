@@ -35,7 +35,7 @@ class Facts:
         return max(1, count if self.quota is None else min(count, int(self.quota)))
 
 
-def facts(root: Path = Path("/")) -> Facts:
+def collect_facts(root: Path = Path("/")) -> Facts:
     """Collect the facts about this host's CPUs.
 
     Parameters
@@ -66,7 +66,7 @@ def by_core(cpus: set[int], root: Path = Path("/")) -> tuple[int, ...]:
         Same CPUs; in numerical order if the host reveals no topology.
     """
 
-    def key(cpu: int) -> tuple[int, int, int]:
+    def make_sort_key(cpu: int) -> tuple[int, int, int]:
         topology = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
         package, core = (_read(topology / name) for name in ("physical_package_id", "core_id"))
         try:
@@ -74,7 +74,7 @@ def by_core(cpus: set[int], root: Path = Path("/")) -> tuple[int, ...]:
         except ValueError:
             return 0, cpu, cpu
 
-    return tuple(sorted(cpus, key=key))
+    return tuple(sorted(cpus, key=make_sort_key))
 
 
 def cpu_quota(root: Path = Path("/")) -> float | None:
@@ -92,7 +92,7 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
     """
     found = [
         quota
-        for directory, version in _cgroups(root)
+        for directory, version in _find_cgroups(root)
         if (quota := _quota_v2(directory) if version == 2 else _quota_v1(directory)) is not None
     ]
     return min(found, default=None)
@@ -112,26 +112,26 @@ def _quota_v1(directory: Path) -> float | None:
     return int(quota) / int(period)
 
 
-def _cgroups(root: Path) -> Iterator[tuple[Path, int]]:
+def _find_cgroups(root: Path) -> Iterator[tuple[Path, int]]:
     """Yield the directories of this process's cgroups and their ancestors, each with its cgroup version."""
     own: dict[int, str] = {}
-    for line in _lines(root / "proc/self/cgroup"):
+    for line in _read_lines(root / "proc/self/cgroup"):
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if number == "0":
             own[2] = path
         elif "cpu" in controllers.split(","):
             own[1] = path
-    for line in _lines(root / "proc/self/mountinfo"):
+    for line in _read_lines(root / "proc/self/mountinfo"):
         # The kernel escapes only blanks and line feeds in names. The source may be empty, which gives two blanks.
         mount, _, system = line.partition(" - ")
         places, [kind, *about] = mount.split(" "), system.split(" ")
         version = 2 if kind == "cgroup2" else 1 if kind == "cgroup" and "cpu" in about[-1].split(",") else 0
         if version not in own or len(places) < 5:
             continue
-        top = root / _unescape(places[4]).lstrip("/")
+        top = root / _decode_escapes(places[4]).lstrip("/")
         path = own[version]
-        mounted = _unescape(places[3]).rstrip("/")
+        mounted = _decode_escapes(places[3]).rstrip("/")
         # In a container the mount shows a subtree, and the path is relative to the subtree's root.
         inner = path[len(mounted) :] if (path + "/").startswith(mounted + "/") else "/"
         here = top / inner.strip("/")
@@ -142,7 +142,7 @@ def _cgroups(root: Path) -> Iterator[tuple[Path, int]]:
             here = here.parent
 
 
-def _unescape(field: str) -> str:
+def _decode_escapes(field: str) -> str:
     """Decode mountinfo's octal escapes."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)
 
@@ -158,7 +158,7 @@ def _read(path: Path) -> str | None:
         return None
 
 
-def _lines(path: Path) -> list[str]:
+def _read_lines(path: Path) -> list[str]:
     """Read the lines of a file, split at line feeds only, because names in it may have other separators."""
     return (_read(path) or "").split("\n")
 
@@ -212,7 +212,7 @@ def absolute_path(path: str | os.PathLike[str]) -> Path:
     return Path(os.path.normpath(expanded if os.path.isabs(expanded) else working_directory() / expanded))
 
 
-def boot() -> str:
+def read_boot_id() -> str:
     """Return the boot id, equal for all processes and containers of a machine while it is up; empty if unreadable."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

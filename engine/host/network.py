@@ -73,7 +73,7 @@ def is_loopback(host: str) -> bool:
     return ipaddress.ip_address(host).is_loopback
 
 
-def family(host: str) -> socket.AddressFamily:
+def get_address_family(host: str) -> socket.AddressFamily:
     """Return the family of a numeric address."""
     return socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
 
@@ -101,11 +101,13 @@ def interface_address(wanted: str) -> str:
         host = str(ipaddress.ip_address(wanted))
     except ValueError:
         return _address_of_interface(wanted)
-    with socket.socket(family(host), socket.SOCK_STREAM) as probe:
+    with socket.socket(get_address_family(host), socket.SOCK_STREAM) as probe:
         try:
             probe.bind((host, 0))
         except OSError as error:
-            raise ValueError(f"this host has no address {wanted} ({error.strerror}); it has {_interfaces()}") from None
+            raise ValueError(
+                f"this host has no address {wanted} ({error.strerror}); it has {_format_interfaces()}"
+            ) from None
     return host
 
 
@@ -127,7 +129,7 @@ def own_address(other: str) -> str | None:
     except (OSError, UnicodeError):
         return None
     for address in known:
-        with socket.socket(family(address.host), socket.SOCK_DGRAM) as probe:  # nothing is sent
+        with socket.socket(get_address_family(address.host), socket.SOCK_DGRAM) as probe:  # nothing is sent
             try:
                 probe.connect(address)
             except OSError:
@@ -140,7 +142,9 @@ def own_address(other: str) -> str | None:
 
 def own_addresses() -> list[str]:
     """Return the numeric addresses of this host's interfaces without loopback: IPv4 first, then IPv6."""
-    found = [address for _, name in socket.if_nameindex() for address in _addresses(name) if not is_loopback(address)]
+    found = [
+        address for _, name in socket.if_nameindex() for address in _list_addresses(name) if not is_loopback(address)
+    ]
     return sorted(found, key=lambda address: ":" in address)
 
 
@@ -155,20 +159,20 @@ def is_own_name(host: str) -> bool:
 
 
 def _address_of_interface(name: str) -> str:
-    if addresses := _addresses(name):
+    if addresses := _list_addresses(name):
         return addresses[0]
     known = name in [each for _, each in socket.if_nameindex()]
     lack = f"interface {name} has no address" if known else f"this host has no interface {name}"
-    raise ValueError(f"{lack}; it has {_interfaces()}")
+    raise ValueError(f"{lack}; it has {_format_interfaces()}")
 
 
-def _interfaces() -> str:
+def _format_interfaces() -> str:
     """Format this host's interfaces that have addresses, each with its first address."""
-    known = {name: _addresses(name) for _, name in socket.if_nameindex()}
+    known = {name: _list_addresses(name) for _, name in socket.if_nameindex()}
     return ", ".join(f"{name} ({addresses[0]})" for name, addresses in known.items() if addresses) or "none"
 
 
-def _addresses(name: str) -> list[str]:
+def _list_addresses(name: str) -> list[str]:
     """Return the addresses of an interface: IPv4 first, then IPv6."""
     found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -224,7 +228,7 @@ def listen(host: str | None, port: int, backlog: int) -> socket.socket:
         The port is taken, or the address is not this host's.
     """
     if host is not None:
-        kind = family(host)
+        kind = get_address_family(host)
     else:
         host, kind = ("::", socket.AF_INET6) if socket.has_dualstack_ipv6() else ("0.0.0.0", socket.AF_INET)
     listener = socket.socket(kind, socket.SOCK_STREAM)

@@ -25,12 +25,12 @@ class Patience:
         self._left = seconds
         self._looked = time.monotonic()
 
-    def begin(self, seconds: float) -> None:
+    def reset(self, seconds: float) -> None:
         """Restart the timeout with so many seconds."""
         self._left = seconds
         self._looked = time.monotonic()
 
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         """Check the timeout: return the remaining seconds, 0 when it has expired."""
         now = time.monotonic()
         self._left = max(0.0, self._left - min(now - self._looked, STEP))
@@ -39,4 +39,4 @@ class Patience:
 
     def wait(self) -> float:
         """Check the timeout: return the seconds to wait until the next check, 0 when it has expired."""
-        return min(self.left(), STEP / 2)
+        return min(self.seconds_left(), STEP / 2)

@@ -99,7 +99,7 @@ def open_directory(path: Path) -> int:
     return descriptor
 
 
-def create(path: Path) -> int:
+def create_file(path: Path) -> int:
     """Create a file in a job's directory, replacing any file of that name.
 
     Returns
@@ -116,7 +116,7 @@ def create(path: Path) -> int:
     try:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path.name, dir_fd=directory)
-        return _create(path.name, directory)
+        return _create_in_directory(path.name, directory)
     except OSError as error:
         error.filename = str(path)
         raise
@@ -125,16 +125,16 @@ def create(path: Path) -> int:
 
 
 def write(path: Path, data: bytes) -> None:
-    """Write a file in a job's directory, replacing any file of that name; same errors as `create`."""
-    write_all(create(path), data)
+    """Write a file in a job's directory, replacing any file of that name; same errors as `create_file`."""
+    write_all(create_file(path), data)
 
 
 def replace(path: Path, data: bytes) -> None:
-    """Replace a file atomically: readers see either the old content or the new; same errors as `create`."""
+    """Replace a file atomically: readers see either the old content or the new; same errors as `create_file`."""
     directory = open_directory(path.parent)
     draft = f".{path.name}.{secrets.token_hex(8)}"
     try:
-        write_all(_create(draft, directory), data)
+        write_all(_create_in_directory(draft, directory), data)
         os.replace(draft, path.name, src_dir_fd=directory, dst_dir_fd=directory)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -201,7 +201,7 @@ def _name_link(path: Path) -> OSError:
     return NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
 
 
-def _create(name: str, directory: int) -> int:
+def _create_in_directory(name: str, directory: int) -> int:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(name, flags, FILE_MODE, dir_fd=directory)
     os.fchmod(descriptor, FILE_MODE)  # whatever the umask

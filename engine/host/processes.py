@@ -16,7 +16,7 @@ PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def prctl(option: int, value: int | bytes) -> None:
+def call_prctl(option: int, value: int | bytes) -> None:
     """Call prctl(2).
 
     Parameters
@@ -59,7 +59,7 @@ class Process:
     born: int
 
 
-def visible() -> bool:
+def is_proc_usable() -> bool:
     """Return whether /proc shows this process, and so all its descendants, by their own process ids.
 
     Returns
@@ -73,7 +73,7 @@ def visible() -> bool:
         return False
 
 
-def processes() -> Iterator[Process]:
+def list_processes() -> Iterator[Process]:
     """Yield the processes that this user may see.
 
     Yields
@@ -81,11 +81,11 @@ def processes() -> Iterator[Process]:
     Process
     """
     for entry in os.listdir("/proc"):
-        if entry.isdecimal() and (found := look(int(entry))) is not None:
+        if entry.isdecimal() and (found := read_process(int(entry))) is not None:
             yield found
 
 
-def look(pid: int) -> Process | None:
+def read_process(pid: int) -> Process | None:
     """Read the entry of one process.
 
     Parameters
@@ -106,7 +106,7 @@ def look(pid: int) -> Process | None:
     return Process(pid, int(fields[1]), int(fields[2]), fields[0], name, int(fields[19]))
 
 
-def descendants(ancestor: int, spared: Collection[int] = ()) -> list[Process]:
+def list_descendants(ancestor: int, spared: Collection[int] = ()) -> list[Process]:
     """List the descendants of a process, generation by generation.
 
     Parameters
@@ -122,7 +122,7 @@ def descendants(ancestor: int, spared: Collection[int] = ()) -> list[Process]:
         Descendants, without the ancestor.
     """
     children: dict[int, list[Process]] = {}
-    for process in processes():
+    for process in list_processes():
         if process.pid not in spared:
             children.setdefault(process.parent, []).append(process)
     found = list(children.get(ancestor, []))
@@ -131,7 +131,7 @@ def descendants(ancestor: int, spared: Collection[int] = ()) -> list[Process]:
     return found
 
 
-def catches(pid: int, signum: int) -> bool:
+def catches_signal(pid: int, signum: int) -> bool:
     """Return whether a process has a handler for a signal.
 
     Parameters
@@ -189,7 +189,7 @@ def variable_of(pid: int, name: str) -> str | None:
     return None
 
 
-def starter(name: str) -> Process | None:
+def find_starter(name: str) -> Process | None:
     """Find the process that started this one, directly or through others such as shells, by a variable.
 
     Parameters
@@ -204,9 +204,9 @@ def starter(name: str) -> Process | None:
     """
     pid = os.getppid()
     while pid > 1 and variable_of(pid, name) is not None:
-        found = look(pid)
+        found = read_process(pid)
         pid = 0 if found is None else found.parent
-    return look(pid) if pid > 1 else None
+    return read_process(pid) if pid > 1 else None
 
 
 def exit_code(pid: int) -> int:
@@ -229,7 +229,7 @@ def exit_code(pid: int) -> int:
         return -signal.SIGKILL
 
 
-def tracer(pid: int) -> str:
+def name_tracer(pid: int) -> str:
     """Name the process that traces another one, such as a debugger.
 
     Parameters
@@ -243,7 +243,7 @@ def tracer(pid: int) -> str:
     """
     try:
         text = Path(f"/proc/{pid}/status").read_text(errors="replace")
-        found = look(int(text.partition("\nTracerPid:")[2].split(maxsplit=1)[0]))
+        found = read_process(int(text.partition("\nTracerPid:")[2].split(maxsplit=1)[0]))
     except (OSError, ValueError, IndexError):
         found = None
     return "nobody" if found is None else f"{found.name}, pid {found.pid}"

@@ -15,7 +15,7 @@ unhandled: Lightning, for one, requeues a Slurm job on SIGUSR1 only if nothing e
 
 
 @contextlib.contextmanager
-def caught(numbers: Iterable[signal.Signals], handler: Callable[..., object]) -> Iterator[socket.socket]:
+def catch_signals(numbers: Iterable[signal.Signals], handler: Callable[..., object]) -> Iterator[socket.socket]:
     """Handle signals, and turn each into a byte on a socket for a selector.
 
     The interpreter calls a handler between two of its instructions. A signal that arrives between the last of them and
@@ -53,7 +53,7 @@ def caught(numbers: Iterable[signal.Signals], handler: Callable[..., object]) ->
 
 
 def read_signals(wakeup: socket.socket) -> bytes:
-    """Return the numbers of the signals that arrived at the socket of `caught`, in order; empty if there are none."""
+    """Return the numbers of the signals that arrived at the socket of `catch_signals`, in order; empty without any."""
     try:
         return retry_short(wakeup.recv, 4096)
     except BlockingIOError:

@@ -43,7 +43,7 @@ def retry_short(call: Callable[..., Result], /, *arguments: Any) -> Result:
             return call(*arguments)
         except OSError as error:
             patience = patience or Patience(LONGEST_SHORTAGE)
-            if not patience.left() or not is_short(error):
+            if not patience.seconds_left() or not is_short(error):
                 raise
 
 
@@ -70,9 +70,9 @@ def send_all(connection: socket.socket, data: bytes, seconds: float) -> None:
         try:
             sent = retry_short(connection.send, view, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
         except BlockingIOError:
-            if not patience.left():
+            if not patience.seconds_left():
                 raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)) from None
             poll.poll(1000 * patience.wait())
             continue
         view = view[sent:]
-        patience.begin(seconds)
+        patience.reset(seconds)

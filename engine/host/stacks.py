@@ -59,7 +59,7 @@ class Place:
         return f"{os.path.basename(self.file)}:{self.line} in {self.function}"
 
 
-def enable(directory: Path | None, rank: int) -> None:
+def enable_stacks(directory: Path | None, rank: int) -> None:
     """Make this process write its stacks when it crashes and on `SIGNAL`; further calls do nothing.
 
     Handlers of the program stay: a `faulthandler` that it has enabled, and any handler of that signal.
@@ -85,7 +85,7 @@ def enable(directory: Path | None, rank: int) -> None:
         faulthandler.register(SIGNAL, _file)
 
 
-def where(path: Path) -> Place | None:
+def find_position(path: Path) -> Place | None:
     """Find the position of a rank's main thread when it last wrote its stacks.
 
     Parameters
@@ -116,7 +116,7 @@ def where(path: Path) -> Place | None:
     return next(iter(own or current), None)
 
 
-def wrote(path: Path) -> bool | None:
+def has_stacks(path: Path) -> bool | None:
     """Return whether a rank has written stacks; None if it was not prepared to."""
     with contextlib.suppress(OSError):
         return path.stat().st_size > 0

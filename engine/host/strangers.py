@@ -56,7 +56,7 @@ def accept(listener: socket.socket, give_way: Callable[[], bool], spare: int = S
     return connection, name
 
 
-def reserve(give_way: Callable[[], bool], count: int = 1) -> None:
+def free_descriptors(give_way: Callable[[], bool], count: int = 1) -> None:
     """Free descriptors by displacing strangers, as far as these hold any.
 
     Parameters
@@ -115,11 +115,11 @@ class Strangers(Generic[Connection]):
         -------
         Displaced connection, which the caller closes; None if there is room.
         """
-        displaced = self.displace() if len(self._addresses) >= self._most else None
+        displaced = self.displace_next() if len(self._addresses) >= self._most else None
         self._addresses[connection] = address
         return displaced
 
-    def displace(self) -> Connection | None:
+    def displace_next(self) -> Connection | None:
         """Remove and return the connection that is displaced next, which the caller closes; None if there is none."""
         counts = Counter(self._addresses.values())
         most = max(counts.values(), default=0)

@@ -115,7 +115,7 @@ def wait_for_programs(timeout: float) -> str | None:
     waiting = [last, *jax.live_arrays("cpu")]
     patience = Patience(timeout)
     while waiting := [array for array in waiting if not array.is_deleted() and not array.is_ready()]:
-        if not patience.left():
+        if not patience.seconds_left():
             return "a program of JAX that was dispatched has not ended"
         time.sleep(_LOOK)
     return None

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..host import linux, machine, processes
-from ..host.signals import caught
+from ..host.signals import catch_signals
 from ..metrics import page
 from .errors import LaunchError
 from .fixed_ranks import FixedRanks
@@ -132,7 +132,7 @@ class Agent:
         LaunchError
             They cannot be started; the text says how to mend it.
         """
-        if not processes.visible():
+        if not processes.is_proc_usable():
             raise LaunchError(
                 "/proc does not show the processes of the agent: mount it, with that of its PID namespace"
             )
@@ -149,7 +149,7 @@ class Agent:
         self.program = spawn.find_command(self.command, self.environment)
         address = self._choose_interface()
         self.allotment = allot(
-            machine.facts(),
+            machine.collect_facts(),
             self.ranks.places,
             self.environment,
             binding=self.head["binding"],
@@ -165,7 +165,7 @@ class Agent:
             port=spawn.find_port(""),
             address=address,
             summary=self.allotment.summary,
-            processors=machine.facts().usable,
+            processors=machine.collect_facts().usable,
             **{"hub": 0} | self.ranks.prepare(address),
         )
 
@@ -180,8 +180,8 @@ class Agent:
         self.descriptors = spawn.raise_descriptor_limit(len(self.crew.ranks))
         self.files.settle()
         guardian = Guardian(self.job.name, lambda: None, str(self.crew.host), self.ranks.lease)
-        processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
-        with caught(SIGNALS, lambda *_: None) as wakeup:
+        processes.call_prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
+        with catch_signals(SIGNALS, lambda *_: None) as wakeup:
             self.supervisor = supervisor = self.ranks.supervise(guardian, wakeup)
             supervisor.hold()
             supervisor.add_reader(self.channel.reading, self.receive)
@@ -255,7 +255,9 @@ class Agent:
             try:
                 self.pages[number] = page.make()
             except OSError as error:
-                raise LaunchError(f"there is no memory for counters: {linux.refusal('memfd_create', error)}") from error
+                raise LaunchError(
+                    f"there is no memory for counters: {linux.explain_refusal('memfd_create', error)}"
+                ) from error
         return f"/proc/{os.getpid()}/fd/{self.pages[number]}"
 
     def say(self, line: str) -> None:

@@ -286,7 +286,7 @@ class Driver:
 
     def handle_message(self, agent: RemoteHost, message: Message) -> None:
         """Handle a message of an agent."""
-        self._patience.begin(FAREWELL)
+        self._patience.reset(FAREWELL)
         if not self.policy.admit_message(agent, message):
             return
         handler = self._handlers.get(message.kind)
@@ -368,10 +368,10 @@ class Driver:
         self.policy.prepare_finish()
         for agent in self.policy.agents:
             self.loop.send(agent, "finish")
-        self._patience.begin(FAREWELL)
+        self._patience.reset(FAREWELL)
         while waited := [agent for agent in self.policy.agents if not agent.done and not agent.trouble]:
             self._check_refusal()
-            if not self._patience.left():
+            if not self._patience.seconds_left():
                 for agent in waited:
                     self.loop.ignore(agent)
                     self.policy.agent_lost(agent, "did not answer in time")

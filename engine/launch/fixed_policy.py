@@ -97,7 +97,7 @@ class FixedPolicy(JobPolicy):
 
     def advance_job(self) -> float | None:
         """Give up agents that are late, and ask for counters; return None once all ranks have ended."""
-        if self._patience is not None and not self._patience.left():
+        if self._patience is not None and not self._patience.seconds_left():
             self._give_up()
         if len(self._ends) == self._setup.job.size:
             return None
@@ -131,10 +131,10 @@ class FixedPolicy(JobPolicy):
                 raise Interrupted(self._driver.signum)
             if others is None and any(host.trouble for host in self._hosts):
                 others = Patience(OTHERS)
-            if not patience.left() or (others is not None and not others.left()):
+            if not patience.seconds_left() or (others is not None and not others.seconds_left()):
                 break
         late = [host for host in self._hosts if not host.ready and not host.trouble]
-        if not patience.left():
+        if not patience.seconds_left():
             for host in late:
                 host.trouble = f"did not answer within {seconds:g} s"
         troubled = [host for host in self._hosts if host.trouble]

@@ -80,7 +80,7 @@ class FixedRanks:
             "age": now - end.time,
             "now": now,
         }
-        self._agent.channel.send("end", end.report.data(), **told)
+        self._agent.channel.send("end", end.report.to_bytes(), **told)
 
 
 def _listen(address: str) -> socket.socket:

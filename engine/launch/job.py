@@ -18,7 +18,7 @@ from typing import Any
 from ..config.config import Config
 from ..config.setting import variable
 from ..host import linux, machine, private_files, processes
-from ..host.signals import caught
+from ..host.signals import catch_signals
 from ..text import readable
 from .cli.elastic_options import Elastic
 from .cli.hidden_package import find_hiding_file
@@ -100,7 +100,7 @@ class JobRun:
         """
         options = self._options
         linux.open_standard_descriptors()  # after the consoles have seen which of them were closed
-        if not processes.visible():
+        if not processes.is_proc_usable():
             raise LaunchError(
                 "/proc does not show the processes of this job: it is missing, or that of another PID namespace; mount "
                 "it, as in 'unshare --pid --fork --mount-proc'"
@@ -192,7 +192,11 @@ class JobRun:
         options = self._options
         program = spawn.find_command(options.command, os.environ)
         allotment = allot(
-            machine.facts(), options.size, os.environ, binding=options.binding, cpus_per_rank=options.cpus_per_rank
+            machine.collect_facts(),
+            options.size,
+            os.environ,
+            binding=options.binding,
+            cpus_per_rank=options.cpus_per_rank,
         )
 
         visible = devices_here(os.environ.get("CUDA_VISIBLE_DEVICES"))
@@ -278,9 +282,9 @@ class JobRun:
     ) -> Outcome:
         """Run all ranks on this host, and return when all their processes have ended, whatever happens."""
         guardian = Guardian(job.name, metrics.discard)
-        processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
+        processes.call_prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
         self._output = output = RankOutput(job.directory, (self._out, self._err), timestamps=self._options.timestamps)
-        with caught(SIGNALS, lambda *_: None) as wakeup:
+        with catch_signals(SIGNALS, lambda *_: None) as wakeup:
             supervisor = Supervisor(guardian, wakeup, output.writers, self._options.grace, self._say_line)
             try:
                 for rank_plan in plans:
@@ -307,7 +311,7 @@ class JobRun:
                 metrics.linger(wakeup)
             metrics.stop()  # while signals cannot end this process, and the guardian would clean up
         guardian.dismiss()
-        processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 0)
+        processes.call_prctl(processes.PR_SET_CHILD_SUBREAPER, 0)
         return outcome
 
     def _conclude_job(self, outcome: Outcome, directory: Path, started: float) -> tuple[int, list[str]]:
@@ -364,7 +368,7 @@ class JobRun:
         run = Run(
             seconds=seconds,
             size=self._options.size,
-            processors=machine.facts().usable,
+            processors=machine.collect_facts().usable,
             unix_offset=unix_offset,
             tuner_log=None if log is None else str(log),
             ended_by=None if signum is None else processes.signal_name(signum),
@@ -411,7 +415,7 @@ def _guard_job(job: Job, metrics: Metrics) -> Iterator[socket.socket]:
     """
     guardian = Guardian(job.name, metrics.discard, NOWHERE)
     try:
-        with caught(SIGNALS, lambda *_: None) as wakeup:
+        with catch_signals(SIGNALS, lambda *_: None) as wakeup:
             yield wakeup
     finally:
         guardian.dismiss()

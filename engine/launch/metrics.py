@@ -103,7 +103,9 @@ class Metrics:
                 self._service = Service(wanted, self._members, self._notes.add, lambda: self._job)
         except OSError as error:
             self.close()
-            raise LaunchError(f"there is no memory for counters: {linux.refusal('memfd_create', error)}") from error
+            raise LaunchError(
+                f"there is no memory for counters: {linux.explain_refusal('memfd_create', error)}"
+            ) from error
         except MetricsError as error:
             self.close()
             raise LaunchError(str(error)) from error

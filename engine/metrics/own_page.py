@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..config.config import Config
-from ..host.processes import look
+from ..host.processes import read_process
 from ..text.logs import logger
 from . import page
 from .names import STATES
@@ -71,7 +71,7 @@ def _open(path: str | None) -> int:
 
 def _is_other_running(pid: int) -> bool:
     """Return whether the process is another one than this, and runs."""
-    process = look(pid)
+    process = read_process(pid)
     return pid != os.getpid() and process is not None and process.state not in "ZX"
 
 

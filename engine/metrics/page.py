@@ -110,7 +110,7 @@ def make() -> int:
     Raises
     ------
     OSError
-        The system cannot create anonymous memory; `linux.refusal` gives the remedy.
+        The system cannot create anonymous memory; `linux.explain_refusal` gives the remedy.
     """
     descriptor = linux.memfd_create(NAME)
     os.ftruncate(descriptor, BYTES)

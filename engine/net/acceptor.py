@@ -79,7 +79,7 @@ class Acceptor:
 
     def give_way(self) -> bool:
         """Close the unauthenticated connection that is displaced next; return False if there is none."""
-        displaced = self._strangers.displace()
+        displaced = self._strangers.displace_next()
         self._displace(displaced)
         return displaced is not None
 

@@ -169,7 +169,7 @@ def receive_greeting(connection: Connection) -> Coroutine[dict[str, Any]]:
 
 
 def _connect_socket(address: Address, patience: Patience) -> Coroutine[socket.socket]:
-    connected = socket.socket(network.family(address.host), socket.SOCK_STREAM)
+    connected = socket.socket(network.get_address_family(address.host), socket.SOCK_STREAM)
     try:
         connected.setblocking(False)
         code = connected.connect_ex(address)

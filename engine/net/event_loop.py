@@ -72,7 +72,7 @@ class CoroutineLoop:
         late = [
             (coroutine, wait)
             for coroutine, wait in self._waits.items()
-            if wait.patience is not None and not wait.patience.left()
+            if wait.patience is not None and not wait.patience.seconds_left()
         ]
         for key, _ in self._selector.select(0):
             coroutine, wait = key.data
@@ -122,6 +122,6 @@ def _wait_alone(wait: Wait) -> bool:
         reads, writes = wait.events & selectors.EVENT_READ, wait.events & selectors.EVENT_WRITE
         poll.register(wait.connection, (select.POLLIN if reads else 0) | (select.POLLOUT if writes else 0))
     while not poll.poll(1000 * (STEP / 2 if wait.patience is None else wait.patience.wait())):
-        if wait.patience is not None and not wait.patience.left():
+        if wait.patience is not None and not wait.patience.seconds_left():
             return False
     return True

@@ -59,7 +59,7 @@ def stand() -> Standing:
     """Determine where this process runs."""
     context = ray.get_runtime_context()
     return Standing(
-        (machine.boot(), os.stat("/proc/self/ns/net").st_ino, os.getuid()),
+        (machine.read_boot_id(), os.stat("/proc/self/ns/net").st_ino, os.getuid()),
         context.get_node_id(),
         ray.util.get_node_ip_address(),
         os.getpid(),

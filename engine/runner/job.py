@@ -44,7 +44,7 @@ def launch(caller: int, home: Path, options: Callable[[], Options]) -> None:
     options : callable
         Returns the options of the job, or raises a `LaunchError`.
     """
-    processes.prctl(processes.PR_SET_PDEATHSIG, signal.SIGTERM)  # sent when the caller dies
+    processes.call_prctl(processes.PR_SET_PDEATHSIG, signal.SIGTERM)  # sent when the caller dies
     incomplete: dict[str, str] = {}  # file name in `home` -> why the file is incomplete
     outcome: dict[str, Any] = {"error": None, "code": 0, "directories": [], "rank": None, "host": None, "report": []}
     if os.getppid() == caller:  # else it died before the call of prctl

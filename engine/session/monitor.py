@@ -25,7 +25,7 @@ from ..host.stacks import NOT_THE_USERS
 from ..native import core
 from ..text import readable
 from ..text.logs import logger
-from ..trace.flight import Recorder, now, snapshot
+from ..trace.flight import Recorder, make_record, read_clocks
 from .registry import ProcessSetRegistry
 
 TRACEBACK = "traceback.txt"
@@ -88,7 +88,7 @@ class Monitor:
 
     def start(self) -> None:
         """Start the thread and install the hooks."""
-        writer.claim()
+        writer.claim_rank()
         writer.clear()
         self._thread.start()
         self._chained, sys.excepthook = sys.excepthook, self._excepthook
@@ -122,7 +122,7 @@ class Monitor:
         rank, cause = self._engine.rank, "raised"
         if isinstance(failure, WorldError):
             rank, cause = failure.rank, failure.cause
-        content = {"rank": rank, "cause": cause, "message": str(failure), **now(self._engine)}
+        content = {"rank": rank, "cause": cause, "message": str(failure), **read_clocks(self._engine)}
         writer.report_failure(rank, cause, str(failure), time.time())
         try:
             path = self._write("failure.json", content)
@@ -157,7 +157,7 @@ class Monitor:
         logger.warning("stalled; schedule entries in %s\n  %s", path, "\n  ".join(lines))
 
     def _flight(self, reason: str) -> Path | None:
-        return self._write("flight.json", snapshot(self._engine, self._sets.engines, reason))
+        return self._write("flight.json", make_record(self._engine, self._sets.engines, reason))
 
     def _write(self, name: str, content: dict[str, Any]) -> Path | None:
         """Write a file of a report. An error, such as a full disk, is only logged, so as not to hide the failure."""

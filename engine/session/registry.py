@@ -129,7 +129,7 @@ class ProcessSetRegistry:
         seconds = self._timeout if seconds is None else seconds
         found = self._next > 1
         patience = Patience(seconds)
-        while any(map(self._pending, self._sets.values())) and patience.left():
+        while any(map(self._pending, self._sets.values())) and patience.seconds_left():
             time.sleep(0.001)
         for process_set in self._sets.values():
             if process_set._engine is not None:
@@ -198,7 +198,7 @@ class ProcessSetRegistry:
     def _expect_idle(self, process_set: ProcessSet) -> None:
         """Wait for operations in flight in a set. On a time-out every rank raises EngineError, and the set remains."""
         patience = Patience(self._timeout)
-        while (waiting := self._pending(process_set)) and patience.left():
+        while (waiting := self._pending(process_set)) and patience.seconds_left():
             time.sleep(0.001)
         told = self._first_told("pending", waiting)
         if told is not None:

@@ -30,7 +30,7 @@ from ..errors import (
 from ..exit_report import writer
 from ..gpu.device import Device
 from ..host import linux
-from ..host.processes import look
+from ..host.processes import read_process
 from ..metrics.names import STATES
 from ..native import core
 from ..net.rendezvous import CancellationToken, mpi_bootstrap
@@ -161,7 +161,7 @@ def init(process_sets: ProcessSets = None, **settings: Any) -> None:
         except EngineError as error:
             # The engine's own frames would only hide the text from the user.
             logs.logger.debug("init has failed", exc_info=True)
-            writer.claim()
+            writer.claim_rank()
             writer.report_exception(error)
             raise error.with_traceback(None) from None
         atexit.register(shutdown)
@@ -221,7 +221,7 @@ def _expect_own_place() -> None:
     world = find_place(config.environment())
     own = held == f"{world.rank} {world.size} {world.job}"
     holder = natural(pid)
-    if own and holder and holder != os.getpid() and look(holder) is not None:
+    if own and holder and holder != os.getpid() and read_process(holder) is not None:
         raise EngineError(
             f"process {os.getpid()} was started by process {pid}, which is rank {world.rank} of {world.size} itself, "
             'and has its variables. Call engine.init() in that process alone, under if __name__ == "__main__":; a '

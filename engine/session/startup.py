@@ -38,7 +38,7 @@ from ..text import logs, readable
 from ..trace.flight import Recorder
 from ..trace.timeline import Timeline
 from ..tuning.journals import check_log, knobs_of
-from ..tuning.knobs import words
+from ..tuning.knobs import format_knobs
 from ..tuning.trial_loop import Tuning
 from .monitor import Monitor
 from .registry import ProcessSetRegistry
@@ -71,7 +71,7 @@ def reserve_descriptors(session: EngineSession) -> None:
         linux.reserve_descriptors(count)
     except OSError as error:
         raise RendezvousError(
-            f"rank {world.rank} needs about {count} more descriptors to meet the others: {linux.explain(error)}"
+            f"rank {world.rank} needs about {count} more descriptors to meet the others: {linux.explain_error(error)}"
         ) from None
 
 
@@ -88,7 +88,7 @@ def describe_build(session: EngineSession) -> None:
 
 def open_page(session: EngineSession) -> None:
     """Open this rank's page of counters, which stays open after the session."""
-    if own_page.wanted(session.settings):
+    if own_page.should_count(session.settings):
         session.page = _page(session.environ)
 
 
@@ -125,7 +125,9 @@ def _surround(session: EngineSession, connector: SetConnector | None) -> None:
     engine, world, settings = session.engine, session.world, session.settings
     if session.page >= 0:
         host_name = session.environ.get("ENGINE_HOST_NAME") or platform.node()
-        engine.tell(**own_page.begin(session.page, world.rank, world.local_rank, session.layout.hosts, host_name))
+        engine.tell(
+            **own_page.make_start_fields(session.page, world.rank, world.local_rank, session.layout.hosts, host_name)
+        )
     session.device = Device(engine, session.pids, settings)
     session.ends.callback(session.device.close)
     session.sets = ProcessSetRegistry(engine, settings.shutdown_timeout, session.device, connector)
@@ -133,7 +135,7 @@ def _surround(session: EngineSession, connector: SetConnector | None) -> None:
     session.monitor = Monitor(engine, session.sets, Recorder(settings.output_dir, world.rank, world.number))
     session.ends.callback(session.stop_monitor)
     session.monitor.start()
-    stacks.enable(settings.output_dir, world.rank)
+    stacks.enable_stacks(settings.output_dir, world.rank)
     session.ends.callback(session.close_process_sets)
     session.ends.callback(session.stop_tuner)
     if session.timeline is not None:
@@ -358,7 +360,7 @@ def _await_start(session: EngineSession, starting: Callable[[], list[int]], hand
     while (late := starting()) or (handle is not None and not handle.done):
         if (failure := engine.failure) is not None:
             raise failure
-        if not patience.left():
+        if not patience.seconds_left():
             late = late or [rank for each in engine.pending() for rank in each["missing"] or ()]
             who = readable.ranks(late) if late else "some rank"
             raise RendezvousError(f"{who} did not come to the end of engine.init() within {seconds:g} s")
@@ -373,7 +375,9 @@ def _page(environ: Mapping[str, str]) -> int:
     try:
         return own_page.open_page(environ)
     except OSError as error:
-        raise RendezvousError(f"there is no memory for counters: {linux.refusal('memfd_create', error)}") from None
+        raise RendezvousError(
+            f"there is no memory for counters: {linux.explain_refusal('memfd_create', error)}"
+        ) from None
 
 
 def _across(gathered: Gathered) -> dict[str, Any]:
@@ -393,9 +397,8 @@ def _memory(world: World, generation: int) -> tuple[int, int]:
             os.close(control)
             raise
     except OSError as error:
-        raise RendezvousError(
-            f"rank {world.rank} cannot make the memory that the ranks share: {linux.refusal('memfd_create', error)}"
-        ) from None
+        why = linux.explain_refusal("memfd_create", error)
+        raise RendezvousError(f"rank {world.rank} cannot make the memory that the ranks share: {why}") from None
 
 
 def _knobs_of_a_log(world: World, settings: config.Config) -> dict[str, Any]:
@@ -417,7 +420,7 @@ def tune(session: EngineSession, better: Mapping[str, Any] = MappingProxyType({}
         chosen = {name: value for name, value in known.items() if name not in given}
         if chosen:
             session.engine.set_knobs(**chosen)
-            logs.logger.info("autotune: knobs of %s: %s", session.settings.autotune_from, words(chosen))
+            logs.logger.info("autotune: knobs of %s: %s", session.settings.autotune_from, format_knobs(chosen))
         return
     held = {
         name: value
@@ -480,4 +483,4 @@ def _timeline(target: Path, world: World, settings: config.Config) -> Timeline:
             world.elastic,
         )
     except OSError as error:
-        raise ConfigError(f"timeline is {str(target)!r}: {linux.explain(error)}") from None
+        raise ConfigError(f"timeline is {str(target)!r}: {linux.explain_error(error)}") from None

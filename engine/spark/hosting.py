@@ -115,7 +115,7 @@ def _ends_with(task: int) -> Callable[[], None]:
     """
 
     def prepare() -> None:
-        processes.prctl(processes.PR_SET_PDEATHSIG, signal.SIGKILL)
+        processes.call_prctl(processes.PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != task:
             os._exit(128 + signal.SIGKILL)
 

@@ -62,7 +62,7 @@ def host_here() -> str:
     Names and addresses would not do: several executors of a machine have the same, but containers of one machine
     differ.
     """
-    return f"{machine.boot()} {os.stat('/proc/self/ns/net').st_ino} {os.geteuid()}"
+    return f"{machine.read_boot_id()} {os.stat('/proc/self/ns/net').st_ino} {os.geteuid()}"
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ class Record:
             "code": end.code,
             "age": now - end.time,
             "by_launcher": end.by_launcher,
-            "report": end.report.data().decode(),
+            "report": end.report.to_bytes().decode(),
             "files": {name: len(data) for name, data in self.files.items() if name != RESULT},
         }
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..host import network, private_files, processes
 from ..host.patience import Patience
-from ..host.signals import caught
+from ..host.signals import catch_signals
 from ..launch.errors import LaunchError
 from ..launch.hosts import remote_files
 from ..launch.hosts.channel import Channel, ChannelError
@@ -190,9 +190,9 @@ class Keeper:
             if self.channel is not None:
                 self.channel.send("hello", rank=self.place.rank, host=self.host)
             guardian = Guardian(self.orders.name, self._sweep, NOWHERE)
-            processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
+            processes.call_prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
             try:
-                with caught(SIGNALS, lambda *_: None) as wakeup:
+                with catch_signals(SIGNALS, lambda *_: None) as wakeup:
                     self._supervise(
                         Supervisor(guardian, wakeup, self._out(), self.orders.grace, self._say, self._ended),
                         rank_plan,
@@ -200,7 +200,7 @@ class Keeper:
                     )
             finally:
                 guardian.dismiss()
-                processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 0)
+                processes.call_prctl(processes.PR_SET_CHILD_SUBREAPER, 0)
             record = Record.of(self.host, self._ends[0], own, bytes(self._stderr))
             self._tell(record)
             return record
@@ -299,14 +299,14 @@ class Keeper:
         channel.send("end", record.explanation(), **record.head())
         patience, poll = Patience(FAREWELL), select.poll()
         poll.register(channel.out.descriptor, select.POLLOUT)
-        while channel.out.waiting and not channel.out.broken and patience.left():
+        while channel.out.waiting and not channel.out.broken and patience.seconds_left():
             poll.poll(1000 * patience.wait())
             channel.out.pump()
 
     def _sweep(self) -> None:
         """Kill all processes that the rank has started. It runs in the guardian, after this process was killed."""
         rank = str(self.place.rank)
-        for process in processes.processes():
+        for process in processes.list_processes():
             ours = processes.job_of(process.pid) == self.orders.name and process.pid != os.getpid()
             if ours and processes.variable_of(process.pid, "ENGINE_RANK") == rank:
                 processes.send(process.pid, signal.SIGKILL)

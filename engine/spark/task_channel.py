@@ -65,7 +65,9 @@ def reach_driver(addresses: Sequence[tuple[str, int]], secret: str, task: int) -
     for _ in range(ROUNDS):
         again = []
         for number, address in enumerate(left):
-            share = patience.left() / (len(left) - number)  # a silent stranger must leave time for later addresses
+            share = patience.seconds_left() / (
+                len(left) - number
+            )  # a silent stranger must leave time for later addresses
             if not share:
                 return None
             channel, displaced = _reach(address, secret, task, Patience(min(TRY, share)))
@@ -79,7 +81,9 @@ def reach_driver(addresses: Sequence[tuple[str, int]], secret: str, task: int) -
 def _reach(address: tuple[str, int], secret: str, task: int, patience: Patience) -> tuple[Channel | None, bool]:
     """Try one address; return the channel, and whether the peer has closed it for lack of room."""
     try:
-        connection = Connection(socket.create_connection(address, max(0.1, patience.left())), task_key(secret), CLIENT)
+        connection = Connection(
+            socket.create_connection(address, max(0.1, patience.seconds_left())), task_key(secret), CLIENT
+        )
     except OSError:
         return None, False
     try:
@@ -167,7 +171,7 @@ def receive_task(connected: socket.socket, secret: str, tasks: int) -> tuple[Cha
 def next_message(channel: Channel, patience: Patience) -> Message | None:
     """Return the next message; None if none comes in time, or an invalid one. The peer sends one at a time."""
     poll = select.poll()
-    while not channel.ended and patience.left():
+    while not channel.ended and patience.seconds_left():
         poll.register(channel.reading, select.POLLIN)
         poll.poll(1000 * patience.wait())
         try:

@@ -110,7 +110,7 @@ class TaskListener:
     def settle(self, seconds: float) -> None:
         """Wait at most `seconds` until each task that has come has reported its end or gone."""
         patience = Patience(seconds)
-        while patience.left() and any(caller.rank is not None for caller in self._callers):
+        while patience.seconds_left() and any(caller.rank is not None for caller in self._callers):
             self._closing.wait(min(0.01, patience.wait()))
 
     # ---- in the thread
@@ -122,7 +122,7 @@ class TaskListener:
             late = self._on_late
             if late is not None and self.came == self._size:
                 self._on_late = None
-            elif late is not None and not late[0].left():
+            elif late is not None and not late[0].seconds_left():
                 self._on_late = None
                 late[1]()
 

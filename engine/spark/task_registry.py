@@ -128,12 +128,12 @@ class TaskRegistry:
     def _give_way(self) -> bool:
         """Close the next unauthenticated connection in turn, and wait until its thread has; False if there is none."""
         with self._changed:
-            displaced = self._strangers.displace()
+            displaced = self._strangers.displace_next()
         if displaced is None:
             return False
         _shut(displaced)
         patience = Patience(PROVING)
-        while displaced.fileno() >= 0 and patience.left():
+        while displaced.fileno() >= 0 and patience.seconds_left():
             time.sleep(PAUSE / 10)
         return True
 

@@ -223,7 +223,7 @@ class FrozenReduction:
             self._reject_change(
                 "gradients are reduced a second time before a step, by which a sum would count them twice"
             )
-        self._pass.repeat(stream_of(self._device))
+        self._pass.enqueue_pass(stream_of(self._device))
         self.reduced = True
 
     def _expect_nothing_new(self) -> None:

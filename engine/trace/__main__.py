@@ -11,22 +11,22 @@ from pathlib import Path
 
 from ..text import readable
 from .merging import merge
-from .postmortem import report
+from .postmortem import make_report
 from .reading import TraceError, read
-from .summary import summarize, text
+from .summary import format_summary, summarize_recordings
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code: 0, or 2 for files that cannot be used."""
-    given = _parser().parse_args(argv)
+    given = _make_parser().parse_args(argv)
     notes: list[str] = []
     try:
         if given.command == "flight":
-            shown, data = report(given.directory)
+            shown, data = make_report(given.directory)
             readable.show(json.dumps(data, indent=1) if given.json else shown)
         elif given.command == "summary":
-            figures = summarize(read(given.files, notes))
-            readable.show(json.dumps(figures, indent=1) if given.json else text(figures))
+            figures = summarize_recordings(read(given.files, notes))
+            readable.show(json.dumps(figures, indent=1) if given.json else format_summary(figures))
         else:
             count = merge(given.files, given.output, notes)
             readable.show(f"{given.output}: {count} events; open it at https://ui.perfetto.dev or chrome://tracing")
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m engine.trace", description="Read timelines and flight records.")
     commands = parser.add_subparsers(dest="command", required=True)
     summary = commands.add_parser("summary", help="show overlap, waiting, the slowest rank and the slowest tensors")

@@ -37,7 +37,7 @@ def worlds_in(directory: Path) -> list[Path]:
     return [path for _, path in sorted(found)]
 
 
-def forget(world: Path) -> None:
+def remove_records(world: Path) -> None:
     """Remove the records of a world and its empty directories. Other processes may do so at the same time."""
     for path in world.glob("rank.*/*"):
         if path.name.lstrip(".").startswith(RECORDS):
@@ -48,16 +48,16 @@ def forget(world: Path) -> None:
 
 
 @lru_cache(maxsize=1)
-def _temporary() -> Path:
+def _create_temporary_directory() -> Path:
     """Create a temporary directory, shared by all worlds of this process."""
     return Path(tempfile.mkdtemp(prefix=PREFIX))
 
 
 def forget_temporary() -> None:
     """Remove the temporary directory of this process's worlds, if any; called when the job has outlived them."""
-    if _temporary.cache_info().currsize:
-        shutil.rmtree(_temporary(), ignore_errors=True)
-        _temporary.cache_clear()
+    if _create_temporary_directory.cache_info().currsize:
+        shutil.rmtree(_create_temporary_directory(), ignore_errors=True)
+        _create_temporary_directory.cache_clear()
 
 
 class Recorder:
@@ -97,18 +97,18 @@ class Recorder:
             Path of the file.
         """
         if self._directory is None:
-            self._directory = _temporary() if self._again else Path(tempfile.mkdtemp(prefix=PREFIX))
+            self._directory = _create_temporary_directory() if self._again else Path(tempfile.mkdtemp(prefix=PREFIX))
         home = self._directory / self._name
         private_files.make_directory(home)
         if self._again:
             for old in worlds_in(self._directory)[-2 * KEPT : -KEPT]:  # older ones are gone, except for timelines
-                forget(old)
+                remove_records(old)
         path = home / name
         private_files.replace(path, text.encode(errors="backslashreplace"))
         return path
 
 
-def now(engine: core.Engine) -> dict[str, float | None]:
+def read_clocks(engine: core.Engine) -> dict[str, float | None]:
     """Return the current time by three clocks, in seconds.
 
     `time` is unix time and `monotonic` is CLOCK_MONOTONIC, both of this host. `common` is CLOCK_MONOTONIC of rank 0's
@@ -118,7 +118,7 @@ def now(engine: core.Engine) -> dict[str, float | None]:
     return {"time": time(), "monotonic": seconds, "common": None if clock is None else seconds + clock[0] / 1e9}
 
 
-def snapshot(engine: core.Engine, sets: dict[int, core.Engine], reason: str) -> dict[str, Any]:
+def make_record(engine: core.Engine, sets: dict[int, core.Engine], reason: str) -> dict[str, Any]:
     """Return the content of a flight record.
 
     Parameters
@@ -136,14 +136,16 @@ def snapshot(engine: core.Engine, sets: dict[int, core.Engine], reason: str) -> 
         "size": engine.size,
         "pid": os.getpid(),
         "reason": reason,
-        **now(engine),
+        **read_clocks(engine),
         "failure": None if failure is None else readable.whole_exception(failure),
-        **_told(engine),
-        "process_sets": [{"id": number, "members": list(each.numbers), **_told(each)} for number, each in sets.items()],
+        **_collect_state(engine),
+        "process_sets": [
+            {"id": number, "members": list(each.numbers), **_collect_state(each)} for number, each in sets.items()
+        ],
     }
 
 
-def _told(engine: core.Engine) -> dict[str, Any]:
+def _collect_state(engine: core.Engine) -> dict[str, Any]:
     return {
         "knobs": engine.knobs(),
         "counters": engine.counters(),

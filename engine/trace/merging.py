@@ -24,9 +24,9 @@ def merge(paths: Iterable[str | Path], target: Path, notes: list[str]) -> int:
     OSError
         The target cannot be written.
     """
-    given = worlds.expanded(paths)
+    given = worlds.expand_worlds(paths)
     if worlds.is_of_worlds(given):
-        events = worlds.merged(given, notes)
+        events = worlds.merge_worlds(given, notes)
     else:
         read(given, notes)  # They belong together.
         events = (event for path in files_of(given) for event in events_of(path, []))

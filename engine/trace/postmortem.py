@@ -58,12 +58,12 @@ class Flight:
         """Row of the history whose entry is in progress; None if there is none."""
         return self.history[-1] if self.history and self.history[-1]["ended"] is None else None
 
-    def waiting(self, since: float) -> str:
+    def format_wait(self, since: float) -> str:
         """Format the time passed since a monotonic time; empty if the record has no monotonic time."""
         return "" if self.monotonic is None else f" for {self.monotonic - since:.1f} s"
 
 
-def _has(ranks: Sequence[int]) -> str:
+def _has_or_have(ranks: Sequence[int]) -> str:
     return "has" if len(ranks) == 1 else "have"
 
 
@@ -97,17 +97,17 @@ def _load(path: Path, notes: list[str]) -> tuple[dict[str, Any], bool] | None:
     return None
 
 
-def _flight(path: Path, notes: list[str]) -> Flight | None:
+def _read_flight(path: Path, notes: list[str]) -> Flight | None:
     loaded = _load(path, notes)
     if loaded is None:
         return None
     data, cut = loaded
     lost: list[str] = []
     try:
-        flight = _parsed(data, data, cut, lost)
-        for each in _rows(data, "process_sets", lost, required=False):
+        flight = _parse_flight(data, data, cut, lost)
+        for each in _get_rows(data, "process_sets", lost, required=False):
             if "members" in each:  # else it was written before process sets were in the report
-                flight.sets[tuple(_ranks(each, "members"))] = _parsed(data, each, cut, lost)
+                flight.sets[tuple(_get_ranks(each, "members"))] = _parse_flight(data, each, cut, lost)
     except ReadError as error:
         notes.append(f"{path}: no flight record of this engine, or of another version of it ({error})")
         return None
@@ -116,7 +116,7 @@ def _flight(path: Path, notes: list[str]) -> Flight | None:
     return flight
 
 
-def _parsed(data: dict[str, Any], told: dict[str, Any], cut: bool, lost: list[str]) -> Flight:
+def _parse_flight(data: dict[str, Any], told: dict[str, Any], cut: bool, lost: list[str]) -> Flight:
     """Parse the part `told` of one engine in the record `data`; append the error of each skipped row to `lost`."""
     size = whole(data, "size", 1, MOST_RANKS)
     return Flight(
@@ -124,15 +124,15 @@ def _parsed(data: dict[str, Any], told: dict[str, Any], cut: bool, lost: list[st
         size,
         number(data, "time", *CLOCK),
         text(data, "reason"),
-        _optional(data, "monotonic"),
-        _usable(_pending, _rows(told, "pending", lost, required=not cut), lost),
-        _usable(_entry, _rows(told, "history", lost, required=not cut), lost),
-        _usable(_place, _rows(told, "ranks", lost, required=False), lost),
-        _optional(data, "common"),
+        _get_optional_time(data, "monotonic"),
+        _keep_valid_rows(_pending, _get_rows(told, "pending", lost, required=not cut), lost),
+        _keep_valid_rows(_parse_entry, _get_rows(told, "history", lost, required=not cut), lost),
+        _keep_valid_rows(_parse_rank_row, _get_rows(told, "ranks", lost, required=False), lost),
+        _get_optional_time(data, "common"),
     )
 
 
-def _usable(
+def _keep_valid_rows(
     checked: Callable[[dict[str, Any]], dict[str, Any]], rows: Iterable[dict[str, Any]], lost: list[str]
 ) -> list[dict[str, Any]]:
     found = []
@@ -144,7 +144,7 @@ def _usable(
     return found
 
 
-def _entry(row: dict[str, Any]) -> dict[str, Any]:
+def _parse_entry(row: dict[str, Any]) -> dict[str, Any]:
     return {
         "entry": whole(row, "entry"),
         "type": text(row, "type"),
@@ -161,11 +161,11 @@ def _pending(row: dict[str, Any]) -> dict[str, Any]:
         "name": text(row, "name"),
         "kind": text(row, "kind"),
         "seconds": number(row, "seconds"),
-        "missing": None if row.get("missing", ...) is None else _ranks(row, "missing"),
+        "missing": None if row.get("missing", ...) is None else _get_ranks(row, "missing"),
     }
 
 
-def _place(row: dict[str, Any]) -> dict[str, Any]:
+def _parse_rank_row(row: dict[str, Any]) -> dict[str, Any]:
     return {
         "rank": whole(row, "rank", 0, MOST_RANKS),
         "entry": None if row.get("entry", ...) is None else whole(row, "entry"),
@@ -174,7 +174,7 @@ def _place(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _rows(told: dict[str, Any], name: str, lost: list[str], required: bool) -> list[dict[str, Any]]:
+def _get_rows(told: dict[str, Any], name: str, lost: list[str], required: bool) -> list[dict[str, Any]]:
     """Return a field that is a list of objects, without other items, whose errors are appended to `lost`."""
     rows = told.get(name, ... if required else [])
     if not isinstance(rows, list):
@@ -183,7 +183,7 @@ def _rows(told: dict[str, Any], name: str, lost: list[str], required: bool) -> l
     return [row for row in rows if isinstance(row, dict)]
 
 
-def _ranks(told: dict[str, Any], name: str) -> list[int]:
+def _get_ranks(told: dict[str, Any], name: str) -> list[int]:
     """Return a field that is a list of ranks."""
     ranks = told.get(name)
     if not isinstance(ranks, list) or not all(type(rank) is int and 0 <= rank < MOST_RANKS for rank in ranks):
@@ -191,19 +191,21 @@ def _ranks(told: dict[str, Any], name: str) -> list[int]:
     return ranks
 
 
-def _optional(data: dict[str, Any], name: str) -> float | None:
+def _get_optional_time(data: dict[str, Any], name: str) -> float | None:
     """Return an optional time."""
     return None if data.get(name) is None else number(data, name, *CLOCK)
 
 
-def _failure(path: Path, reporter: int, notes: list[str]) -> Failure | None:
+def _read_failure(path: Path, reporter: int, notes: list[str]) -> Failure | None:
     loaded = _load(path, notes)
     if loaded is None:
         return None
     data, _ = loaded
     try:
         cause, message, time = text(data, "cause"), text(data, "message"), number(data, "time", *CLOCK)
-        return Failure(reporter, whole(data, "rank", 0, MOST_RANKS), cause, message, time, _optional(data, "common"))
+        return Failure(
+            reporter, whole(data, "rank", 0, MOST_RANKS), cause, message, time, _get_optional_time(data, "common")
+        )
     except ReadError as error:
         notes.append(f"{path}: no failure report of this engine, or of another version of it ({error})")
         return None
@@ -237,14 +239,14 @@ def collect(directory: Path) -> tuple[dict[int, Flight], list[Failure], list[str
             continue
         path = home / "flight.json"
         if path.exists():
-            flight = _flight(path, notes)
+            flight = _read_flight(path, notes)
             if flight is not None and flight.rank != rank:
                 notes.append(f"{path}: it is rank {flight.rank}'s; left out")
             elif flight is not None:
                 flights[rank] = flight
         path = home / "failure.json"
         if path.exists():
-            failure = _failure(path, rank, notes)
+            failure = _read_failure(path, rank, notes)
             if failure is not None:
                 failures.append(failure)
     _by_one_clock([*flights.values(), *failures])
@@ -312,7 +314,7 @@ def stuck_in_entry(flights: dict[int, Flight]) -> tuple[list[int], int, dict[str
     return (behind if len(behind) < len(at) else []), number, row, seconds
 
 
-def _how(ranks: list[int], blamed: Failure | None, seconds: float) -> str:
+def _describe_state(ranks: list[int], blamed: Failure | None, seconds: float) -> str:
     """Describe the state of the ranks that others wait for in an entry."""
     if blamed is not None and blamed.rank in ranks:
         fates = {"died": "died", "raised": "failed", "left": "left", "lost": "cannot be reached"}
@@ -339,7 +341,7 @@ class Standstill:
     line: str
 
 
-def standstill(
+def find_standstill(
     flights: dict[int, Flight], blamed: Failure | None, everybody: Sequence[int], where: str = ""
 ) -> Standstill | None:
     """Find the ranks that block `everybody` in one schedule; None if no rank does. `where` names the schedule."""
@@ -351,7 +353,7 @@ def standstill(
         what = (entry_name(row) if row is not None else f"entry {number}") + where
         if not ranks:
             return Standstill(set(), busy, f"all ranks are in {what}; none is behind the others")
-        line = f"{readable.ranks(ranks)} {_how(ranks, blamed, seconds)} in {what}; {_wait(ranks, everybody)}"
+        line = f"{readable.ranks(ranks)} {_describe_state(ranks, blamed, seconds)} in {what}; {_wait(ranks, everybody)}"
         return Standstill(set(ranks), busy - set(ranks), line)
     missing = {name: ranks for name, ranks in missing_ranks(flights).items() if ranks}
     if missing:
@@ -363,7 +365,7 @@ def standstill(
         )
         more = sum(ranks == other for other in missing.values()) - 1
         what = f"{name!r}" + (f" and {more} more" if more else "") + where
-        line = f"{readable.ranks(ranks)} {_has(ranks)} not submitted {what}; {_wait(ranks, everybody)}"
+        line = f"{readable.ranks(ranks)} {_has_or_have(ranks)} not submitted {what}; {_wait(ranks, everybody)}"
         return Standstill(set(ranks), busy - set(ranks), line)
     return None
 
@@ -377,33 +379,33 @@ def sets_of(flights: dict[int, Flight]) -> dict[tuple[int, ...], dict[int, Fligh
     return found
 
 
-def verdict(flights: dict[int, Flight], failures: Sequence[Failure], size: int) -> str:
+def describe_cause(flights: dict[int, Flight], failures: Sequence[Failure], size: int) -> str:
     """Describe in one line the rank that blocks the others, and who waits for it.
 
     A rank that others wait for in the world may itself wait in a process set, or the reverse. Then the cause is the
     rank that is waited for there.
     """
     blamed = failures[0] if failures else None
-    found = [standstill(flights, blamed, range(size))]
-    found += [standstill(each, blamed, ranks, _among(ranks)) for ranks, each in sets_of(flights).items()]
+    found = [find_standstill(flights, blamed, range(size))]
+    found += [find_standstill(each, blamed, ranks, _format_among(ranks)) for ranks, each in sets_of(flights).items()]
     stills = [still for still in found if still is not None]
 
-    def place(still: Standstill) -> tuple[bool, bool, bool]:
+    def make_sort_key(still: Standstill) -> tuple[bool, bool, bool]:
         held = any(still.culprits & other.waiting for other in stills if other is not still)
         return not still.culprits, blamed is not None and blamed.rank not in still.culprits, held
 
     if stills:
-        return min(stills, key=place).line
+        return min(stills, key=make_sort_key).line
     if blamed is not None:
         return blamed.message
     return "no rank stands still: nothing waits for another rank in these records"
 
 
-def _among(ranks: Sequence[int]) -> str:
+def _format_among(ranks: Sequence[int]) -> str:
     return f" among {readable.ranks(ranks)}"
 
 
-def report(directory: Path) -> tuple[str, dict[str, Any]]:
+def make_report(directory: Path) -> tuple[str, dict[str, Any]]:
     """Report on a job's directory, as text and as a dictionary for JSON.
 
     Raises
@@ -425,7 +427,10 @@ def report(directory: Path) -> tuple[str, dict[str, Any]]:
     if failures:
         first = failures[0]
         told = sorted({failure.reporter for failure in failures if failure.rank == first.rank})
-        lines += [f"first cause: {first.message}", f"  told by {readable.ranks(told)}, first at {_clock(first.time)}"]
+        lines += [
+            f"first cause: {first.message}",
+            f"  told by {readable.ranks(told)}, first at {_format_time(first.time)}",
+        ]
         other = [failure for failure in failures if failure.rank != first.rank]
         lines += [f"  rank {failure.reporter} says: {failure.message}" for failure in other]
         lines.append("")
@@ -433,12 +438,15 @@ def report(directory: Path) -> tuple[str, dict[str, Any]]:
     in_sets = {ranks: missing_ranks(each) for ranks, each in sets_of(flights).items()}
     for rank in range(size):
         if rank in flights:
-            lines += [f"rank {rank} ({flights[rank].reason}, {_clock(flights[rank].time)}): " + _last(flights[rank])]
-            lines += _waits(flights[rank], absent)
+            lines += [
+                f"rank {rank} ({flights[rank].reason}, {_format_time(flights[rank].time)}): "
+                + _describe_last_entry(flights[rank])
+            ]
+            lines += _describe_waits(flights[rank], absent)
             lines += _set_lines(flights[rank], in_sets)
         else:
             lines.append(f"rank {rank}: no flight record")
-    conclusion = verdict(flights, failures, size)
+    conclusion = describe_cause(flights, failures, size)
     lines += ["", *(f"note: {note}" for note in notes), f"verdict: {conclusion}"]
     data = {
         "size": size,
@@ -448,9 +456,9 @@ def report(directory: Path) -> tuple[str, dict[str, Any]]:
             rank: {
                 "time": flight.time,
                 "reason": flight.reason,
-                **_json(flight, absent),
+                **_to_json(flight, absent),
                 "process_sets": [
-                    {"ranks": list(ranks), **_json(told, in_sets[ranks])} for ranks, told in flight.sets.items()
+                    {"ranks": list(ranks), **_to_json(told, in_sets[ranks])} for ranks, told in flight.sets.items()
                 ],
             }
             for rank, flight in sorted(flights.items())
@@ -461,11 +469,11 @@ def report(directory: Path) -> tuple[str, dict[str, Any]]:
     return "\n".join(lines), data
 
 
-def _clock(time: float) -> str:
+def _format_time(time: float) -> str:
     return datetime.fromtimestamp(min(max(time, CLOCK[0]), CLOCK[1])).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
 
 
-def _json(flight: Flight, absent: dict[str, list[int]]) -> dict[str, Any]:
+def _to_json(flight: Flight, absent: dict[str, list[int]]) -> dict[str, Any]:
     return {
         "finished": flight.finished,
         "current": flight.current,
@@ -473,23 +481,23 @@ def _json(flight: Flight, absent: dict[str, list[int]]) -> dict[str, Any]:
     }
 
 
-def _last(flight: Flight) -> str:
+def _describe_last_entry(flight: Flight) -> str:
     """Describe the last entry that a rank has finished, and the entry that it is in."""
     finished, current = flight.finished, flight.current
     text = "finished nothing" if finished is None else f"finished {entry_name(finished)}"
     if finished is not None and current is None:
-        text += flight.waiting(finished["ended"]).replace(" for", "") + " before" * (flight.monotonic is not None)
+        text += flight.format_wait(finished["ended"]).replace(" for", "") + " before" * (flight.monotonic is not None)
     if current is not None:
-        text += f"; in {entry_name(current)}{flight.waiting(current['started'])}"
+        text += f"; in {entry_name(current)}{flight.format_wait(current['started'])}"
     return text
 
 
-def _waits(flight: Flight, absent: dict[str, list[int]]) -> list[str]:
+def _describe_waits(flight: Flight, absent: dict[str, list[int]]) -> list[str]:
     """Describe the tensors that a rank waits for, and the ranks that have not submitted them."""
     lines = []
     for each in flight.pending[:PENDING_SHOWN]:
         ranks = absent.get(each["name"], [])
-        who = f"{readable.ranks(ranks)} {_has(ranks)} not submitted it" if ranks else "all have submitted it"
+        who = f"{readable.ranks(ranks)} {_has_or_have(ranks)} not submitted it" if ranks else "all have submitted it"
         lines.append(f"  waits for {each['name']!r} ({each['kind']}) for {each['seconds']:.1f} s: {who}")
     if len(flight.pending) > PENDING_SHOWN:
         lines.append(f"  and for {len(flight.pending) - PENDING_SHOWN} more")
@@ -499,16 +507,17 @@ def _waits(flight: Flight, absent: dict[str, list[int]]) -> list[str]:
 def _set_lines(flight: Flight, absent: dict[tuple[int, ...], dict[str, list[int]]]) -> list[str]:
     """Describe the same for the process sets of a rank."""
 
-    def news(told: Flight) -> tuple[bool, float]:
+    def get_last_activity(told: Flight) -> tuple[bool, float]:
         return bool(told.pending), told.history[-1]["started"] if told.history else 0.0
 
     lines = []
     used = sorted(
-        (item for item in flight.sets.items() if item[1].pending or item[1].history), key=lambda i: news(i[1])
+        (item for item in flight.sets.items() if item[1].pending or item[1].history),
+        key=lambda i: get_last_activity(i[1]),
     )
     for ranks, told in reversed(used[-SETS_SHOWN:]):
-        lines.append(f" {_among(ranks)}: {_last(told)}")
-        lines += [f"  {line}" for line in _waits(told, absent[ranks])]
+        lines.append(f" {_format_among(ranks)}: {_describe_last_entry(told)}")
+        lines += [f"  {line}" for line in _describe_waits(told, absent[ranks])]
     if len(used) > SETS_SHOWN:
         lines.append(f"  and {len(used) - SETS_SHOWN} process sets more")
     return lines

@@ -114,11 +114,11 @@ def files_of(paths: Iterable[str | Path]) -> list[Path]:
     """
     found: list[Path] = []
     for path in map(Path, paths):
-        found += _inside(path) if path.is_dir() else [path]
+        found += _list_timelines(path) if path.is_dir() else [path]
     return found
 
 
-def _inside(directory: Path) -> list[Path]:
+def _list_timelines(directory: Path) -> list[Path]:
     """Return the timelines in a directory, named by `engine.trace.timeline.path_of`; of worlds, those of the last."""
     directory = newest_world(directory)
     sets: dict[str, list[Path]] = {}
@@ -150,13 +150,13 @@ def events_of(path: Path, notes: list[str]) -> list[dict[str, Any]]:
         The file cannot be read, or is not a timeline of this engine.
     """
     try:
-        found = _parsed(path, notes)
+        found = _parse_events(path, notes)
     except ReadError as error:
         raise TraceError(str(error)) from None
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror or error}") from None
     events = [event for event in found if _is_event(event)]
-    versions = [told.get("version") for told in map(_head, events) if told is not None]
+    versions = [told.get("version") for told in map(_get_header, events) if told is not None]
     versions += [event.get("args", {}).get("version") for event in events if event["name"] == HEAD]  # in version 1
     if not versions:
         raise TraceError(f"{path}: no timeline of this engine")
@@ -169,7 +169,7 @@ def events_of(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     return events
 
 
-def _parsed(path: Path, notes: list[str]) -> list[Any]:
+def _parse_events(path: Path, notes: list[str]) -> list[Any]:
     """Parse each line of a file, or the whole file if its first line alone is not valid JSON."""
     found: list[Any] = []
     broken: list[int] = []
@@ -216,7 +216,7 @@ def _is_event(event: Any) -> bool:
     )
 
 
-def _head(event: dict[str, Any]) -> dict[str, Any] | None:
+def _get_header(event: dict[str, Any]) -> dict[str, Any] | None:
     """Return the file's header if the event contains it."""
     told = event.get("args", {}).get(HEAD)
     return told if isinstance(told, dict) else None
@@ -239,7 +239,7 @@ def read(paths: Iterable[str | Path], notes: list[str]) -> list[Recording]:
     """
     recordings: dict[tuple[int, int], Recording] = {}
     for path in files_of(paths):
-        for recording in _recordings(path, events_of(path, notes), notes):
+        for recording in _make_recordings(path, events_of(path, notes), notes):
             if (recording.number, recording.rank) in recordings:
                 raise TraceError(f"{path}: rank {recording.rank} is in another of the files too")
             recordings[recording.number, recording.rank] = recording
@@ -254,18 +254,18 @@ def read(paths: Iterable[str | Path], notes: list[str]) -> list[Recording]:
     return found
 
 
-def _recordings(path: Path, events: list[dict[str, Any]], notes: list[str]) -> list[Recording]:
+def _make_recordings(path: Path, events: list[dict[str, Any]], notes: list[str]) -> list[Recording]:
     names: dict[tuple[int, int], str] = {}
     found: dict[int, Recording] = {}
     damaged = 0
     for event in events:
         try:
             if event["name"] == "process_name":
-                _process(found, event["pid"], event["args"])
+                _add_process(found, event["pid"], event["args"])
             elif event["name"] == "thread_name":
                 names[event["pid"], event["tid"]] = text(event["args"], "name")
             elif event["ph"] == "X":
-                _slice(found[event["pid"]], event, names)
+                _add_slice(found[event["pid"]], event, names)
         except (KeyError, ReadError):
             damaged += 1
     if damaged:
@@ -276,9 +276,9 @@ def _recordings(path: Path, events: list[dict[str, Any]], notes: list[str]) -> l
     return list(found.values())
 
 
-def _process(found: dict[int, Recording], process: int, told: dict[str, Any]) -> None:
+def _add_process(found: dict[int, Recording], process: int, told: dict[str, Any]) -> None:
     if HEAD in told or SET in told:
-        found[process] = _recording(found, told)
+        found[process] = _make_recording(found, told)
     elif TOTALS in told:
         totals = told[TOTALS]
         optional = [key for key in ("dropped", "left_out") if key in totals]
@@ -287,9 +287,9 @@ def _process(found: dict[int, Recording], process: int, told: dict[str, Any]) ->
         found[process].knobs = told[KNOBS]
 
 
-def _recording(found: dict[int, Recording], told: dict[str, Any]) -> Recording:
+def _make_recording(found: dict[int, Recording], told: dict[str, Any]) -> Recording:
     if HEAD in told:
-        about = _checked(told[HEAD])
+        about = _check_header(told[HEAD])
         return Recording(about["rank"], about, 0, tuple(range(about["size"])))
     about = told[SET]
     rank, set_number = whole(about, "rank", 0, MOST_RANKS), whole(about, "id", 0, MOST_RANKS)
@@ -302,7 +302,7 @@ def _recording(found: dict[int, Recording], told: dict[str, Any]) -> Recording:
     return Recording(rank, world.about, set_number, tuple(ranks))
 
 
-def _checked(about: dict[str, Any]) -> dict[str, Any]:
+def _check_header(about: dict[str, Any]) -> dict[str, Any]:
     """Return a file's header after checking the ranges of its numbers."""
     whole(about, "rank", 0, whole(about, "size", 1, MOST_RANKS) - 1)
     for name, least in (("hosts", 1), ("ahead_ns", -LARGEST), ("ahead_error_ns", 0)):
@@ -311,7 +311,7 @@ def _checked(about: dict[str, Any]) -> dict[str, Any]:
     return about
 
 
-def _slice(recording: Recording, event: dict[str, Any], names: dict[tuple[int, int], str]) -> None:
+def _add_slice(recording: Recording, event: dict[str, Any], names: dict[tuple[int, int], str]) -> None:
     row, start = event["tid"], round(event["ts"] * 1e3)  # nanoseconds: sums are exact
     begun, ended = start / 1e9, (start + round(event["dur"] * 1e3)) / 1e9
     if row == STEPS:
@@ -359,9 +359,9 @@ def about_of(path: Path) -> dict[str, Any]:
     """
     why = "no timeline of this engine"
     for event in events_of(path, []):
-        if (told := _head(event)) is not None:
+        if (told := _get_header(event)) is not None:
             try:
-                return _checked(told)
+                return _check_header(told)
             except ReadError as error:
                 why = f"a damaged timeline: {error}"
     raise TraceError(f"{path}: {why}")

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..text import readable
 from .reading import STAGES, Recording, Tensor
-from .timeline import among
+from .timeline import describe_set
 
 TENSORS = 10
 NAME = 34
@@ -19,7 +19,7 @@ SELDOM = 8  # a name rarer than the most frequent one by this factor does not be
 Interval = tuple[float, float]
 
 
-def union(intervals: Sequence[Interval]) -> list[Interval]:
+def merge_intervals(intervals: Sequence[Interval]) -> list[Interval]:
     """Merge intervals into disjoint ones, in ascending order."""
     joined: list[Interval] = []
     for begun, ended in sorted(intervals):
@@ -35,7 +35,7 @@ def length(intervals: Sequence[Interval]) -> float:
     return sum(ended - begun for begun, ended in intervals)
 
 
-def common(a: Sequence[Interval], b: Sequence[Interval]) -> float:
+def measure_overlap(a: Sequence[Interval], b: Sequence[Interval]) -> float:
     """Return the seconds common to two ascending lists of disjoint intervals."""
     seconds, i, j = 0.0, 0, 0
     while i < len(a) and j < len(b):
@@ -60,11 +60,11 @@ def rank_summary(recording: Recording) -> dict[str, Any]:
         steps, entries, tensors, nbytes = (totals[key] for key in ("steps", "entries", "tensors", "bytes"))
     else:
         moved = [entry for entry in recording.entries.values() if entry.kind != "skip"]
-        executing = union([(entry.started, entry.ended) for entry in moved])
-        waiting = union(recording.waits)
+        executing = merge_intervals([(entry.started, entry.ended) for entry in moved])
+        waiting = merge_intervals(recording.waits)
         marks = [*executing, *waiting, *recording.steps]
         wall = max(ended for _, ended in marks) - min(begun for begun, _ in marks) if marks else 0.0
-        busy, waited, exposed = length(executing), length(waiting), common(executing, waiting)
+        busy, waited, exposed = length(executing), length(waiting), measure_overlap(executing, waiting)
         steps, entries = len(recording.steps), len(moved)
         tensors, nbytes = sum(entry.tensors for entry in moved), sum(entry.nbytes for entry in moved)
     return {
@@ -85,7 +85,7 @@ def rank_summary(recording: Recording) -> dict[str, Any]:
     }
 
 
-def lateness(recordings: Sequence[Recording], ranks: Sequence[int]) -> list[dict[str, Any]]:
+def compute_lateness(recordings: Sequence[Recording], ranks: Sequence[int]) -> list[dict[str, Any]]:
     """Return how late each rank was with its tensors.
 
     A row has the number of tensors that the rank submitted last, the number that it took part in, its mean delay, and
@@ -111,7 +111,7 @@ def lateness(recordings: Sequence[Recording], ranks: Sequence[int]) -> list[dict
             "last": len(by_rank[rank]),
             "of": shared[rank],
             "mean_late": fmean(tensor.late for tensor in by_rank[rank]) if by_rank[rank] else 0.0,
-            "late": length(union([(tensor.ready - tensor.late, tensor.ready) for tensor in by_rank[rank]])),
+            "late": length(merge_intervals([(tensor.ready - tensor.late, tensor.ready) for tensor in by_rank[rank]])),
         }
         for rank in ranks
     ]
@@ -146,13 +146,13 @@ def slowest_tensors(recordings: Sequence[Recording], count: int = TENSORS) -> li
         )
     often = max((row["times"] for row in rows), default=0) / SELDOM
 
-    def order(row: dict[str, Any]) -> tuple[bool, float]:
+    def make_sort_key(row: dict[str, Any]) -> tuple[bool, float]:
         return row["times"] < often, -(row["execute"] + row["queue"] + row["negotiate"])
 
-    return sorted(rows, key=order)[:count]
+    return sorted(rows, key=make_sort_key)[:count]
 
 
-def stages(recordings: Sequence[Recording]) -> dict[str, float]:
+def compute_stage_shares(recordings: Sequence[Recording]) -> dict[str, float]:
     """Return the shares of the time in recorded entries by stage; `others`: time in which no stage could progress."""
     entries = [entry for recording in recordings for entry in recording.entries.values()]
     total = sum(entry.ended - entry.started for entry in entries)
@@ -162,9 +162,9 @@ def stages(recordings: Sequence[Recording]) -> dict[str, float]:
     return {**shares, "others": max(0.0, 1 - sum(shares.values()))}
 
 
-def members(recordings: Sequence[Recording]) -> list[dict[str, Any]]:
+def summarize_members(recordings: Sequence[Recording]) -> list[dict[str, Any]]:
     """Return the figures of each rank in one process set, or in the world."""
-    late = {row["rank"]: row for row in lateness(recordings, recordings[0].ranks if recordings else ())}
+    late = {row["rank"]: row for row in compute_lateness(recordings, recordings[0].ranks if recordings else ())}
     return [
         {
             **rank_summary(recording),
@@ -176,7 +176,7 @@ def members(recordings: Sequence[Recording]) -> list[dict[str, Any]]:
     ]
 
 
-def summarize(recordings: Sequence[Recording]) -> dict[str, Any]:
+def summarize_recordings(recordings: Sequence[Recording]) -> dict[str, Any]:
     """Return the whole summary, ready for JSON. Times are in seconds, sizes in bytes, shares from 0 to 1.
 
     `ranks` has each rank's figures in the world, `process_sets` those in each set; the rest covers all of them.
@@ -184,16 +184,17 @@ def summarize(recordings: Sequence[Recording]) -> dict[str, Any]:
     by_set: dict[int, list[Recording]] = defaultdict(list)
     for recording in recordings:
         by_set[recording.number].append(recording)
-    late = lateness(recordings, by_set[0][0].ranks if by_set[0] else ())
+    late = compute_lateness(recordings, by_set[0][0].ranks if by_set[0] else ())
     worst = max(late, key=lambda row: float(row["late"]), default=None)
     return {
-        "ranks": members(by_set.pop(0)),
+        "ranks": summarize_members(by_set.pop(0)),
         "process_sets": [
-            {"id": number, "ranks": list(some[0].ranks), "members": members(some)} for number, some in by_set.items()
+            {"id": number, "ranks": list(some[0].ranks), "members": summarize_members(some)}
+            for number, some in by_set.items()
         ],
         "lateness": late,
         "slowest_rank": worst["rank"] if worst is not None and worst["late"] > 0 else None,
-        "stages": stages(recordings),
+        "stages": compute_stage_shares(recordings),
         "slowest_tensors": slowest_tensors(recordings),
     }
 
@@ -201,31 +202,31 @@ def summarize(recordings: Sequence[Recording]) -> dict[str, Any]:
 # ---- as text --------------------------------------------------------------------------------------------------------
 
 
-def _share(part: float, whole: float) -> str:
+def _format_share(part: float, whole: float) -> str:
     return f"{100 * part / whole:5.1f} %" if whole else "      -"
 
 
-def _cut(name: str, width: int) -> str:
+def _shorten_name(name: str, width: int) -> str:
     """Shorten a name to one line, cut in the middle: names mostly differ at the end."""
     name = name.encode("unicode_escape").decode() if not name.isprintable() else name
     return name if len(name) <= width else name[:10] + "..." + name[13 - width :]
 
 
-def _table(rows: Sequence[dict[str, Any]]) -> list[str]:
+def _format_table(rows: Sequence[dict[str, Any]]) -> list[str]:
     """Format the table of ranks in one process set, or in the world."""
     lines = ["rank    in entries       overlapped      callers waited       last with   others waited"]
     for row in rows:
         overlapped = "      -" if row["overlapped"] is None else f"{100 * row['overlapped']:5.1f} %"
         lines.append(
-            f"{row['rank']:4d} {row['communication']:8.3f} s {_share(row['communication'], row['seconds'])} "
-            f"{overlapped:>11} {row['waiting']:10.3f} s {_share(row['waiting'], row['seconds'])} "
+            f"{row['rank']:4d} {row['communication']:8.3f} s {_format_share(row['communication'], row['seconds'])} "
+            f"{overlapped:>11} {row['waiting']:10.3f} s {_format_share(row['waiting'], row['seconds'])} "
             f"{row['last']:7d} of {row['of']:<6d} {row['others_waited']:9.3f} s" + ("" if row["exact"] else "  (drawn)")
         )
     return lines
 
 
-def text(figures: dict[str, Any]) -> str:
-    """Format the figures of `summarize` as tables, at most 100 columns wide."""
+def format_summary(figures: dict[str, Any]) -> str:
+    """Format the figures of `summarize_recordings` as tables, at most 100 columns wide."""
     ranks, size = figures["ranks"], len(figures["lateness"])
     seconds, steps = max(row["seconds"] for row in ranks), max(row["steps"] for row in ranks)
     head = f"{readable.count(len(ranks), 'rank')}, {seconds:.2f} s"
@@ -235,14 +236,14 @@ def text(figures: dict[str, Any]) -> str:
         head += f", {readable.count(steps, 'step')}{mean}"
     if len(ranks) < size:
         head += f" (of a job of {size} ranks)"
-    lines = [head, "", *_table(ranks)]
+    lines = [head, "", *_format_table(ranks)]
     sets = [each for each in figures["process_sets"] if any(row["entries"] for row in each["members"])]
     busiest = sorted(sets, key=lambda each: -max(float(row["communication"]) for row in each["members"]))[:SETS_SHOWN]
     for each in sorted(busiest, key=lambda each: int(each["id"])):
-        lines += ["", among(each["ranks"], each["id"]), *_table(each["members"])]
+        lines += ["", describe_set(each["ranks"], each["id"]), *_format_table(each["members"])]
     if len(sets) > SETS_SHOWN:
         lines += ["", f"and {len(sets) - SETS_SHOWN} process sets in which less was done, with --json"]
-    lines += ["", _verdict(figures)]
+    lines += ["", _format_slowest_rank(figures)]
     everywhere = [ranks, *(each["members"] for each in figures["process_sets"])]
     entries, tensors, nbytes, shown = (
         sum(rows[0][key] for rows in everywhere) for key in ("entries", "tensors", "bytes", "entries_shown")
@@ -267,7 +268,7 @@ def text(figures: dict[str, Any]) -> str:
             negotiate, late_by, queue, execute = (1e3 * row[key] for key in ("negotiate", "late", "queue", "execute"))
             where = f" (set {row['process_set']})" if row["process_set"] else ""
             lines.append(
-                f"{_cut(row['name'], NAME - len(where)) + where:<{NAME}} {readable.size(row['bytes']):>10} "
+                f"{_shorten_name(row['name'], NAME - len(where)) + where:<{NAME}} {readable.size(row['bytes']):>10} "
                 f"{row['times']:5d} {negotiate:9.3f} {late_by:8.3f} {last:>4} {queue:8.3f} {execute:8.3f}"
             )
     dropped = sum(row["dropped"] for rows in everywhere for row in rows)
@@ -276,7 +277,7 @@ def text(figures: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _verdict(figures: dict[str, Any]) -> str:
+def _format_slowest_rank(figures: dict[str, Any]) -> str:
     worst = figures["slowest_rank"]
     if worst is None:
         return "slowest rank: not known, for no tensor is recorded with who was last (rank 0 has to record too)"

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..host import private_files
 from ..host.linux import explain_briefly
-from ..host.machine import absolute_path, boot
+from ..host.machine import absolute_path, read_boot_id
 from ..text import readable
 from ..text.logs import logger
 from .flight import WORLD
@@ -72,7 +72,7 @@ def path_of(target: str | os.PathLike[str], rank: int, number: int | None = None
     return (path if number is None else path / f"{WORLD}{number}") / f"rank.{rank}.trace.json"
 
 
-def among(ranks: Sequence[int], number: int) -> str:
+def describe_set(ranks: Sequence[int], number: int) -> str:
     """Describe a process set, such as `among ranks 0-2, 5 (set 1)`."""
     return f"among {readable.ranks(ranks, most=8)} (set {number})"
 
@@ -94,7 +94,7 @@ class _Track:
     @property
     def title(self) -> str:
         """Name that the viewer shows."""
-        return f"rank {self.rank}" + (f" {among(self.ranks, self.number)}" if self.number else "")
+        return f"rank {self.rank}" + (f" {describe_set(self.ranks, self.number)}" if self.number else "")
 
 
 class Timeline:
@@ -153,7 +153,7 @@ class Timeline:
             private_files.make_missing(self.path.parent)
             descriptor = private_files.open_file(self.path)
             try:
-                _hold(descriptor)
+                _lock_file(descriptor)
                 os.ftruncate(descriptor, 0)
             except BaseException:
                 os.close(descriptor)
@@ -211,7 +211,7 @@ class Timeline:
 
     def _record(self, number: int, engine: core.Engine, saved: float) -> None:
         track = _Track(number, engine)
-        track.tracer.start(self._rate(), saved)
+        track.tracer.start(self._compute_rate(), saved)
         self._tracks.append(track)
 
     def stop(self) -> None:
@@ -243,12 +243,12 @@ class Timeline:
                     self._write(self._finish, track)
                     self._tracks.remove(track)
                     continue
-                track.tracer.set_rate(self._rate())
+                track.tracer.set_rate(self._compute_rate())
                 self._write(self._drain, track)
                 if report:
-                    self._write(self._totals, track)
+                    self._write(self._write_totals, track)
 
-    def _rate(self) -> int:
+    def _compute_rate(self) -> int:
         """Return the lines per second of one engine.
 
         The rate falls with time, so that a file within its limit covers a run of any length. The coordinator of each
@@ -275,7 +275,7 @@ class Timeline:
     def _finish(self, track: _Track) -> None:
         """Write the remaining records and totals of an engine that has ended."""
         self._drain(track)
-        self._totals(track)
+        self._write_totals(track)
 
     def _write(self, action: Callable[[_P], None], what: _P) -> None:
         """Run an action that writes to the file; an error ends the timeline, not the program."""
@@ -295,7 +295,7 @@ class Timeline:
             self._offset += os.write(self._file, b" " * left)
         self._offset += os.write(self._file, data)
 
-    def _event(self, track: _Track, name: str, args: dict[str, Any], **fields: Any) -> None:
+    def _write_event(self, track: _Track, name: str, args: dict[str, Any], **fields: Any) -> None:
         if self._offset > self._limit - 2 * PAGE:  # A line may be moved to the next page; the end takes one, too.
             return
         event = {"ph": "M", "pid": track.process, **fields, "name": name, "args": args}
@@ -306,33 +306,33 @@ class Timeline:
 
         The data have no event of their own, because viewers complain about unknown events.
         """
-        self._event(track, "process_name", {"name": track.title, key: told, KNOBS: track.engine.knobs()})
+        self._write_event(track, "process_name", {"name": track.title, key: told, KNOBS: track.engine.knobs()})
 
     def _name(self, track: _Track) -> None:
         if track.number:
             self._tell(track, SET, {"rank": self._rank, "id": track.number, "ranks": list(track.ranks)})
         else:
             about = {"version": VERSION, "rank": self._rank, "size": self._size, "pid": os.getpid(), **self._elastic}
-            host: dict[str, Any] = {"host": platform.node(), "hosts": self._hosts, "boot": self._clock(track)}
+            host: dict[str, Any] = {"host": platform.node(), "hosts": self._hosts, "boot": self._get_clock_id(track)}
             if (clock := track.engine.clock()) is not None and self._world:
-                host |= {"ahead_ns": clock[0], "ahead_error_ns": clock[1], "own_boot": boot()}
+                host |= {"ahead_ns": clock[0], "ahead_error_ns": clock[1], "own_boot": read_boot_id()}
             self._tell(track, HEAD, {**about, "time": time.time(), **host})
-        self._event(track, "process_sort_index", {"sort_index": SETS * self._rank + min(track.number, SETS - 1)})
+        self._write_event(track, "process_sort_index", {"sort_index": SETS * self._rank + min(track.number, SETS - 1)})
         for row, name in ROWS.items():
             if name != "cycles" or self._mark_cycles:
-                self._event(track, "thread_name", {"name": name}, tid=row)
+                self._write_event(track, "thread_name", {"name": name}, tid=row)
 
-    def _clock(self, track: _Track) -> str:
+    def _get_clock_id(self, track: _Track) -> str:
         """Return a text that is equal for files that share a clock."""
-        return self._world if self._world and track.tracer.clocked else boot()
+        return self._world if self._world and track.tracer.clocked else read_boot_id()
 
-    def _totals(self, track: _Track) -> None:
+    def _write_totals(self, track: _Track) -> None:
         if not track.named:
             return
         self._tell(track, TOTALS, {**track.tracer.totals(), "left_out": track.tracer.left_out})
 
 
-def _hold(descriptor: int) -> None:
+def _lock_file(descriptor: int) -> None:
     """Lock the file until it is closed, so that no other process writes a timeline into it.
 
     The lock belongs to the process: a later world of the same process gets it, even if an earlier one left the file

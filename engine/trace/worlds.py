@@ -32,13 +32,13 @@ class _World:
     ended: float = float("-inf")
 
 
-def expanded(paths: Iterable[str | Path]) -> list[Path]:
+def expand_worlds(paths: Iterable[str | Path]) -> list[Path]:
     """Replace each directory that has worlds by the directories of those worlds in which there is a timeline."""
 
-    def recorded(path: Path) -> list[Path]:
+    def list_recorded_worlds(path: Path) -> list[Path]:
         return [each for each in worlds_in(path) if any(each.glob("rank.*.trace.json"))]
 
-    return [each for path in map(Path, paths) for each in (recorded(path) or [path])]
+    return [each for path in map(Path, paths) for each in (list_recorded_worlds(path) or [path])]
 
 
 def is_of_worlds(paths: Sequence[Path]) -> bool:
@@ -46,7 +46,7 @@ def is_of_worlds(paths: Sequence[Path]) -> bool:
     return len({about_of(path).get("world") for path in files_of(paths)}) > 1
 
 
-def merged(paths: Sequence[Path], notes: list[str]) -> Iterator[Event]:
+def merge_worlds(paths: Sequence[Path], notes: list[str]) -> Iterator[Event]:
     """Yield the events of all worlds, by one clock.
 
     Parameters
@@ -73,7 +73,7 @@ def merged(paths: Sequence[Path], notes: list[str]) -> Iterator[Event]:
     for world in worlds:
         for path in world.files:
             yield from _of_worker(path, world, rows, named)
-    yield from _job(worlds)
+    yield from _make_job_events(worlds)
 
 
 def _find_shifts(worlds: Sequence[_World]) -> None:
@@ -146,17 +146,17 @@ def _of_set(event: Event) -> str:
     return "" if HEAD in event["args"] or "among" not in name else f" {name[name.index('among') :]}"
 
 
-def _job(worlds: Sequence[_World]) -> Iterator[Event]:
+def _make_job_events(worlds: Sequence[_World]) -> Iterator[Event]:
     """Yield the worlds of the job, and the resets between them with their causes."""
     there = [world for world in worlds if world.begun <= world.ended]
     yield {"ph": "M", "pid": JOB, "name": "process_name", "args": {"name": "the job"}}
     yield {"ph": "M", "pid": JOB, "name": "process_sort_index", "args": {"sort_index": -1}}
     yield {"ph": "M", "pid": JOB, "tid": 1, "name": "thread_name", "args": {"name": "worlds and resets"}}
     for world in there:
-        yield _slice(f"world {world.number}: {world.size} ranks", world.begun, world.ended, reason=world.reason)
+        yield _make_slice(f"world {world.number}: {world.size} ranks", world.begun, world.ended, reason=world.reason)
     for before, after in pairwise(there):
-        yield _slice(f"reset: {after.reason}", before.ended, max(before.ended, after.begun), world=after.number)
+        yield _make_slice(f"reset: {after.reason}", before.ended, max(before.ended, after.begun), world=after.number)
 
 
-def _slice(name: str, begun: float, ended: float, **args: object) -> Event:
+def _make_slice(name: str, begun: float, ended: float, **args: object) -> Event:
     return {"ph": "X", "pid": JOB, "tid": 1, "ts": begun, "dur": ended - begun, "name": name, "args": args}

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 
-def traffic(history: Iterable[Mapping[str, Any]], ends: Sequence[float]) -> dict[str, Any]:
+def summarize_traffic(history: Iterable[Mapping[str, Any]], ends: Sequence[float]) -> dict[str, Any]:
     """Return sizes and times of recent batches, and the spread of batches over a step.
 
     Parameters

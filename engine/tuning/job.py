@@ -14,13 +14,15 @@ UNNAMED = re.compile(r"[a-z]+\.noname\.\d+")  # one of 256 names that unnamed op
 DIGITS = 16  # hexadecimal digits of a signature
 
 
-def job(reduced: Mapping[str, Any], crews: Sequence[int], cpus: int, held: Mapping[str, Any]) -> dict[str, Any]:
+def describe_job(
+    reduced: Mapping[str, Any], crews: Sequence[int], cpus: int, held: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return everything that a job's best knobs depend on, for the tuner.
 
     Parameters
     ----------
     reduced : mapping
-        Result of `model`.
+        Result of `describe_model`.
     crews : sequence of int
         Number of ranks of each host.
     cpus : int
@@ -39,7 +41,7 @@ def job(reduced: Mapping[str, Any], crews: Sequence[int], cpus: int, held: Mappi
     return {**reduced, **where, "version": __version__, "held": dict(held)}
 
 
-def model(definitions: Iterable[Mapping[str, Any]], steps: int) -> dict[str, Any] | None:
+def describe_model(definitions: Iterable[Mapping[str, Any]], steps: int) -> dict[str, Any] | None:
     """Describe the tensors that a job reduces in a step, regardless of their names, order, scales and ranks.
 
     Parameters

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from ..errors import ConfigError
 from ..host import private_files
-from .knobs import KNOBS, Knobs, misfit, within
-from .process import program
+from .knobs import KNOBS, Knobs, clamp_knobs, describe_misfit
+from .process import make_command
 
 READING = 60.0  # seconds that reading the knobs of a log may take
 
@@ -39,7 +39,7 @@ def knobs_of(log: Path) -> Knobs:
     ConfigError
         The file is not a log, or cannot be read.
     """
-    command, environ = program("autotune.decision", str(log))
+    command, environ = make_command("autotune.decision", str(log))
     try:
         read = subprocess.run(
             command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=READING
@@ -51,8 +51,8 @@ def knobs_of(log: Path) -> Knobs:
         raise ConfigError(f"autotune_from is {str(log)!r}, which cannot be used: {said}")
     knobs = {name: value for name, value in json.loads(read.stdout).items() if name in KNOBS}
     for name, value in knobs.items():
-        if expected := misfit(name, value):
+        if expected := describe_misfit(name, value):
             raise ConfigError(
                 f"autotune_from is {str(log)!r}, which cannot be used: it has {name}={value!r}; {expected} is expected"
             )
-    return within(knobs, KNOBS)
+    return clamp_knobs(knobs, KNOBS)

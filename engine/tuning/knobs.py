@@ -14,7 +14,7 @@ from ..native import core
 Knobs = dict[str, Any]
 
 
-def axis(setting: Setting) -> dict[str, Any]:
+def describe_axis(setting: Setting) -> dict[str, Any]:
     """Describe a knob in the tuner's form (autotune/space.py): its search range if it has one, else its whole range."""
     form, knob = setting.parse, setting.knob or Knob()
     if isinstance(form, Words):
@@ -26,7 +26,7 @@ def axis(setting: Setting) -> dict[str, Any]:
     return about if knob.off is None else about | {"off": knob.off}
 
 
-KNOBS = {name: axis(setting) for name, setting in config.knobs().items()}
+KNOBS = {name: describe_axis(setting) for name, setting in config.knobs().items()}
 
 
 # These do not matter for tensors on a GPU: their pieces have a size of their own, and NCCL moves the bytes.
@@ -59,12 +59,12 @@ def space_of(engine: core.Engine, held: Collection[str]) -> dict[str, dict[str, 
     return left
 
 
-def words(knobs: Mapping[str, Any]) -> str:
+def format_knobs(knobs: Mapping[str, Any]) -> str:
     """Format knobs for messages."""
     return " ".join(f"{name}={value}" for name, value in knobs.items())
 
 
-def misfit(name: str, value: Any) -> str:
+def describe_misfit(name: str, value: Any) -> str:
     """Describe the type that a knob's value must have; return an empty text if it has it, within its range or not."""
     values = KNOBS[name].get("values")
     if values is not None:
@@ -74,7 +74,7 @@ def misfit(name: str, value: Any) -> str:
     return "" if of_kind else "a whole number" if kinds is int else "a number"
 
 
-def within(knobs: Mapping[str, Any], space: Mapping[str, Mapping[str, Any]]) -> Knobs:
+def clamp_knobs(knobs: Mapping[str, Any], space: Mapping[str, Mapping[str, Any]]) -> Knobs:
     """Return the knobs that are in a space, with numbers clamped to its ranges."""
     found = {}
     for name, about in space.items():

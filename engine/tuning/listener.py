@@ -27,7 +27,7 @@ SHORTEST = 0.005  # minimum seconds of a sample; shorter periods are combined
 REMEMBERED = 32  # number of marks that are remembered for each step that is needed
 
 
-def rarest(marks: Sequence[Mark], needed: int) -> int | None:
+def find_rarest_optimizer(marks: Sequence[Mark], needed: int) -> int | None:
     """Return the optimizer with the longest steps, once some optimizer has had `needed` steps; None before that."""
     places: dict[int, list[int]] = {}
     for place, mark in enumerate(marks):
@@ -42,7 +42,7 @@ def rarest(marks: Sequence[Mark], needed: int) -> int | None:
     return max(going, key=lambda source: going[source], default=None)
 
 
-def anchor(definitions: Iterable[Mapping[str, Any]]) -> str | None:
+def choose_anchor(definitions: Iterable[Mapping[str, Any]]) -> str | None:
     """Choose the tensor whose completions delimit periods: one of the rarest that have their share of the bytes.
 
     This avoids tensors that pass several times in a period, and tensors of an occasional validation.
@@ -73,7 +73,7 @@ def anchor(definitions: Iterable[Mapping[str, Any]]) -> str | None:
     return None
 
 
-def regular(gaps: Sequence[float]) -> bool:
+def is_periodic(gaps: Sequence[float]) -> bool:
     """Return whether gaps are successive periods of one tensor, not of several tensors that share a name."""
     usual = sorted(gaps)[: len(gaps) - math.floor(PAUSES * len(gaps))]
     return statistics.mean(usual) <= UNEVEN * statistics.median(gaps)
@@ -105,17 +105,19 @@ class Listener:
         self._entries: int | None = None  # number when the first step was seen or the anchor chosen
         self._before: list[int] = []  # sources of the steps that were seen by then
 
-    def steps(self, score: Score) -> int:
+    def count_steps(self, score: Score) -> int:
         """Return the number of steps or periods so far."""
         if score.source == TRAFFIC:
             return self._passed + len(self._ends)
         return sum(mark.source == score.source for mark in self._heard)
 
-    def entries(self, score: Score) -> float:
+    def compute_mean_entries(self, score: Score) -> float:
         """Return the mean number of entries of a step or period; 0 if unknown."""
         if self._entries is None:
             return 0.0
-        heard = len(self._ends) if score.source == TRAFFIC else self.steps(score) - self._before.count(score.source)
+        heard = (
+            len(self._ends) if score.source == TRAFFIC else self.count_steps(score) - self._before.count(score.source)
+        )
         return max(0, self._engine.counters()["entries"] - self._entries) / max(heard, 1)
 
     @property
@@ -123,14 +125,14 @@ class Listener:
         """True as long as there is nothing to score by."""
         return not self._heard and self._anchor is None
 
-    def look(self) -> Score | None:
+    def choose_score(self) -> Score | None:
         """Look at new marks; call it a few times a second. Return the score once it is chosen, else None."""
-        marks = self._steps.marks()
+        marks = self._steps.read_marks()
         stepped = [mark for mark in marks if mark.source != TRAFFIC]
         self._heard = (self._heard + stepped)[-REMEMBERED * self._needed :]
         if stepped and not self._before:
             self._entries, self._before = self._engine.counters()["entries"], [mark.source for mark in stepped]
-        source = rarest(self._heard, self._needed)
+        source = find_rarest_optimizer(self._heard, self._needed)
         if source is not None:
             self._engine.mark_traffic()
             return Score(source=source)
@@ -150,7 +152,7 @@ class Listener:
             return None
         self._window = max(1, round((self._tensors - self._began) / self._active))
         definitions = self._engine.definitions()
-        self._anchor = anchor(definitions)
+        self._anchor = choose_anchor(definitions)
         self._passed = sum(each["times"] for each in definitions if each["name"] == self._anchor)
         if self._anchor is None:
             return self._by_bytes()
@@ -165,7 +167,7 @@ class Listener:
         gaps = [(end - begin) / 1e9 for begin, end in zip(self._ends, self._ends[1:], strict=False)]
         if len(gaps) < max(PERIODS, self._needed):
             return self._by_bytes() if self._active > 8 * ACTIVE else None
-        if not regular(gaps):
+        if not is_periodic(gaps):
             return self._by_bytes()
         every = max(1, math.ceil(SHORTEST / statistics.median(gaps)))
         self._engine.mark_traffic(name, every)

@@ -36,7 +36,7 @@ class TunerError(Exception):
     """Error after which there is no tuner any more; the text gives the reason for the user."""
 
 
-def program(module: str, *arguments: str) -> tuple[list[str], dict[str, str]]:
+def make_command(module: str, *arguments: str) -> tuple[list[str], dict[str, str]]:
     """Return the command that runs a module of the tuner, and its environment.
 
     The command finds the tuner beside this package, regardless of the working directory.
@@ -62,10 +62,10 @@ class TunerProcess:
             self._output = linux.memfd_create("autotune")  # stderr of the process: its last output
         except OSError as error:
             raise TunerError(
-                f"the tuner's process cannot be started: {linux.refusal('memfd_create', error)}"
+                f"the tuner's process cannot be started: {linux.explain_refusal('memfd_create', error)}"
             ) from error
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command, environ = program("autotune.daemon", str(theirs.fileno()), str(os.getpid()))
+        command, environ = make_command("autotune.daemon", str(theirs.fileno()), str(os.getpid()))
         # Rank 0 handles signals that end the job. The process ignores them, and they are blocked until it can.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
         try:
@@ -90,7 +90,7 @@ class TunerProcess:
         """Process id of the tuner."""
         return self._process.pid
 
-    def ask(self, message: dict[str, Any], seconds: float) -> dict[str, Any]:
+    def send_request(self, message: dict[str, Any], seconds: float) -> dict[str, Any]:
         """Send a message and wait for the answer.
 
         Raises
@@ -103,8 +103,8 @@ class TunerProcess:
             self._socket.settimeout(seconds)
             retry_short(self._socket.send, data)
             patience = Patience(seconds)
-            while not self._readable(patience.wait()):
-                if not patience.left():
+            while not self._wait_readable(patience.wait()):
+                if not patience.seconds_left():
                     raise TimeoutError
             answer, _, flags, _ = retry_short(self._socket.recvmsg, LIMIT)
         except TimeoutError:
@@ -115,15 +115,15 @@ class TunerProcess:
             raise TunerError(self._end())
         if flags & socket.MSG_TRUNC:
             raise TunerError(f"the tuner's process has sent a message of more than {LIMIT} bytes")
-        return self._understood(answer)
+        return self._parse_answer(answer)
 
-    def _readable(self, seconds: float) -> bool:
+    def _wait_readable(self, seconds: float) -> bool:
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         return bool(poll.poll(seconds * 1000))
 
-    def interrupt(self) -> None:
-        """Make an `ask` in another thread fail at once. It also ends the process."""
+    def interrupt_request(self) -> None:
+        """Make a `send_request` in another thread fail at once. It also ends the process."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
@@ -131,7 +131,7 @@ class TunerProcess:
 
     def close(self) -> None:
         """End the process and wait for it."""
-        self.interrupt()
+        self.interrupt_request()
         try:
             self._process.wait(ENDING)
         except subprocess.TimeoutExpired:
@@ -148,7 +148,7 @@ class TunerProcess:
         self.close()
 
     @staticmethod
-    def _understood(data: bytes) -> dict[str, Any]:
+    def _parse_answer(data: bytes) -> dict[str, Any]:
         try:
             answer = parse_json(data)
         except ReadError as error:

@@ -26,19 +26,19 @@ class Progress:
         """Enter one of the PHASES."""
         self._engine.tell(tuner_phase=PHASES.index(phase))
 
-    def search(self) -> None:
+    def record_search_start(self) -> None:
         """Record the start of a search."""
         self._searches += 1
         self._default = self._best = 0.0
         self._engine.tell(tuner_searches=self._searches, tuner_default_ps=0, tuner_best_ps=0, tuner_score_ps=0)
         self.enter("searching")
 
-    def turn(self) -> None:
+    def record_change(self) -> None:
         """Record that another setting is in force."""
         self._changes += 1
         self._engine.tell(tuner_changes=self._changes, tuner_changed_ns=time.time_ns())
 
-    def trial(self, score: float, *, whole: bool) -> None:
+    def record_trial(self, score: float, *, whole: bool) -> None:
         """Record the end of a trial.
 
         Parameters
@@ -54,7 +54,7 @@ class Progress:
             self._best = min(self._best or score, score)
         self._tell(score)
 
-    def conclude(self, gain: float | None, *, resting: bool = False) -> None:
+    def record_search_end(self, gain: float | None, *, resting: bool = False) -> None:
         """Record the end of a search.
 
         Parameters
@@ -65,17 +65,17 @@ class Progress:
             Whether the search ended because its trials have used up their allowed loss, and may go on later.
         """
         self._best = self._default * (1.0 - (gain or 0.0))
-        self._engine.tell(tuner_best_ps=_picoseconds(self._best))
+        self._engine.tell(tuner_best_ps=_to_picoseconds(self._best))
         self.enter("resting" if resting else "watching")
 
     def _tell(self, score: float) -> None:
         self._engine.tell(
             tuner_trials=self._trials,
-            tuner_score_ps=_picoseconds(score),
-            tuner_default_ps=_picoseconds(self._default),
-            tuner_best_ps=_picoseconds(self._best),
+            tuner_score_ps=_to_picoseconds(score),
+            tuner_default_ps=_to_picoseconds(self._default),
+            tuner_best_ps=_to_picoseconds(self._best),
         )
 
 
-def _picoseconds(seconds: float) -> int:
+def _to_picoseconds(seconds: float) -> int:
     return round(max(seconds, 0.0) * 1e12)

@@ -79,12 +79,12 @@ class Steps:
         self.score = Score()
         self.before = 0  # steps that had ended before the first sample
 
-    def follow(self, score: Score, before: int = 0) -> None:
+    def follow_score(self, score: Score, before: int = 0) -> None:
         """Take samples by this score, from the next mark on."""
-        self.marks()
+        self.read_marks()
         self.score, self.before, self._last, self._others = score, before, None, 0
 
-    def marks(self) -> list[Mark]:
+    def read_marks(self) -> list[Mark]:
         """Return the marks since the last call."""
         first, marks = self._engine.steps(self._next)
         if first != self._next:
@@ -101,9 +101,9 @@ class Steps:
             Other optimizers step and the scored one does not; or an optimizer steps although the traffic is scored.
         """
         found: list[Sample] = []
-        for mark in self.marks():
+        for mark in self.read_marks():
             if mark.source == self.score.source:
-                sample = None if self._last is None else self._between(self._last, mark)
+                sample = None if self._last is None else self._make_sample(self._last, mark)
                 self._taken += 1
                 found += [] if sample is None else [sample]
                 self._last = mark
@@ -116,12 +116,12 @@ class Steps:
             )
         return found
 
-    def taken(self) -> int:
+    def count_new_steps(self) -> int:
         """Return the number of steps read since the last call."""
         taken, self._taken = self._taken, 0
         return taken
 
-    def _between(self, last: Mark, mark: Mark) -> Sample | None:
+    def _make_sample(self, last: Mark, mark: Mark) -> Sample | None:
         nanoseconds, nbytes = mark.time - last.time, mark.nbytes - last.nbytes
         spent, amount = (mark.busy - last.busy, nbytes / GIB) if self.score.busy else (nanoseconds, self.score.every)
         if nanoseconds <= 0 or spent <= 0 or not amount:

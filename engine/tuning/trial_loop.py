@@ -20,9 +20,9 @@ from ..config import config
 from ..errors import EngineError
 from ..native import core
 from ..text.logs import logger
-from .batches import traffic
-from .job import job, model
-from .knobs import KNOBS, Knobs, misfit, on_gpus, space_of, within, words
+from .batches import summarize_traffic
+from .job import describe_job, describe_model
+from .knobs import KNOBS, Knobs, clamp_knobs, describe_misfit, format_knobs, on_gpus, space_of
 from .listener import Listener
 from .process import TunerError, TunerProcess
 from .progress import Progress
@@ -117,7 +117,7 @@ class Tuning:
         self._best: Knobs = self._default
         self._version = int(now["version"]) if version is None else version
         self._cpus = cpus
-        known = self._default | within(first, self._space)
+        known = self._default | clamp_knobs(first, self._space)
         self._first = [known] if known != self._default else []
         self._about = dict(about)
         self._sets = sets
@@ -176,7 +176,7 @@ class Tuning:
             self._thread.join(timeout)
         if unfinished:
             known = "nothing was proven better than" if self._best == self._default else "the best so far was"
-            logger.warning("autotune: the job ended %s; %s %s", unfinished, known, words(self._best))
+            logger.warning("autotune: the job ended %s; %s %s", unfinished, known, format_knobs(self._best))
 
     def leave_knobs(self) -> None:
         """End the search because the program sets the knobs itself."""
@@ -190,7 +190,7 @@ class Tuning:
         with self._turning:
             self._ending.set()
         if self._process is not None:
-            self._process.interrupt()
+            self._process.interrupt_request()
 
     def _run(self) -> None:
         try:
@@ -198,7 +198,7 @@ class Tuning:
                 try:
                     score = self._warm_up() if self._elastic else None
                     with TunerProcess() as self._process:
-                        self._tune(self._process, score)
+                        self._tune_knobs(self._process, score)
                 except Changed as change:
                     self._begin_anew(change)
         except _Ended:
@@ -211,14 +211,14 @@ class Tuning:
     def _give_up(self, error: TunerError) -> None:
         """Deploy the best setting so far and end the search; training goes on."""
         try:
-            self._turn(self._best)
+            self._apply_knobs(self._best)
         except (_Ended, EngineError):
             return
         self._state = ""
         self._progress.enter("lost")
-        logger.error("autotune: %s; training goes on with %s", error, words(self._best))
+        logger.error("autotune: %s; training goes on with %s", error, format_knobs(self._best))
 
-    def _survey(self) -> None:
+    def _update_space(self) -> None:
         """Update the space after the first reductions, which show whether compression and host memory matter."""
         self._space = space_of(self._engine, self._held)
         new = {
@@ -230,7 +230,7 @@ class Tuning:
             {name: knob for name, knob in (each | new).items() if name in self._space}
             for each in (self._default, self._running, self._best, first)
         )
-        known = first | new | within(self._known, {name: self._space[name] for name in new})
+        known = first | new | clamp_knobs(self._known, {name: self._space[name] for name in new})
         self._first = [known] if known != self._default else []
 
     def _begin_anew(self, change: Changed) -> None:
@@ -238,28 +238,28 @@ class Tuning:
         logger.warning("autotune: from now on %s: the search begins anew", change)
         self._first = [self._best] if self._best != self._default else self._first
         self._best, self._state, self._trials, self._concluded = self._default, "before the first trial", 0, None
-        self._turn(self._best)
+        self._apply_knobs(self._best)
 
     def _warm_up(self) -> Score:
         return self._listen(self._settings.autotune_warmup * self._settings.autotune_steps)
 
-    def _tune(self, tuner: TunerProcess, score: Score | None) -> None:
+    def _tune_knobs(self, tuner: TunerProcess, score: Score | None) -> None:
         settings = self._settings
-        self._ask(tuner, STARTING, type="prepare", cpus=list(self._cpus))
+        self._ask_tuner(tuner, STARTING, type="prepare", cpus=list(self._cpus))
         score = score or self._warm_up()
-        self._survey()
+        self._update_space()
         what, most = ", ".join(self._space), self._most
         logger.info("autotune: tuning %s by %s, in at most %d trials", what, score.unit, most)
         if not score.busy:  # else tensors have no names by which the job could be recognized
-            self._recall(tuner)
-        answer = self._ask(
+            self._recall_result(tuner)
+        answer = self._ask_tuner(
             tuner,
             ANSWERING,
             type="begin",
             space=self._space,
             default=self._default,
             first=self._first,
-            traffic=self._traffic(score),
+            traffic=self._summarize_traffic(score),
             seed=0,
             max_trials=self._most,
             spent=self._before.lost,
@@ -269,60 +269,64 @@ class Tuning:
             log=None if settings.autotune_log is None else str(settings.autotune_log),
             about=self._about | {"score": score.unit},
         )
-        self._progress.search()
+        self._progress.record_search_start()
         while True:
             if answer["type"] == "trial":
-                samples, status = self._measure(answer)
-                self._progress.trial(statistics.median(sample.value for sample in samples), whole=status == "ok")
-                self._turn(self._best)
+                samples, status = self._measure_trial(answer)
+                self._progress.record_trial(statistics.median(sample.value for sample in samples), whole=status == "ok")
+                self._apply_knobs(self._best)
                 told = {
                     "status": status,
                     "samples": [sample.value for sample in samples],
                     "exposed": statistics.median(sample.exposed for sample in samples),
                 }
-                answer = self._ask(tuner, ANSWERING, type="told", id=answer.get("id"), **told)
-                self._steps.taken()  # discards the steps of the trial, which are reported already
+                answer = self._ask_tuner(tuner, ANSWERING, type="told", id=answer.get("id"), **told)
+                self._steps.count_new_steps()  # discards the steps of the trial, which are reported already
             else:
                 if answer["type"] == "done":
-                    self._conclude(answer)
-                watched = self._observe()
-                passed = max(self._steps.taken(), len(watched))
-                answer = self._ask(tuner, ANSWERING, type="observe", samples=watched, steps=passed)
+                    self._deploy_result(answer)
+                watched = self._observe_steps()
+                passed = max(self._steps.count_new_steps(), len(watched))
+                answer = self._ask_tuner(tuner, ANSWERING, type="observe", samples=watched, steps=passed)
 
-    def _traffic(self, score: Score) -> dict[str, Any] | None:
+    def _summarize_traffic(self, score: Score) -> dict[str, Any] | None:
         """Return data for the model of the transport; None if a sample is not the seconds of one step or period."""
         if score.busy or score.every > 1 or "bytes" not in self._about:
             return None
         _, marks = self._engine.steps(0)
         ends = [mark[0] / 1e9 for mark in marks if mark[2] == score.source]
-        return traffic(self._engine.history(), ends) | {"bytes": self._about["bytes"]}
+        return summarize_traffic(self._engine.history(), ends) | {"bytes": self._about["bytes"]}
 
-    def _recall(self, tuner: TunerProcess) -> None:
+    def _recall_result(self, tuner: TunerProcess) -> None:
         """Try the result of earlier searches for a job like this, right after the user's choice."""
-        cache, reduced = self._settings.autotune_cache, model(self._engine.definitions(), self._steps.before)
+        cache, reduced = self._settings.autotune_cache, describe_model(self._engine.definitions(), self._steps.before)
         if reduced is None:
             return
         self._about |= reduced
         if cache is False:
             return
-        about = job(reduced, self._crews or (self._engine.size,), len(self._cpus), self._held)
-        answer = self._ask(tuner, ANSWERING, type="recall", job=about, cache=None if cache is None else str(cache))
+        about = describe_job(reduced, self._crews or (self._engine.size,), len(self._cpus), self._held)
+        answer = self._ask_tuner(
+            tuner, ANSWERING, type="recall", job=about, cache=None if cache is None else str(cache)
+        )
         knobs, why = answer.get("knobs"), answer.get("why")
         self._about["recalled"] = why
         if not isinstance(knobs, dict):
             logger.info("autotune: %s", why)
             return
-        fitting = {name: value for name, value in knobs.items() if name in self._space and not misfit(name, value)}
-        known = self._default | within(fitting, self._space)
+        fitting = {
+            name: value for name, value in knobs.items() if name in self._space and not describe_misfit(name, value)
+        }
+        known = self._default | clamp_knobs(fitting, self._space)
         if known not in (self._default, *self._first):
             self._first.append(known)
-        logger.info("autotune: recalled from %s: %s", why, words(known))
+        logger.info("autotune: recalled from %s: %s", why, format_knobs(known))
 
-    def _ask(self, tuner: TunerProcess, seconds: float, **message: Any) -> dict[str, Any]:
+    def _ask_tuner(self, tuner: TunerProcess, seconds: float, **message: Any) -> dict[str, Any]:
         if self._ending.is_set():
             raise _Ended
         try:
-            answer = tuner.ask(message, seconds)
+            answer = tuner.send_request(message, seconds)
         except TunerError:
             if self._ending.is_set():
                 raise _Ended from None
@@ -339,17 +343,17 @@ class Tuning:
     def _listen(self, steps: int) -> Score:
         """Wait for the end of the warm-up, in which buffers are allocated and clocks change, and choose the score."""
         listener, began, told = Listener(self._engine, self._steps, steps), time.monotonic(), False
-        while (score := listener.look()) is None:
-            self._sleep(PERIOD)
+        while (score := listener.choose_score()) is None:
+            self._sleep_unless_ended(PERIOD)
             if not told and listener.idle and time.monotonic() - began > IDLE:
                 told = True
-                logger.warning("autotune: %s", self._nothing())
-        self._steps.follow(score, listener.steps(score))
-        ahead = self._ahead(listener.entries(score), score) if on_gpus(self._engine) else 0
+                logger.warning("autotune: %s", self._explain_waiting())
+        self._steps.follow_score(score, listener.count_steps(score))
+        ahead = self._bound_lead(listener.compute_mean_entries(score), score) if on_gpus(self._engine) else 0
         self._settling = SETTLING + ahead
         return score
 
-    def _ahead(self, entries: float, score: Score) -> int:
+    def _bound_lead(self, entries: float, score: Score) -> int:
         """Return by how many samples the program may be ahead of its GPU, for this many entries per step or period.
 
         The end of a step is recorded when the program has enqueued it. This happens at the GPU's pace, because the
@@ -359,7 +363,7 @@ class Tuning:
         """
         return min(math.ceil(AHEAD / max(entries, 1.0) / score.every), self._settings.autotune_steps)
 
-    def _nothing(self) -> str:
+    def _explain_waiting(self) -> str:
         """Return the warning that nothing can be scored yet, with the reason."""
         if self._sets is not None and self._sets.largest_membership > 1:
             return (
@@ -371,15 +375,15 @@ class Tuning:
             "were reduced to tune by; tuning waits"
         )
 
-    def _measure(self, trial: Mapping[str, Any]) -> tuple[list[Sample], str]:
+    def _measure_trial(self, trial: Mapping[str, Any]) -> tuple[list[Sample], str]:
         """Apply the knobs of a trial, and time the steps that run under them."""
         limit = trial.get("limit")
         if not (limit is None or isinstance(limit, int | float)):
             raise TunerError(f"the tuner's process has sent a limit of {limit!r}, which is no number of seconds")
-        self._best = self._checked(trial.get("best"))
-        self._turn(self._checked(trial.get("knobs")))
+        self._best = self._check_knobs(trial.get("best"))
+        self._apply_knobs(self._check_knobs(trial.get("knobs")))
         if trial.get("drift"):
-            self._progress.search()
+            self._progress.record_search_start()
             logger.info("autotune: steps are no longer as fast, or as slow, as they were: searching again")
         self._progress.enter("searching")
         self._trials += 1
@@ -388,12 +392,12 @@ class Tuning:
             self._state = f"in trial {self._trials}"
             if self._trials <= self._most:
                 self._state += f" of at most {self._most}"
-        logger.info("autotune: trial %d, %s: %s", self._trials, trial.get("phase"), words(self._running))
+        logger.info("autotune: trial %d, %s: %s", self._trials, trial.get("phase"), format_knobs(self._running))
         needed = self._settings.autotune_steps
         samples: list[Sample] = []
         while len(samples) < needed:
-            self._sleep(PERIOD)
-            samples += self._settled()
+            self._sleep_unless_ended(PERIOD)
+            samples += self._read_settled_samples()
             # The median is used, so that a pause or two, for a validation or a checkpoint, do not end a trial.
             enough = len(samples) >= ABORT_AFTER
             slow = limit is not None and enough and statistics.median(each.value for each in samples) > limit
@@ -401,30 +405,30 @@ class Tuning:
                 return samples, "aborted"
         return samples[: max(needed, MOST)], "ok"
 
-    def _observe(self) -> list[float]:
+    def _observe_steps(self) -> list[float]:
         """Return durations of recent steps under the deployed setting; wait until there are enough."""
         samples: list[float] = []
         while len(samples) < ABORT_AFTER:
-            self._sleep(WATCH)
-            samples += [each.value for each in self._settled()]
+            self._sleep_unless_ended(WATCH)
+            samples += [each.value for each in self._read_settled_samples()]
         return samples[-OBSERVED:]
 
-    def _settled(self) -> list[Sample]:
+    def _read_settled_samples(self) -> list[Sample]:
         """Return new samples under the setting in force, without the first ones after the change."""
         new = [sample for sample in self._steps.read() if sample.version == self._version]
         settled = new[self._unsettled :]
         self._unsettled -= len(new) - len(settled)
         return settled
 
-    def _conclude(self, done: Mapping[str, Any]) -> None:
+    def _deploy_result(self, done: Mapping[str, Any]) -> None:
         """Deploy the result of a search, and log it."""
-        self._best, before = self._checked(done.get("best")), self._concluded
-        self._turn(self._best)
+        self._best, before = self._check_knobs(done.get("best")), self._concluded
+        self._apply_knobs(self._best)
         resting = done.get("resting") is True
         self._state = "after its search, whose trials had lost all that they may" if resting else ""
         self._concluded = self._best, resting
         gain, sure, log = done.get("gain"), done.get("sure"), done.get("log")
-        self._progress.conclude(gain if isinstance(gain, float) else None, resting=resting)
+        self._progress.record_search_end(gain if isinstance(gain, float) else None, resting=resting)
         if isinstance(gain, float) and isinstance(sure, float):
             subject, spent = self._steps.score.subject, self._steps.score.spent
             found = f"{subject} takes {gain:.0%} less {spent} than before" + (f" (at least {sure:.0%})" * (sure > 0))
@@ -435,14 +439,14 @@ class Tuning:
         # A background search that only confirms the setting is not logged again and again.
         level = logging.INFO if before == self._concluded else logging.WARNING
         trials = done.get("trials")
-        logger.log(level, "autotune: %s: %s, after %s trials%s%s", words(self._best), found, trials, rest, where)
+        logger.log(level, "autotune: %s: %s, after %s trials%s%s", format_knobs(self._best), found, trials, rest, where)
 
-    def _checked(self, knobs: Any) -> Knobs:
+    def _check_knobs(self, knobs: Any) -> Knobs:
         if not isinstance(knobs, dict) or set(knobs) != set(self._space):
             raise TunerError(f"the tuner's process has sent the knobs {knobs!r}; they are {', '.join(self._space)}")
         return knobs
 
-    def _turn(self, knobs: Knobs) -> None:
+    def _apply_knobs(self, knobs: Knobs) -> None:
         """Put a setting into force: every rank uses it from the same entry of the schedule on."""
         with self._turning:
             if self._ending.is_set():
@@ -454,8 +458,8 @@ class Tuning:
             except (TypeError, ValueError) as error:
                 raise TunerError(f"the tuner's process has sent knobs that cannot be: {error}") from None
             self._running, self._unsettled = knobs, self._settling
-            self._progress.turn()
+            self._progress.record_change()
 
-    def _sleep(self, seconds: float) -> None:
+    def _sleep_unless_ended(self, seconds: float) -> None:
         if self._ending.wait(seconds):
             raise _Ended

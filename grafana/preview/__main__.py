@@ -34,23 +34,25 @@ class Source:
         interval = f"{max(20, round(self.step + 5))}s"
         return expr.replace("$run", self.run).replace("$rank", ".*").replace("$__rate_interval", interval)
 
-    def _ask(self, path: str, **parameters: Any) -> list[dict[str, Any]]:
+    def _query_api(self, path: str, **parameters: Any) -> list[dict[str, Any]]:
         with urlopen(f"{self.url}/api/v1/{path}?{urlencode(parameters)}", timeout=60) as answer:
             found: list[dict[str, Any]] = json.load(answer)["data"]["result"]
         return found
 
     def over_time(self, expr: str) -> list[dict[str, Any]]:
-        return self._ask("query_range", query=self.filled_in(expr), start=self.start, end=self.end, step=self.step)
+        return self._query_api(
+            "query_range", query=self.filled_in(expr), start=self.start, end=self.end, step=self.step
+        )
 
-    def now(self, expr: str) -> list[dict[str, Any]]:
-        return self._ask("query", query=self.filled_in(expr), time=self.end)
+    def query_now(self, expr: str) -> list[dict[str, Any]]:
+        return self._query_api("query", query=self.filled_in(expr), time=self.end)
 
 
-def answered(board: dict[str, Any], source: Source) -> dict[str, Any]:
+def add_answers(board: dict[str, Any], source: Source) -> dict[str, Any]:
     """Return the dashboard with the answers to its queries."""
     for panel in board["panels"]:
         if panel["type"] == "table":
-            panel["rows"] = list(_rows(panel, source))
+            panel["rows"] = list(_merge_rows(panel, source))
         elif panel["type"] != "row":
             panel["series"] = [
                 {
@@ -63,7 +65,7 @@ def answered(board: dict[str, Any], source: Source) -> dict[str, Any]:
     marks = [
         {"color": mark["iconColor"], "time": moment}
         for mark in board["annotations"]["list"]
-        for moment in sorted(set(_moments(mark, source)))
+        for moment in sorted(set(_find_moments(mark, source)))
     ]
     return {**board, "marks": marks, "run": source.run, "start": source.start, "end": source.end, "step": source.step}
 
@@ -74,12 +76,12 @@ def _name(legend: str, labels: dict[str, str]) -> str:
     return re.sub(r"{{\s*(\w+)\s*}}", lambda match: labels.get(match[1], ""), legend)
 
 
-def _rows(panel: dict[str, Any], source: Source) -> Iterator[dict[str, Any]]:
+def _merge_rows(panel: dict[str, Any], source: Source) -> Iterator[dict[str, Any]]:
     """Return the rows that the transformation `merge` makes of the queries: one for each set of labels."""
     rows: list[dict[str, Any]] = []
     alone = len(panel["targets"]) == 1
     for target in panel["targets"]:
-        for one in source.now(target["expr"]):
+        for one in source.query_now(target["expr"]):
             value = {"Value" if alone else f"Value #{target['refId']}": float(one["value"][1])}
             same = [row for row in rows if all(row.get(name, text) == text for name, text in one["metric"].items())]
             if same and not alone:
@@ -89,7 +91,7 @@ def _rows(panel: dict[str, Any], source: Source) -> Iterator[dict[str, Any]]:
     return iter(sorted(rows, key=lambda row: int(row.get("rank", 0))))
 
 
-def _moments(mark: dict[str, Any], source: Source) -> Iterator[float]:
+def _find_moments(mark: dict[str, Any], source: Source) -> Iterator[float]:
     for one in source.over_time(mark["target"]["expr"]):
         for moment, value in one["values"]:
             at = float(value) / 1000 if mark.get("useValueForTime") else moment
@@ -97,7 +99,7 @@ def _moments(mark: dict[str, Any], source: Source) -> Iterator[float]:
                 yield at
 
 
-def draw(board: dict[str, Any], chromium: str, target: Path) -> None:
+def render_page(board: dict[str, Any], chromium: str, target: Path) -> None:
     """Render the page to an image file."""
     lines = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in board["panels"])
     page = (HERE / "page.html").read_text().replace("/*BOARD*/null", json.dumps(board).replace("</", "<\\/"))
@@ -128,7 +130,7 @@ def main() -> int:
     given.out.mkdir(parents=True, exist_ok=True)
     for path in sorted((HERE.parent / "dashboards").glob("*.json")):
         target = given.out / f"dashboard-{path.stem.removeprefix('enginerun-')}.png"
-        draw({**answered(json.loads(path.read_text()), source), "about": given.about}, given.chromium, target)
+        render_page({**add_answers(json.loads(path.read_text()), source), "about": given.about}, given.chromium, target)
         print(target)
     return 0
 

@@ -39,32 +39,32 @@ def test_a_search_is_told_from_its_beginning_to_its_end(page: Page) -> None:
     progress = progress_of(page)
     progress.enter("waiting")
     assert page.fields == {"tuner_phase": PHASES.index("waiting")}
-    progress.search()
+    progress.record_search_start()
     assert page.fields["tuner_phase"] == PHASES.index("searching") and page.fields["tuner_searches"] == 1
     assert page.scores() == (0, 0, 0)
     for milliseconds, whole, best in ((10, True, 10), (12, False, 10), (8, True, 8), (5, False, 8)):
-        progress.trial(milliseconds / 1e3, whole=whole)
+        progress.record_trial(milliseconds / 1e3, whole=whole)
         assert page.scores() == (10, milliseconds, best)
     assert page.fields["tuner_trials"] == 4
-    progress.conclude(0.25)
+    progress.record_search_end(0.25)
     assert page.scores() == (10, 5, 7.5) and page.fields["tuner_phase"] == PHASES.index("watching")
-    progress.search()
+    progress.record_search_start()
     assert page.fields["tuner_searches"] == 2 and page.scores() == (0, 0, 0)
-    progress.trial(0.02, whole=True)
-    progress.conclude(None)
+    progress.record_trial(0.02, whole=True)
+    progress.record_search_end(None)
     assert page.scores() == (20, 20, 20) and page.fields["tuner_trials"] == 5
 
 
 def test_a_search_that_its_budget_ends_is_told_apart_from_a_whole_one(page: Page) -> None:
     progress = progress_of(page)
-    progress.search()
-    progress.trial(0.02, whole=True)
-    progress.conclude(None, resting=True)
+    progress.record_search_start()
+    progress.record_trial(0.02, whole=True)
+    progress.record_search_end(None, resting=True)
     assert page.fields["tuner_phase"] == PHASES.index("resting") and page.scores() == (20, 20, 20)
 
 
 def test_changes_have_a_time(page: Page) -> None:
     progress, before = progress_of(page), time.time_ns()
-    progress.turn()
-    progress.turn()
+    progress.record_change()
+    progress.record_change()
     assert page.fields["tuner_changes"] == 2 and before <= page.fields["tuner_changed_ns"] <= time.time_ns()

@@ -19,8 +19,8 @@ from engine.config import config
 from engine.errors import ConfigError
 from engine.launch.cli.options import parse
 from engine.tuning import trial_loop as tuning
-from engine.tuning.job import job, model
-from engine.tuning.knobs import KNOBS, misfit
+from engine.tuning.job import describe_job, describe_model
+from engine.tuning.knobs import KNOBS, describe_misfit
 
 from ..ranks import run_ranks
 from . import recall_programs, tuned_programs
@@ -106,10 +106,10 @@ def test_the_engine_tells_what_it_reduces() -> None:
     assert (told["g"]["tensors"], told["g"]["bytes"], told["g"]["times"]) == (2, 52, 1)
     assert (told["b"]["op"], told["allgather.noname.0"]["op"]) == (None, None)
     assert (told["r"]["kind"], told["r"]["dims"], told["r"]["bytes"]) == ("reducescatter", (6, 2), 24)
-    first = model(native.definitions(), 1)
+    first = describe_model(native.definitions(), 1)
     assert first is not None and (first["tensors"], first["bytes"]) == (4, 96 + 52 + 24)
     engine.grouped_allreduce([np.ones(5, np.float32), np.ones((4, 1), np.int64)], name="g", op=engine.Sum)
-    second = model(native.definitions(), 1)  # the same bytes in another shape
+    second = describe_model(native.definitions(), 1)  # the same bytes in another shape
     assert second is not None and second["bytes"] == first["bytes"] and second["model"] != first["model"]
 
 
@@ -119,7 +119,7 @@ def tensor(name: str, **changes: Any) -> dict[str, Any]:
 
 
 def signature(*tensors: dict[str, Any], steps: int = 40) -> str:
-    found = model(tensors, steps)
+    found = describe_model(tensors, steps)
     assert found is not None
     return str(found["model"])
 
@@ -147,15 +147,15 @@ def test_a_model_is_what_is_reduced_in_a_step_and_nothing_else() -> None:
         assert same != signature(tensor("a", **changes), tensor("b", dims=(7,)))
     assert same != signature(tensor("a"), tensor("b", dims=(7,)), tensor("c"))
     assert signature(tensor("a")) != signature(tensor("a"), tensor("b"))
-    assert model([], 10) is None and model([tensor("a", times=1)], 10) is None
-    assert model([tensor("a", times=0)], 0) is None
+    assert describe_model([], 10) is None and describe_model([tensor("a", times=1)], 10) is None
+    assert describe_model([tensor("a", times=0)], 0) is None
 
 
 # Messages
 
 
 def reduced(**changes: Any) -> dict[str, Any]:
-    return job({"model": "a1", "tensors": 3, "bytes": 100}, (2,), 8, {"stores": "auto"}) | changes
+    return describe_job({"model": "a1", "tensors": 3, "bytes": 100}, (2,), 8, {"stores": "auto"}) | changes
 
 
 def told(session: Session, **message: Any) -> dict[str, Any]:
@@ -192,7 +192,7 @@ def test_a_search_is_recalled_by_messages(tmp_path: Path) -> None:
 
 def test_what_one_layout_over_hosts_has_taught_is_not_taken_for_another(tmp_path: Path) -> None:
     def laid_out(*crews: int) -> dict[str, Any]:
-        about = job({"model": "a1", "tensors": 3, "bytes": 100}, crews, 8, {"stores": "auto"})
+        about = describe_job({"model": "a1", "tensors": 3, "bytes": 100}, crews, 8, {"stores": "auto"})
         assert (about["ranks"], about["hosts"]) == (sum(crews), len(crews))
         return about
 
@@ -307,7 +307,7 @@ def first_of(recalled: Any, held: tuple[str, ...] = (), given: dict[str, Any] | 
     fake: Any = Asked(recalled)
     about: dict[str, Any] = {}
     search = tuning.Tuning(fake, config.Config(autotune=True), held, (), given or {}, about)
-    search._recall(fake)
+    search._recall_result(fake)
     (message,) = fake.messages
     assert message["cache"] is None and message["job"]["held"] == {name: DEFAULT[name] for name in held}
     assert search._about["recalled"] == "a reason"
@@ -339,20 +339,20 @@ def test_what_the_user_gives_comes_before_what_is_recalled_as_far_as_that_can_be
 def test_a_model_that_is_not_known_or_no_cache_asks_for_nothing() -> None:
     fake: Any = Asked({"cycle_time_ms": 1.0})
     search = tuning.Tuning(fake, config.Config(autotune=True, autotune_cache=False), (), (), {}, {})
-    search._recall(fake)
+    search._recall_result(fake)
     assert search._about["tensors"] == 1
     fake.definitions = list
     search = tuning.Tuning(fake, config.Config(autotune=True), (), (), {}, {})
-    search._recall(fake)
+    search._recall_result(fake)
     assert fake.messages == [] and search._first == [] and search._about == {}
 
 
 def test_the_kind_of_a_knob_is_known() -> None:
     good = {"Integer": 1, "Real": 1.5, "Choice": "auto"}
     for name, about in KNOBS.items():
-        assert misfit(name, about["values"][0] if about["kind"] == "Choice" else good[about["kind"]]) == ""
+        assert describe_misfit(name, about["values"][0] if about["kind"] == "Choice" else good[about["kind"]]) == ""
         for bad in (None, True, [], {}, "1", float("nan"), float("inf")):
-            assert misfit(name, bad) != ""
+            assert describe_misfit(name, bad) != ""
 
 
 # The setting

@@ -17,7 +17,7 @@ from autotune import cli, journal
 from autotune.journal import JournalError
 from autotune.replay import replay
 from engine.tuning import steps as stepping
-from engine.tuning.listener import ACTIVE, Listener, anchor, rarest, regular
+from engine.tuning.listener import ACTIVE, Listener, choose_anchor, find_rarest_optimizer, is_periodic
 from engine.tuning.steps import TRAFFIC, Changed, Mark, Score, Steps
 
 from ..ranks import run_ranks
@@ -134,12 +134,12 @@ def marks(*sources: int, seconds: float = 1.0) -> list[Mark]:
 
 
 def test_the_rarest_optimizer_that_goes_on_is_scored() -> None:
-    assert rarest([], 2) is None
-    assert rarest(marks(*[0] * 11), 12) is None
-    assert rarest(marks(*[0] * 12), 12) == 0
-    assert rarest(marks(*[0, 0, 5] * 6), 12) == 5
-    assert rarest(marks(*[0] * 30, 1, *[0] * 30), 12) == 0  # once is no period
-    assert rarest(marks(*[1] * 4, *[0] * 30), 12) == 0  # it has ended
+    assert find_rarest_optimizer([], 2) is None
+    assert find_rarest_optimizer(marks(*[0] * 11), 12) is None
+    assert find_rarest_optimizer(marks(*[0] * 12), 12) == 0
+    assert find_rarest_optimizer(marks(*[0, 0, 5] * 6), 12) == 5
+    assert find_rarest_optimizer(marks(*[0] * 30, 1, *[0] * 30), 12) == 0  # once is no period
+    assert find_rarest_optimizer(marks(*[1] * 4, *[0] * 30), 12) == 0  # it has ended
 
 
 def defined(*traffic: tuple[str, int, int]) -> list[dict[str, Any]]:
@@ -149,17 +149,17 @@ def defined(*traffic: tuple[str, int, int]) -> list[dict[str, Any]]:
 def test_the_tensor_that_periods_are_cut_by() -> None:
     gradients = [(f"g{k}", 50, 1 << 20) for k in range(9)]
     others = [("loss", 500, 4), ("validation", 8, 64), ("weights", 1, 1 << 40)]
-    assert anchor(defined(*gradients, *others)) == "g0"
-    assert anchor(defined(("d", 100, 1 << 20), ("g", 50, 1 << 20))) == "g"
-    assert anchor(defined(("allreduce.noname.3", 50, 1 << 20), ("over", 40, 4))) is None
-    assert anchor(defined(*[(f"g.{k}", 1, 1 << 20) for k in range(99)])) is None
-    assert anchor(defined(("barrier", 50, 0))) == "barrier"
-    assert anchor([]) is None
+    assert choose_anchor(defined(*gradients, *others)) == "g0"
+    assert choose_anchor(defined(("d", 100, 1 << 20), ("g", 50, 1 << 20))) == "g"
+    assert choose_anchor(defined(("allreduce.noname.3", 50, 1 << 20), ("over", 40, 4))) is None
+    assert choose_anchor(defined(*[(f"g.{k}", 1, 1 << 20) for k in range(99)])) is None
+    assert choose_anchor(defined(("barrier", 50, 0))) == "barrier"
+    assert choose_anchor([]) is None
 
 
 def test_what_is_a_period() -> None:
-    assert regular([1.0] * 39 + [100.0])  # such as a validation
-    assert not regular(([0.1] * 4 + [10.0]) * 8)  # five tensors of one name
+    assert is_periodic([1.0] * 39 + [100.0])  # such as a validation
+    assert not is_periodic(([0.1] * 4 + [10.0]) * 8)  # five tensors of one name
 
 
 class Told:
@@ -178,14 +178,14 @@ class Told:
 def test_samples_of_each_score() -> None:
     told: Any = Told()
     steps = Steps(told)
-    steps.follow(Score(source=2))
+    steps.follow_score(Score(source=2))
     second = 10**9
     told.all = [Mark(0, 0, 2, 0, 0, 0), Mark(second, 0, 1, 0, 0, 0), Mark(2 * second, 0, 2, second, 0, 9)]
     assert steps.read() == [(2.0, 0, 0.5)]
-    steps.follow(Score(source=TRAFFIC, every=4))
+    steps.follow_score(Score(source=TRAFFIC, every=4))
     told.all += [Mark(k * second, 1, TRAFFIC, 5 * k * second, 0, 0) for k in range(3, 5)]
     assert steps.read() == [(0.25, 1, 1.0)]  # several threads waited, so the sum exceeds the time
-    steps.follow(Score(source=TRAFFIC, busy=True))
+    steps.follow_score(Score(source=TRAFFIC, busy=True))
     told.all += [Mark(k * second, k // 7, TRAFFIC, 0, k * second // 2, k * GIB // 4) for k in range(5, 8)]
     told.all += [told.all[-1]._replace(time=9 * second)]  # time without traffic
     assert steps.read() == [(2.0, 0, 0.0), (2.0, None, 0.0)]
@@ -199,7 +199,7 @@ def test_a_score_ends_when_what_it_goes_by_ends() -> None:
     told.all += marks(*[1] * stepping.OTHERS)
     with pytest.raises(Changed, match="another optimizer"):
         steps.read()
-    steps.follow(Score(source=TRAFFIC))
+    steps.follow_score(Score(source=TRAFFIC))
     told.all += marks(*[TRAFFIC, 0] * (stepping.STEPPED - 1))
     steps.read()
     told.all += marks(0)
@@ -298,6 +298,6 @@ def test_traffic_on_gpus_without_a_period_is_listened_to_anew() -> None:
     fake: Any = OnGpus()
     listener = Listener(fake, Steps(fake), 20)
     for _ in range(40 * ACTIVE):
-        assert listener.look() is None
+        assert listener.choose_score() is None
         assert len(listener._ends) < 40 * 9 * ACTIVE / 5
     assert 2 <= fake.asked <= 40

@@ -136,13 +136,13 @@ def test_the_process_ends_with_the_reason(data: bytes, says: str) -> None:
 def test_a_search_by_the_process_that_ends_with_its_socket() -> None:
     with TunerProcess() as process:
         status = Path(f"/proc/{process.pid}/status").read_text()
-        done = searched(lambda **message: process.ask(message, 60.0), cpus=sorted(os.sched_getaffinity(0)))
+        done = searched(lambda **message: process.send_request(message, 60.0), cpus=sorted(os.sched_getaffinity(0)))
         descriptors = [os.readlink(path) for path in Path(f"/proc/{process.pid}/fd").iterdir()]
-        assert process.ask({"type": "observe", "samples": [0.1]}, 60.0) == {"version": 2, "type": "watching"}
+        assert process.send_request({"type": "observe", "samples": [0.1]}, 60.0) == {"version": 2, "type": "watching"}
         niceness = os.getpriority(os.PRIO_PROCESS, process.pid)
         os.kill(process.pid, signal.SIGINT)
         os.kill(process.pid, signal.SIGTERM)
-        assert process.ask({"type": "observe", "samples": [0.1]}, 60.0)["type"] == "watching"
+        assert process.send_request({"type": "observe", "samples": [0.1]}, 60.0)["type"] == "watching"
         pid = process.pid
     assert done["type"] == "done"
     assert niceness == min(os.getpriority(os.PRIO_PROCESS, 0) + daemon.NICE, 19)
@@ -171,11 +171,11 @@ def test_whatever_the_process_does_is_one_error_within_the_time(does: str, monke
     def fake(module: str, *arguments: str) -> tuple[list[str], dict[str, str]]:
         return [sys.executable, "-S", "-c", source + does, *arguments], dict(os.environ)
 
-    monkeypatch.setattr(tuner_process, "program", fake)
+    monkeypatch.setattr(tuner_process, "make_command", fake)
     with TunerProcess() as process:
         began = time.monotonic()
         with pytest.raises(TunerError, match=ANSWERS[does]):
-            process.ask({"type": "begin"}, 2.0 if "2 s" in ANSWERS[does] else 60.0)
+            process.send_request({"type": "begin"}, 2.0 if "2 s" in ANSWERS[does] else 60.0)
         assert time.monotonic() - began < 60.0
         pid = process.pid
     assert not Path(f"/proc/{pid}").exists()
@@ -190,7 +190,8 @@ def test_an_interpreter_that_is_not_there_is_an_error(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("stopped", [False, True])
 def test_the_process_dies_with_its_parent(stopped: bool) -> None:
     source = (
-        "from engine.tuning.process import TunerProcess as T; t = T(); t.ask(%r, 60); print(t.pid, flush=True); input()"
+        "from engine.tuning.process import TunerProcess as T; t = T(); t.send_request(%r, 60); "
+        "print(t.pid, flush=True); input()"
     )
     command = [sys.executable, "-P", "-c", source % BEGIN]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
@@ -199,11 +200,11 @@ def test_the_process_dies_with_its_parent(stopped: bool) -> None:
         if stopped:
             os.kill(pid, signal.SIGSTOP)
         parent.kill()
-    until(lambda: (found := processes.look(pid)) is None or found.state == "Z", "the tuner has ended")
+    until(lambda: (found := processes.read_process(pid)) is None or found.state == "Z", "the tuner has ended")
 
 
 def test_the_secret_of_the_job_stays_with_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENGINE_SECRET", "x")
     monkeypatch.setenv("ENGINE_JOB", "y")
-    environ = tuner_process.program("autotune.daemon")[1]
+    environ = tuner_process.make_command("autotune.daemon")[1]
     assert "ENGINE_SECRET" not in environ and environ["ENGINE_JOB"] == "y"

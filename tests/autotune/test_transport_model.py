@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from autotune.space import Choice, Integer, Real, Space
 from autotune.transport_model import Link, first_setting, fit, suggestion
-from engine.tuning.batches import traffic
+from engine.tuning.batches import summarize_traffic
 
 
 def waited(link: Link, total: float, arriving: float, batch: float) -> float:
@@ -117,6 +117,6 @@ def test_batches_are_those_of_allreduces_that_have_ended_and_steps_lie_between_m
         row(17.0, ended=None),
         row(21.0),
     ]
-    seen = traffic(history, [0.0, 10.0, 20.0, 30.0])
+    seen = summarize_traffic(history, [0.0, 10.0, 20.0, 30.0])
     assert seen == {"batches": [[100, 0.5], [300, 0.5], [100, 0.5], [100, 0.5], [100, 0.5]], "arriving": 2.5}
-    assert traffic(history, [0.0])["arriving"] is None
+    assert summarize_traffic(history, [0.0])["arriving"] is None

@@ -20,7 +20,7 @@ from autotune.replay import replay
 from engine.config import config
 from engine.errors import ConfigError
 from engine.tuning import trial_loop as tuning
-from engine.tuning.knobs import KNOBS, space_of, within, words
+from engine.tuning.knobs import KNOBS, clamp_knobs, format_knobs, space_of
 from engine.tuning.process import TunerError
 from engine.tuning.steps import Steps
 
@@ -107,7 +107,7 @@ def test_training_goes_on_when_the_tuner_is_lost(signum: str, answering: float, 
     best = warnings[0].partition("; training goes on with ")[2]
     first, second = finished.values
     assert first == second
-    assert best == words({name: first[name] for name in DEFAULT})
+    assert best == format_knobs({name: first[name] for name in DEFAULT})
 
 
 def test_nothing_of_a_job_is_left_when_rank_0_is_killed_in_a_search() -> None:
@@ -323,10 +323,10 @@ def test_a_trial_ends_early_when_it_is_slow_and_not_for_a_pause(
     fake: Any = Steady(seconds)
     search = tuning.Tuning(fake, config.Config(autotune_steps=5), (), (), {}, {})
     knobs = DEFAULT | {"cycle_time_ms": 1.0}
-    measured, how = search._measure({"type": "trial", "id": 1, "knobs": knobs, "best": DEFAULT, "limit": 0.2})
+    measured, how = search._measure_trial({"type": "trial", "id": 1, "knobs": knobs, "best": DEFAULT, "limit": 0.2})
     assert ([each.value for each in measured], how) == (pytest.approx(samples), status)
     assert fake.set == [knobs]
-    search._turn(search._best)
+    search._apply_knobs(search._best)
     assert fake.set == [knobs, DEFAULT]
 
 
@@ -343,7 +343,7 @@ def test_a_trial_that_makes_no_sense_turns_no_knob(wrong: dict[str, Any], says: 
     search = tuning.Tuning(fake, config.Config(), (), (), {}, {})
     trial = {"type": "trial", "id": 1, "knobs": DEFAULT | {"stores": "cached"}, "best": DEFAULT, "limit": None}
     with pytest.raises(TunerError, match=says):
-        search._measure(trial | wrong)
+        search._measure_trial(trial | wrong)
     assert fake.set == []
 
 
@@ -411,7 +411,7 @@ def test_compression_is_taken_up_when_tensors_tell_that_it_matters(held: tuple[s
     search = tuning.Tuning(fake, config.Config(), held, (), {"stores": "cached", "compression": "bf16"}, {})
     assert "compression" not in search._space and search._first == [DEFAULT | {"stores": "cached"}]
     fake.compressible = True
-    search._survey()
+    search._update_space()
     new = {"compression": "none"} if tried else {}
     assert search._space.keys() == search._default.keys() == (DEFAULT | new).keys()
     assert search._default == search._running == search._best == DEFAULT | new
@@ -420,8 +420,8 @@ def test_compression_is_taken_up_when_tensors_tell_that_it_matters(held: tuple[s
 
 def test_knobs_of_a_log_are_moved_into_the_ranges() -> None:
     known = {"fusion_threshold": 0, "cycle_time_ms": 0.0, "stores": "cached", "other": 3}
-    assert within(known, KNOBS) == {"fusion_threshold": 1 << 16, "cycle_time_ms": 0.0, "stores": "cached"}
-    assert within({"cycle_time_ms": 100.0}, KNOBS) == {"cycle_time_ms": 50.0}
+    assert clamp_knobs(known, KNOBS) == {"fusion_threshold": 1 << 16, "cycle_time_ms": 0.0, "stores": "cached"}
+    assert clamp_knobs({"cycle_time_ms": 100.0}, KNOBS) == {"cycle_time_ms": 50.0}
     assert json.dumps(KNOBS)
 
 

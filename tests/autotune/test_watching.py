@@ -18,9 +18,9 @@ DEPLOYED = 3  # the version of the knobs
 def observed(looks: Iterator[list[Sample]], unsettled: int = 0) -> list[float]:
     """Return what one observation after the search yields, if each pause brings the next samples of `looks`."""
     tuning: Any = object.__new__(Tuning)
-    tuning._version, tuning._unsettled, tuning._sleep = DEPLOYED, unsettled, lambda seconds: None
+    tuning._version, tuning._unsettled, tuning._sleep_unless_ended = DEPLOYED, unsettled, lambda seconds: None
     tuning._steps = SimpleNamespace(read=lambda: next(looks))
-    return list(tuning._observe())
+    return list(tuning._observe_steps())
 
 
 def test_the_first_steps_under_a_setting_are_not_looked_at() -> None:
@@ -45,12 +45,12 @@ def test_of_many_steps_the_last_ones_count() -> None:
 def test_a_search_that_its_budget_ends_is_told_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
     phases: list[bool] = []
     tuning: Any = object.__new__(Tuning)
-    tuning._space, tuning._concluded, tuning._turn = {"size": {}}, None, lambda knobs: None
+    tuning._space, tuning._concluded, tuning._apply_knobs = {"size": {}}, None, lambda knobs: None
     tuning._steps = SimpleNamespace(score=Score())
-    tuning._progress = SimpleNamespace(conclude=lambda gain, resting: phases.append(resting))
+    tuning._progress = SimpleNamespace(record_search_end=lambda gain, resting: phases.append(resting))
     because = "the search ended: its trials have lost the time of 22 steps"
     done = {"best": {"size": 1}, "resting": True, "gain": None, "sure": None, "trials": 9, "because": because}
     with caplog.at_level(logging.WARNING, "engine"):
-        tuning._conclude(done)
+        tuning._deploy_result(done)
     assert f"nothing is proven faster than this, with which it began, after 9 trials; {because}" in caplog.text
     assert phases == [True] and not tuning.concluded and tuning._state.startswith("after its search")

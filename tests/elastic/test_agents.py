@@ -189,13 +189,13 @@ def parent_of(pid: int) -> int:
 
 
 def runs(pid: int) -> bool:
-    process = processes.look(pid)
+    process = processes.read_process(pid)
     return process is not None and process.state != "Z"
 
 
 def guardian_of(agent: int) -> int:
     """Return the agent's child that is no worker."""
     (guardian,) = (
-        each.pid for each in processes.processes() if each.parent == agent and each.name == "enginerun-guard"
+        each.pid for each in processes.list_processes() if each.parent == agent and each.name == "enginerun-guard"
     )
     return guardian

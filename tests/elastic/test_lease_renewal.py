@@ -230,7 +230,10 @@ def test_a_signal_ends_the_workers_of_a_job_whose_log_stands_still(job, frozen):
     frozen.freeze()
     let_pass(1.0)  # the launcher writes meanwhile
     process.send_signal(signal.SIGTERM)
-    until(lambda: not any(processes.look(pid) for pid in workers), "no worker runs, and the log still stands still")
+    until(
+        lambda: not any(processes.read_process(pid) for pid in workers),
+        "no worker runs, and the log still stands still",
+    )
     frozen.thaw()
     done = job.wait(process)
     assert done.code == 128 + signal.SIGTERM, done.err

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from engine.metrics import page
-from engine.trace.postmortem import report
+from engine.trace.postmortem import make_report
 from engine.trace.reading import files_of
 from tests.elastic.worlds import Nursery, Worker, Worlds
 from tests.waiting import be_late, until
@@ -297,7 +297,7 @@ def test_each_world_has_files_of_its_own(nursery: Nursery, tmp_path: Path) -> No
             until(record.exists, "the failure is written down")
             assert json.loads(record.read_text())["rank"] == 0
             assert (tmp_path / f"world.{number}" / "rank.1.trace.json").exists()
-    text, _ = report(tmp_path)
+    text, _ = make_report(tmp_path)
     assert "rank 0" in text
     assert {path.parent.name for path in files_of([tmp_path])} == {"world.2"}
 

@@ -160,5 +160,5 @@ def gone(worker: int) -> bool:
     path = HERE / f"pid.{worker}"
     if not path.exists():
         return False
-    process = processes.look(int(path.read_text()))
+    process = processes.read_process(int(path.read_text()))
     return process is None or process.state in "TZ"

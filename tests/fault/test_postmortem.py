@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from engine.trace.postmortem import report
+from engine.trace.postmortem import make_report
 
 from ..ranks import Job, start_ranks
 from ..waiting import until
@@ -42,7 +42,7 @@ def test_the_records_of_a_stalled_job_name_who_stands_still(size: int, victim: i
                 path.unlink(missing_ok=True)
             os.kill(job.process.pid, signal.SIGUSR1)
             until(lambda: all(path.exists() for path in records), "the others have written their records")
-            return report(job.output)[0].splitlines()[-1]  # without a process, because the limit approaches
+            return make_report(job.output)[0].splitlines()[-1]  # without a process, because the limit approaches
 
         waiting = f"rank {survivors[0]} waits" if size == 2 else f"ranks {survivors[0]}, {survivors[1]} wait"
         if moment == "streaming":
@@ -57,7 +57,7 @@ def test_the_records_of_a_stalled_job_name_who_stands_still(size: int, victim: i
         else:
             last = verdict()
             assert last == f"verdict: rank {victim} has not submitted 'known'; {waiting} for it"
-        assert f"\nrank {victim}: no flight record" in "\n" + report(job.output)[0]
+        assert f"\nrank {victim}: no flight record" in "\n" + make_report(job.output)[0]
         job.wait_for(*(f"failed.{rank}" for rank in survivors))
         until(lambda: (job.output / f"rank.{survivors[0]}" / "failure.json").exists(), "the failure was written down")
         text = told(job)

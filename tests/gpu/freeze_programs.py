@@ -74,7 +74,7 @@ class Gradients:
 
     def repeat(self) -> None:
         """Enqueue the pass on the framework's stream."""
-        self.frozen.repeat(Framework.stream.value)
+        self.frozen.enqueue_pass(Framework.stream.value)
 
 
 class Graph:
@@ -151,7 +151,7 @@ def streams(me: Rank) -> None:
         gradients.put(0)
         Framework.device.synchronize()
         for stream in (first, other, first):
-            gradients.frozen.repeat(stream.value)
+            gradients.frozen.enqueue_pass(stream.value)
         Framework.device.synchronize()
         gradients.check(0)  # an average of averages
         me.cuda.cuStreamSynchronize(other)
@@ -304,9 +304,9 @@ def nothing(me: Rank) -> None:
         allocate = me.calls("cuMemAlloc")
         empty = runtime.device().freeze(0, [], Reduction(OPS["sum"], 1.0, 1.0, None))
         assert me.calls("cuMemAlloc") > allocate
-        empty.repeat(Framework.stream.value)
+        empty.enqueue_pass(Framework.stream.value)
         with Graph(me) as graph:
-            empty.repeat(Framework.stream.value)
+            empty.enqueue_pass(Framework.stream.value)
         graph.launch()
         Framework.device.synchronize()
         graph.destroy()
@@ -330,7 +330,7 @@ def under_way(me: Rank) -> None:
 def meanwhile(me: Rank) -> None:
     """Submit on another thread while a pass is frozen: the operation waits, and has one place on all ranks."""
     me.cuda.stand_hosts_are_one(1)
-    unite = FrozenPass._unite
+    unite = FrozenPass._connect_ranks
     with me.world("meanwhile"):
         tensor = DeviceTensor(exact(me.rank, 8, 0).astype(np.float32))
         allreduce(tensor, tensor, "opened").wait()
@@ -347,9 +347,9 @@ def meanwhile(me: Rank) -> None:
                 let_pass(1.0)  # The other rank's lane reaches it before the tensor, and this one's would after it.
             return unite(self, its, seconds)
 
-        FrozenPass._unite = unites  # type: ignore[method-assign]
+        FrozenPass._connect_ranks = unites  # type: ignore[method-assign]
         gradients = Gradients(me)
-        FrozenPass._unite = unite  # type: ignore[method-assign]
+        FrozenPass._connect_ranks = unite  # type: ignore[method-assign]
         thread.join()
         gradients.put(1)
         gradients.repeat()

@@ -86,9 +86,13 @@ MUTANTS: dict[str, tuple[Path, str, str]] = {
     "communicator_not_ended": (OPENING, "  if (c->comm != NULL) NCCL(ncclCommAbort, c->comm);\n", ""),
     "communicator_not_finished": (OPENING, "if (whole && well) finish_communicators(l);", ""),
     "failure_not_looked_at": (PLANE, " and self.engine.failure is None:", ":"),
-    "lane_without_limit": (PLANE, "not lane.wait(TICK) and self.patience.left() and", "not lane.wait(TICK) and"),
+    "lane_without_limit": (
+        PLANE,
+        "not lane.wait(TICK) and self.patience.seconds_left() and",
+        "not lane.wait(TICK) and",
+    ),
     "return_without_limit": (PLANE, "if not _has_ended(lane, RETURN):", "while not _has_ended(lane, RETURN):"),
-    "exchange_without_limit": (PLANE, "if not patience.left():", "if False:"),
+    "exchange_without_limit": (PLANE, "if not patience.seconds_left():", "if False:"),
     "visitors_not_awaited": (OPENING, "l->left = !see_visitors_out(l);", "see_visitors_out(l);"),
     "half_open_is_closed_at_once": (
         PLANE,
@@ -97,8 +101,9 @@ MUTANTS: dict[str, tuple[Path, str, str]] = {
     ),
     "turns_take_of_the_limit": (
         PLANE,
-        '            self.patience.begin(self.settings.start_timeout)\n            self._together("communicator"',
-        '            self._together("communicator"',
+        "            self.patience.reset(self.settings.start_timeout)\n"
+        '            self._run_collective_step("communicator"',
+        '            self._run_collective_step("communicator"',
     ),
     "sets_are_not_forgotten": (PLANE, "            self.lane.forget(at)\n", ""),
     "nothing_of_0_bytes": (

@@ -146,9 +146,9 @@ def opens(me: Rank) -> None:
                 plane = me.open()
                 assert [gpu["ordinal"] for gpu in plane.gpus] == [0] * me.size
                 assert len({gpu["uuid"] for gpu in plane.gpus}) == me.size
-                plane.expect(0)
+                plane.check_device(0)
                 with pytest.raises(engine.errors.UnsupportedTensorError, match=r"cuda:1, but .* works on cuda:0"):
-                    plane.expect(1)
+                    plane.check_device(1)
                 me.works()
                 plane.close()
                 plane.close()

@@ -471,15 +471,15 @@ def test_more_than_two_to_the_32_elements_are_reduced(device: Device) -> None:
 
 
 def test_the_text_was_made_of_the_source_with_these_options() -> None:
-    assert gpu_kernels.stale(PTX) is None
+    assert gpu_kernels.describe_staleness(PTX) is None
 
 
 def test_an_edited_text_or_source_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert "edited" in str(gpu_kernels.stale(PTX.replace("add.rn.f32", "add.rz.f32", 1)))
+    assert "edited" in str(gpu_kernels.describe_staleness(PTX.replace("add.rn.f32", "add.rz.f32", 1)))
     other = tmp_path / "kernels.cu"
     other.write_text(gpu_kernels.SOURCE.read_text() + "\n")
     monkeypatch.setattr(gpu_kernels, "SOURCE", other)
-    assert "make gpu-kernels" in str(gpu_kernels.stale(PTX))
+    assert "make gpu-kernels" in str(gpu_kernels.describe_staleness(PTX))
 
 
 def test_the_text_is_for_old_drivers_and_gpus() -> None:

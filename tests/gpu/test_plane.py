@@ -294,7 +294,7 @@ def test_each_code_of_nccl_has_a_text(ranks: Start) -> None:
     ],
 )
 def test_other_ranks_are_blamed_for_what_waits_for_them_alone(call: str, blamed: str) -> None:
-    said = texts.failed((call, texts.GIVEN_UP, "", ""), 1.0, {})
+    said = texts.explain_failure((call, texts.GIVEN_UP, "", ""), 1.0, {})
     assert said.startswith(f"the wait for {call} was given up after 1 s (ENGINE_START_TIMEOUT): {blamed}")
 
 

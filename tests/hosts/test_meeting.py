@@ -253,7 +253,7 @@ def test_a_stranger_who_says_nothing_costs_seconds_however_late_rank_0_comes(mon
     asked: list[tuple[str, float]] = []
 
     def call(address: Address, *arguments: Any) -> Coroutine[None]:
-        asked.append((address.host, arguments[-1].left()))
+        asked.append((address.host, arguments[-1].seconds_left()))
         raise TimeoutError
         yield
 

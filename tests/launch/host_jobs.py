@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from engine.host.processes import look
+from engine.host.processes import read_process
 
 from ..netns import expect_reach
 from ..waiting import marked, until
@@ -72,7 +72,7 @@ def _agent(launcher: Launcher, name: str) -> int:
                 matching.append(pid)
         except OSError:
             continue
-    found = [process for pid in matching if (process := look(pid))]
+    found = [process for pid in matching if (process := read_process(pid))]
     return next((each.pid for each in found if each.parent not in matching), 0)
 
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.quick
 def run(code: str, *options: str, home: Path, **variables: str) -> tuple[ExitReport, subprocess.CompletedProcess[str]]:
     """Run a Python program as a launcher does; return its exit report and the finished process."""
     page = report.make_page()
-    environ = report.environment(page, {**os.environ, **variables})
+    environ = report.make_environment(page, {**os.environ, **variables})
     program = home / "program.py"
     program.write_text(code)
     done = subprocess.run(
@@ -92,13 +92,15 @@ def test_the_rank_reports_and_not_what_it_has_started(tmp_path: Path, code: str,
 def test_a_python_below_a_shell_reports(tmp_path: Path) -> None:
     page = report.make_page()
     command = f"{sys.executable} -c 'pass'; {sys.executable} -c 'raise KeyError'; exit 3"
-    subprocess.run(["sh", "-c", command], env=report.environment(page, os.environ), capture_output=True, check=False)
+    subprocess.run(
+        ["sh", "-c", command], env=report.make_environment(page, os.environ), capture_output=True, check=False
+    )
     told = report.take_page(page)
     assert told.raised is not None and told.raised.type == "KeyError"
 
 
 def test_a_worker_that_calls_init_reports_in_place_of_who_started_it(tmp_path: Path) -> None:
-    child = "from engine.exit_report import writer; writer.claim(); raise KeyError"
+    child = "from engine.exit_report import writer; writer.claim_rank(); raise KeyError"
     told, _ = run(f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {child!r}])\n", home=tmp_path)
     assert told.raised is not None and told.raised.type == "KeyError"
 
@@ -117,7 +119,7 @@ threading.Thread(target=hold, daemon=True).start()
 held.wait()
 if (child := os.fork()) == 0:
     signal.alarm(20)
-    writer.claim()
+    writer.claim_rank()
     raise KeyError
 os.waitpid(child, 0)
 done.set()
@@ -145,14 +147,14 @@ def test_a_users_module_called_writer_is_not_hidden(tmp_path: Path) -> None:
 def test_python_that_reads_no_path_reports_once_it_has_called_init(tmp_path: Path) -> None:
     told, _ = run("raise ValueError\n", "-I", home=tmp_path)
     assert told.empty
-    code = "from engine.exit_report import writer\nwriter.claim()\nraise ValueError\n"
+    code = "from engine.exit_report import writer\nwriter.claim_rank()\nraise ValueError\n"
     told, _ = run(code, "-I", home=tmp_path)
     assert told.raised is not None
 
 
 def test_a_page_that_has_gone_disturbs_nobody(tmp_path: Path) -> None:
     page = report.make_page()
-    environ = report.environment(page, os.environ)
+    environ = report.make_environment(page, os.environ)
     report.take_page(page)
     done = subprocess.run([sys.executable, "-c", "1 / 0"], env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 1
@@ -161,7 +163,7 @@ def test_a_page_that_has_gone_disturbs_nobody(tmp_path: Path) -> None:
 
 def test_what_has_taken_the_place_of_a_page_is_not_written_to(tmp_path: Path) -> None:
     page = report.make_page()
-    environ = report.environment(page, os.environ)
+    environ = report.make_environment(page, os.environ)
     other = tmp_path / "other"
     with other.open("w+") as file:
         file.write("as it was")
@@ -185,7 +187,7 @@ def test_a_message_of_any_size_and_kind_is_reported_in_part(
 ) -> None:
     """The message of an exception and that of a failure are reported beside each other."""
     page = report.make_page()
-    for name, value in report.environment(page, {}).items():
+    for name, value in report.make_environment(page, {}).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv(writer.OWNER, str(os.getpid()))
     monkeypatch.setattr(writer, "_report", {})
@@ -199,7 +201,7 @@ def test_a_message_of_any_size_and_kind_is_reported_in_part(
 
 def test_a_report_is_withdrawn_in_the_next_world(monkeypatch: pytest.MonkeyPatch) -> None:
     page = report.make_page()
-    for name, value in report.environment(page, {}).items():
+    for name, value in report.make_environment(page, {}).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv(writer.OWNER, str(os.getpid()))
     monkeypatch.setattr(writer, "_report", {})
@@ -214,7 +216,7 @@ def test_a_report_is_withdrawn_in_the_next_world(monkeypatch: pytest.MonkeyPatch
 
 def test_a_report_survives_its_way_to_the_launcher() -> None:
     whole = ExitReport(Raised("E", "x\udc80\n", "a.py", 3, True, 2, "stalled"), Failure(2, "stalled", "why", 1.5))
-    assert ExitReport.parse(whole.data()) == ExitReport(
+    assert ExitReport.parse(whole.to_bytes()) == ExitReport(
         Raised("E", "x?\n", "a.py", 3, True, 2, "stalled"), Failure(2, "stalled", "why", 1.5)
     )
     assert whole.stalled_rank == 2

@@ -273,7 +273,7 @@ def test_binding_and_its_refusal(launcher):
     cpus = sorted(os.sched_getaffinity(0))
     show = "print(sorted(os.sched_getaffinity(0)), os.environ['OMP_NUM_THREADS'])"
     free = launcher.run("-np", 1, "--no-binding", python=show)
-    assert free.lines(0) == [f"{cpus} {machine.facts().usable}"]
+    assert free.lines(0) == [f"{cpus} {machine.collect_facts().usable}"]
     assert "not bound (--no-binding)" in free.err.splitlines()[0]
     bound = launcher.run("-np", 1, "--cpus-per-rank", 1, python=show)
     assert re.fullmatch(r"\[\d+\] 1", bound.lines(0)[0])

@@ -120,12 +120,12 @@ def test_whatever_is_lost_nothing_is_left_behind_ssh(launcher: Launcher, far: Fa
     process = launcher.start(*far.options(), "--grace-period", 0.2, python=WAITS)
     launcher.wait_for("up.0", "up.1", "up.2")
     agent = int((launcher.home / "parent.2").read_text())
-    (ssh,) = [each.pid for each in processes.descendants(process.pid) if each.name == "ssh"]
+    (ssh,) = [each.pid for each in processes.list_descendants(process.pid) if each.name == "ssh"]
     number = signal.SIGINT if whom == "interrupt" else signal.SIGKILL
     os.kill({"ssh": ssh, "agent": agent}.get(whom, process.pid), number)
     job = launcher.finish(process)
-    until(lambda: not marked(launcher.mark) and processes.look(agent) is None, "no process left", 30.0)
-    until(lambda: not processes.descendants(far.server.pid), "no session left", 30.0)
+    until(lambda: not marked(launcher.mark) and processes.read_process(agent) is None, "no process left", 30.0)
+    until(lambda: not processes.list_descendants(far.server.pid), "no session left", 30.0)
     if whom == "interrupt":
         assert job.code == 130 and job.err.rstrip().endswith("ended by SIGINT"), job.err
     elif whom != "launcher":

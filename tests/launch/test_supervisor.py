@@ -9,7 +9,7 @@ GROUPS = """
 import os, signal, sys
 from pathlib import Path
 from engine.host import processes
-from engine.host.signals import caught
+from engine.host.signals import catch_signals
 from engine.launch.process import spawn
 from engine.launch.process.output import Stream
 from engine.launch.process.plan import RankPlan
@@ -22,8 +22,8 @@ class Guardian:
         print("forget", flush=True)
         supervisor.release()
 
-processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
-with caught(SIGNALS, lambda *_: None) as wakeup:
+processes.call_prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
+with catch_signals(SIGNALS, lambda *_: None) as wakeup:
     supervisor = Supervisor(Guardian(), wakeup, (), 1.0, print)
     supervisor.hold()
     # The rank ends at once; its child, of the same group, when nobody can write to it any more.
@@ -51,7 +51,7 @@ HELD = """
 import os, subprocess, sys, time
 from pathlib import Path
 from engine.host import processes
-from engine.host.signals import caught
+from engine.host.signals import catch_signals
 from engine.launch.process import spawn
 from engine.launch.process.plan import RankPlan
 from engine.launch.process.job_signals import SIGNALS
@@ -68,7 +68,7 @@ class Guardian:
     def watch(self, group): pass
     def forget(self, group): pass
 
-with caught(SIGNALS, lambda *_: None) as wakeup:
+with catch_signals(SIGNALS, lambda *_: None) as wakeup:
     supervisor = Supervisor(Guardian(), wakeup, (), 1.0, print)
     plan = RankPlan(3, dict(os.environ), None, Path.cwd())
     reading, writing = os.pipe()

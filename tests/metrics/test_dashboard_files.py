@@ -14,9 +14,9 @@ pytest.importorskip("grafana_foundation_sdk", reason="needs Grafana's SDK, of th
 
 from grafana import __main__ as command
 from grafana import promql
-from grafana.build import layout_problems, round_trip, text
+from grafana.build import layout_problems, render_dashboard, round_trip
 from grafana.common import Panel, Query
-from grafana.queries import DASHBOARDS, hurried, panel_queries
+from grafana.queries import DASHBOARDS, panel_queries, shorten_durations
 
 FILES = sorted((ROOT / "grafana/dashboards").glob("*.json"))
 
@@ -86,7 +86,7 @@ def test_there_are_four_dashboards_with_links_to_each_other() -> None:
     ],
 )
 def test_what_no_code_exports_is_refused(expr: str, problem: str) -> None:
-    assert next(promql.problems(expr)).startswith(problem)
+    assert next(promql.find_problems(expr)).startswith(problem)
 
 
 @pytest.mark.parametrize(
@@ -99,13 +99,13 @@ def test_what_no_code_exports_is_refused(expr: str, problem: str) -> None:
     ],
 )
 def test_what_is_exported_or_recorded_is_accepted(expr: str) -> None:
-    assert list(promql.problems(expr)) == []
+    assert list(promql.find_problems(expr)) == []
 
 
 def test_generation_fails_when_a_panel_lacks_something(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     bad = Panel("stat", "Bad", " ", "", (Query("sum(engine_rank_upp)"),))
     board = replace(DASHBOARDS[0], rows=(("Row", (bad,)),))
-    problems = list(command.problems(board))
+    problems = list(command.find_problems(board))
     assert any("no about" in problem for problem in problems) and any("no unit" in problem for problem in problems)
     assert any("engine_rank_upp" in problem for problem in problems)
     monkeypatch.setattr(command, "DASHBOARDS", (board,))
@@ -115,7 +115,7 @@ def test_generation_fails_when_a_panel_lacks_something(monkeypatch: pytest.Monke
 
 
 def test_panels_that_overlap_or_lie_outside_are_refused() -> None:
-    board = json.loads(text(DASHBOARDS[0]))
+    board = json.loads(render_dashboard(DASHBOARDS[0]))
     assert list(layout_problems(board)) == []
     board["panels"][2]["gridPos"]["x"] -= 1
     assert "covers" in next(layout_problems(board))
@@ -127,10 +127,11 @@ def test_every_panel_has_queries_with_ranges() -> None:
     asked = list(panel_queries())
     assert len(asked) > 60
     assert all(one.query.low <= one.query.high and one.unit and one.title for one in asked)
-    assert "$" not in "".join(one.expr("a") for one in asked)
+    assert "$" not in "".join(one.make_expression("a") for one in asked)
 
 
 def test_hurried_rules_wait_less() -> None:
     assert (
-        hurried("rate(x_mean1m[1m]) offset 30s\nfor: 15m > 600", 10) == "rate(x_mean1m[6s]) offset 3s\nfor: 90s > 600"
+        shorten_durations("rate(x_mean1m[1m]) offset 30s\nfor: 15m > 600", 10)
+        == "rate(x_mean1m[6s]) offset 3s\nfor: 90s > 600"
     )

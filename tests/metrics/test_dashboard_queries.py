@@ -29,10 +29,10 @@ def server(prometheus: Programs, tmp_path_factory: pytest.TempPathFactory) -> It
         yield server
 
 
-@pytest.mark.parametrize("asked", ASKED, ids=Asked.label)
+@pytest.mark.parametrize("asked", ASKED, ids=Asked.format_label)
 def test_a_healthy_run_answers_in_a_sane_range(server: Server, asked: Asked) -> None:
     """A query of a misspelt metric succeeds with no series."""
-    expr = asked.expr(NAME, interval="30s")
+    expr = asked.make_expression(NAME, interval="30s")
     now = [value for _, value in server.query(expr, at=END - STEP)]
     over_time = server.query_range(expr, END - 600, END - STEP, 30)
     if asked.query.expected:
@@ -43,7 +43,7 @@ def test_a_healthy_run_answers_in_a_sane_range(server: Server, asked: Asked) -> 
 
 def test_another_run_has_no_such_series(server: Server) -> None:
     """The variable of the run is in every query: one run's panels never show another's."""
-    other = [asked.label() for asked in ASKED if server.query(asked.expr("another"), at=END - STEP)]
+    other = [asked.format_label() for asked in ASKED if server.query(asked.make_expression("another"), at=END - STEP)]
     assert other == ["Run overview / Alerts / firing"]  # none: 0
 
 
@@ -69,5 +69,7 @@ def test_one_rank_can_be_chosen(server: Server) -> None:
     of_ranks = [asked for asked in ASKED if "$rank" in asked.query.expr]
     assert len(of_ranks) > 10
     for asked in of_ranks:
-        labels = [labels for labels, _ in server.query(asked.expr(NAME, rank="1|3", interval="30s"), at=END - STEP)]
-        assert {of["rank"] for of in labels} == {"1", "3"}, asked.label()
+        labels = [
+            labels for labels, _ in server.query(asked.make_expression(NAME, rank="1|3", interval="30s"), at=END - STEP)
+        ]
+        assert {of["rank"] for of in labels} == {"1", "3"}, asked.format_label()

@@ -109,7 +109,8 @@ def test_the_files_are_those_of_the_sources() -> None:
 
 def test_they_are_found_by_the_sources_that_were_never_installed(tmp_path: Path) -> None:
     code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); from engine.metrics import dashboards as d; print(*d.contents())"
+        "import sys; sys.path.insert(0, sys.argv[1]); from engine.metrics import dashboards as d; "
+        "print(*d.read_dashboards())"
     )
     done = subprocess.run([sys.executable, "-P", "-c", code, ROOT], cwd=tmp_path, text=True, capture_output=True)
     assert len(done.stdout.split()) > 8, done.stderr

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from engine.host.processes import processes
+from engine.host.processes import list_processes
 from engine.metrics import page
 from engine.metrics.page import PageError, Snapshot
 from engine.metrics.report.find_jobs import Attached, RunningJob, by_rank, find_jobs
@@ -103,7 +103,7 @@ def test_agents_of_a_launcher_that_is_here_are_no_jobs_of_their_own() -> None:
         try:
             assert launcher.stdout is not None
             assert [launcher.stdout.readline().partition(":")[2] for _ in range(3)] == ["ready\n"] * 3
-            agents = {process.pid for process in processes() if process.parent == launcher.pid}
+            agents = {process.pid for process in list_processes() if process.parent == launcher.pid}
             jobs = [job for job in find_jobs() if job.pid in {launcher.pid, *agents}]
         finally:
             launcher.terminate()

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from grafana.types import Unavailable, compile_strictly, source
+from grafana.types import Unavailable, compile_strictly, make_program
 
 from .prometheus_server import ROOT
 
@@ -25,11 +25,11 @@ def compiled(program: str) -> str:
 
 
 def test_panels_are_of_their_types() -> None:
-    assert compiled(source(boards())) == ""
+    assert compiled(make_program(boards())) == ""
 
 
 def test_panels_of_other_types_are_refused() -> None:
-    program = source(boards())
+    program = make_program(boards())
     changes = {
         '"graphMode": "area"': '"graphMode": "arena"',
         '"showHeader"': '"showHeaders"',

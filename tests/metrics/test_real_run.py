@@ -20,7 +20,7 @@ from .prometheus_server import Programs, Server
 pytest.importorskip("torch", reason="needs torch")
 pytest.importorskip("prometheus_client", reason="needs prometheus_client")
 
-from grafana.queries import Asked, hurried, panel_queries
+from grafana.queries import Asked, panel_queries, shorten_durations
 
 from ..ranks import Job, start_ranks
 from ..waiting import let_pass, measured, until
@@ -73,7 +73,7 @@ def run(prometheus: Programs, tmp_path_factory: pytest.TempPathFactory) -> Itera
     targets.mkdir()
     rules.mkdir()
     for path in RULES.glob("*.yml"):
-        (rules / path.name).write_text(hurried(path.read_text(), HURRY))
+        (rules / path.name).write_text(shorten_durations(path.read_text(), HURRY))
         prometheus.tool("check", "rules", rules / path.name)
     config = CONFIG.format(rules=rules, targets=targets)
     options = OPTIONS.format(targets=targets).split()
@@ -105,10 +105,10 @@ def test_file_sd_leads_to_every_rank(run: Run) -> None:
 ASKED = [asked for asked in panel_queries() if "engine_elastic_" not in asked.query.expr]  # the job is not elastic
 
 
-@pytest.mark.parametrize("asked", ASKED, ids=Asked.label)
+@pytest.mark.parametrize("asked", ASKED, ids=Asked.format_label)
 def test_every_panel_has_an_answer_in_a_sane_range(run: Run, asked: Asked) -> None:
     """A query of a misspelt metric succeeds with no series."""
-    expr = asked.expr(NAME, interval=INTERVAL)
+    expr = asked.make_expression(NAME, interval=INTERVAL)
 
     def answered() -> bool:
         end = time.time()

@@ -53,7 +53,8 @@ def test_an_edit_is_built_before_it_is_imported(editable: Environment, sources: 
 
 def test_dashboards_are_found(editable: Environment, sources: Path) -> None:
     code = (
-        "from engine.metrics.dashboards import contents; print(contents()['dashboards/enginerun-ranks.json'], end='')"
+        "from engine.metrics.dashboards import read_dashboards; "
+        "print(read_dashboards()['dashboards/enginerun-ranks.json'], end='')"
     )
     assert editable.python_says(code) == (sources / "grafana/dashboards/enginerun-ranks.json").read_text().rstrip("\n")
 

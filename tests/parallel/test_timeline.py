@@ -14,7 +14,7 @@ import pytest
 
 from engine.trace.merging import merge
 from engine.trace.reading import Recording, Tensor, read
-from engine.trace.summary import summarize, text
+from engine.trace.summary import format_summary, summarize_recordings
 from engine.trace.timeline import BURST, PAGE, Timeline
 
 from ..ranks import Finished, Job, run_ranks, start_ranks
@@ -82,7 +82,7 @@ def test_every_tensor_is_shown_in_order_with_who_was_last(size: int, slow: int) 
     def measure() -> None:
         """Check once; `measured` repeats it, since a busy machine may make another rank late, too."""
         each = told.pop() if told else stepped(size, slow)[1]
-        figures = summarize(each)
+        figures = summarize_recordings(each)
         assert figures["slowest_rank"] == slow
         if size == 3:
             late = [tensor for tensor in each[0].tensors.values() if tensor.late > 0.1]
@@ -111,9 +111,9 @@ def test_overlap_is_what_the_program_did() -> None:
         with start_ranks(2, timeline_program.overlapping, 0.06) as job:
             job.finish()
             apart, together = (recordings(job, f"{name}.rank*.json") for name in "ab")
-        for row in summarize(apart)["ranks"]:
+        for row in summarize_recordings(apart)["ranks"]:
             assert row["exact"] and row["overlapped"] > 0.6 and row["waiting"] < 0.5 * row["seconds"], row
-        for row in summarize(together)["ranks"]:
+        for row in summarize_recordings(together)["ranks"]:
             assert row["overlapped"] < 0.3 and row["waiting"] > 0.5 * row["communication"], row
 
     measured(measure)
@@ -197,7 +197,7 @@ def test_the_limit_holds_and_is_said_once() -> None:
             assert path.stat().st_size <= limit
             complete(path)
             assert finished.ranks[rank].stderr.count(f"has reached its limit of {limit} bytes") == 1
-        figures = summarize(recordings(job, "t/rank.*.trace.json"))
+        figures = summarize_recordings(recordings(job, "t/rank.*.trace.json"))
     for row in figures["ranks"]:
         assert row["tensors"] == 4 * 2001, "totals count what is not shown"
         assert row["dropped"] > 0
@@ -294,8 +294,8 @@ def test_process_sets_are_shown_in_the_same_file_by_the_ranks_of_the_world(size:
         notes: list[str] = []
         merged = tmp_path / "all.json"
         assert merge(files, merged, notes) == sum(map(len, events))
-        figures = summarize(found)
-        assert summarize(read([merged], notes)) == figures and not notes
+        figures = summarize_recordings(found)
+        assert summarize_recordings(read([merged], notes)) == figures and not notes
     members = {0: range(size), 1: [rank for rank in range(size) if rank != 1], 2: range(1, size), 3: range(1, size)}
     by_set = {number: {each.rank: each for each in found if each.number == number} for number in members}
     assert sum(map(len, by_set.values())) == len(found)
@@ -327,14 +327,14 @@ def test_process_sets_are_shown_in_the_same_file_by_the_ranks_of_the_world(size:
         if not measurements:
             with start_ranks(size, timeline_program.in_sets, options=["--timeline", "t.json"]) as job:
                 job.finish()
-                measurements.append(summarize(recordings(job, "t.rank*.json")))
+                measurements.append(summarize_recordings(recordings(job, "t.rank*.json")))
         assert measurements.pop()["slowest_rank"] == size - 1
 
     measured(measure)
     assert [(each["id"], each["ranks"]) for each in figures["process_sets"]] == [
         (number, list(ranks)) for number, ranks in members.items() if number
     ]
-    told = text(figures)
+    told = format_summary(figures)
     assert max(map(len, told.splitlines())) <= 100
     assert f"\n{among} (set 2)\n" in told and f"\n{among} (set 3)\n" in told
 

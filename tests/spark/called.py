@@ -96,7 +96,7 @@ def sums(home: str, steps: int, holds: bool) -> tuple[int, int, list[float]]:
     def body(state: Any) -> list[float]:
         rank, size = engine.rank(), engine.size()
         agent = os.getppid()
-        above = processes.look(agent)
+        above = processes.read_process(agent)
         assert above is not None
         draft = Path(home, f"new.{state.world}.{rank}")
         draft.write_text(f"{size} {os.getpid()} {agent} {above.parent}")

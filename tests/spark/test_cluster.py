@@ -30,9 +30,9 @@ def spark(application: Spark) -> Any:
 
 def executor_of(pid: int) -> int:
     """Process ID of the executor's JVM, two levels above a task's Python process and its daemon."""
-    daemon = processes.look(pid)
+    daemon = processes.read_process(pid)
     assert daemon is not None
-    above = processes.look(daemon.parent)
+    above = processes.read_process(daemon.parent)
     assert above is not None
     return above.parent
 

@@ -33,7 +33,7 @@ def run(spark: Any) -> Any:
 
 
 def gone(pid: int) -> bool:
-    found = processes.look(pid)
+    found = processes.read_process(pid)
     return found is None or found.state == "Z"
 
 

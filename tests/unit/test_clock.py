@@ -110,10 +110,10 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], Patience]:
 def test_a_deadline_of_python_counts_no_more_than_a_step_of_a_suspension(patient: Callable[[float], Patience]) -> None:
     waiting, clock = patient(3.0), patience.time
     clock.now += 0.5  # type: ignore[attr-defined]
-    assert (waiting.left(), waiting.wait()) == (2.5, STEP / 2)
+    assert (waiting.seconds_left(), waiting.wait()) == (2.5, STEP / 2)
     clock.now += 3600  # type: ignore[attr-defined]
-    assert waiting.left() == 1.5
+    assert waiting.seconds_left() == 1.5
     clock.now += 1.0  # type: ignore[attr-defined]
-    assert (waiting.wait(), waiting.left()) == (0.5, 0.5)
+    assert (waiting.wait(), waiting.seconds_left()) == (0.5, 0.5)
     clock.now += 1.0  # type: ignore[attr-defined]
-    assert (waiting.left(), waiting.wait()) == (0.0, 0.0)
+    assert (waiting.seconds_left(), waiting.wait()) == (0.0, 0.0)

@@ -24,12 +24,12 @@ from engine.foresee.model import (
     Step,
     Tensor,
     chain_share,
-    fuse,
+    fuse_tensors,
     goes_by_chain,
     link_share,
     predict,
 )
-from engine.foresee.recorded import recorded
+from engine.foresee.recorded import choose_steps
 from engine.launch.cli import main as enginerun
 from engine.trace.reading import TraceError, read
 
@@ -106,12 +106,12 @@ def test_a_link_carries_no_more_than_it_can(
 ) -> None:
     foreseen = predict(step, chosen, hosts, network, ranks)
     assert foreseen.busy == pytest.approx(8 * foreseen.nbytes / network.bandwidth)
-    chains = [goes_by_chain(batch, chosen, hosts, ranks) for batch in fuse(step, chosen)]
+    chains = [goes_by_chain(batch, chosen, hosts, ranks) for batch in fuse_tensors(step, chosen)]
     shares = [
         chain_share(hosts) if chain else link_share(batch.kind, hosts, ranks)
-        for chain, batch in zip(chains, fuse(step, chosen), strict=True)
+        for chain, batch in zip(chains, fuse_tensors(step, chosen), strict=True)
     ]
-    sizes = [batch.nbytes for batch in fuse(step, chosen)]
+    sizes = [batch.nbytes for batch in fuse_tensors(step, chosen)]
     assert foreseen.nbytes == pytest.approx(sum(map(operator.mul, sizes, shares)))
     if chosen.between_hosts == "auto":
         direct = replace(chosen, between_hosts="direct")
@@ -121,7 +121,7 @@ def test_a_link_carries_no_more_than_it_can(
 @DRAWN
 @given(steps(), rules)
 def test_fusion_loses_nothing_and_keeps_to_the_threshold(step: Step, chosen: Rules) -> None:
-    batches = fuse(step, chosen)
+    batches = fuse_tensors(step, chosen)
     assert sum(batch.nbytes for batch in batches) == sum(tensor.nbytes for tensor in step.tensors)
     assert [batch.closed for batch in batches] == sorted(batch.closed for batch in batches)
     largest = max(tensor.nbytes for tensor in step.tensors)
@@ -149,7 +149,7 @@ def ready(*moments: float, nbytes: int = 1000, **more: Any) -> tuple[Tensor, ...
 def test_when_batches_close(
     tensors: tuple[Tensor, ...], waits: tuple[Any, ...], chosen: Rules, closed: list[tuple[float, float]]
 ) -> None:
-    assert [(b.closed, b.nbytes) for b in fuse(Step(0.1, tensors, waits), chosen)] == closed
+    assert [(b.closed, b.nbytes) for b in fuse_tensors(Step(0.1, tensors, waits), chosen)] == closed
 
 
 def test_what_one_allreduce_costs() -> None:
@@ -225,7 +225,7 @@ def test_a_long_way_bounds_how_many_chunks_are_under_way() -> None:
 
 def test_a_batch_has_what_its_tensors_have() -> None:
     tensors = (Tensor(0.01, 0.02, 0.03, 10), Tensor(0.012, 0.02, 0.04, 20))
-    assert fuse(Step(0.1, tensors, ()), RULES) == [Batch(0.012, 0.02, 0.04, 30, "allreduce")]
+    assert fuse_tensors(Step(0.1, tensors, ()), RULES) == [Batch(0.012, 0.02, 0.04, 30, "allreduce")]
 
 
 # ---- from files -----------------------------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ def test_the_steps_of_the_rank_that_waited_least(tmp_path: Path) -> None:
     files = [
         write(tmp_path / f"t.rank{rank}.json", timeline(rank, 9 - 4 * rank, engine_knobs=knobs)) for rank in (0, 1)
     ]
-    told = recorded(read(files, []))
+    told = choose_steps(read(files, []))
     assert (told.rank, told.ranks, told.of, told.entries, told.notes) == (1, 2, 4, 1.0, ())
     assert told.rules == Rules(123, 2e-3, 4096)
     assert len(told.steps) == 4  # The first includes the start of the program.
@@ -263,7 +263,7 @@ def test_the_steps_of_the_rank_that_waited_least(tmp_path: Path) -> None:
 
 def test_steps_that_lack_entries_are_left_out_and_what_is_not_known_is_said(tmp_path: Path) -> None:
     thin = [event for event in timeline(0) if event.get("args", {}).get("entry") not in (2, 3)]
-    told = recorded(read([write(tmp_path / "t.json", [*thin, *in_a_set(0, 1, [0, 1])])], []))
+    told = choose_steps(read([write(tmp_path / "t.json", [*thin, *in_a_set(0, 1, [0, 1])])], []))
     assert (len(told.steps), told.of) == (2, 4)
     assert told.notes == (
         "the timeline does not tell its knobs: the defaults are assumed",
@@ -328,7 +328,7 @@ def test_other_knobs_than_those_of_the_recording(tmp_path: Path, capsys: pytest.
 )
 def test_a_recording_without_steps_or_tensors_is_refused(tmp_path: Path, events: Any, why: str) -> None:
     with pytest.raises(TraceError, match=why):
-        recorded(read([write(tmp_path / "t.json", events)], []))
+        choose_steps(read([write(tmp_path / "t.json", events)], []))
 
 
 def test_a_recording_of_several_hosts_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -154,9 +154,9 @@ def exit_report(home: Path) -> Case:
         verdict = investigate(ends)
         assert verdict is not None
         failure_lines(verdict, ends, home, 1.8e9)
-        ExitReport.parse(found.data())
+        ExitReport.parse(found.to_bytes())
 
-    return told.data(), read
+    return told.to_bytes(), read
 
 
 def log(home: Path) -> Case:

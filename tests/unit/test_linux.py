@@ -59,10 +59,10 @@ def test_a_descriptor_of_a_process_tells_of_its_end() -> None:
 
 def test_a_refusal_says_how_to_mend_it() -> None:
     for number in (errno.EPERM, errno.ENOSYS):
-        text = linux.refusal("pidfd_open", OSError(number, os.strerror(number)))
+        text = linux.explain_refusal("pidfd_open", OSError(number, os.strerror(number)))
         assert "refuses pidfd_open" in text and "Linux 5.3" in text and "seccomp=unconfined" in text
-    assert "ulimit -n" in linux.refusal("pidfd_open", OSError(errno.EMFILE, "Too many open files"))
-    assert "seccomp" not in linux.refusal("memfd_create", OSError(errno.ENOMEM, "Cannot allocate memory"))
+    assert "ulimit -n" in linux.explain_refusal("pidfd_open", OSError(errno.EMFILE, "Too many open files"))
+    assert "seccomp" not in linux.explain_refusal("memfd_create", OSError(errno.ENOMEM, "Cannot allocate memory"))
 
 
 def test_a_tuner_that_is_refused_its_memory_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,8 +109,8 @@ Current thread 0x00007f0000000002 [python] (most recent call first):
 def test_the_innermost_line_of_the_users_own(tmp_path: Path, text: str, place: str | None) -> None:
     path = tmp_path / stacks.NAME
     path.write_text(text)
-    assert str(stacks.where(path)) == (place or "train.py:41 in load_batch")
-    assert stacks.wrote(path) == bool(text)
+    assert str(stacks.find_position(path)) == (place or "train.py:41 in load_batch")
+    assert stacks.has_stacks(path) == bool(text)
 
 
 KEEPS = """
@@ -121,7 +121,7 @@ handled = []
 signal.signal(stacks.SIGNAL, lambda *_: handled.append(1))
 with open(sys.argv[1] + "/mine", "w") as mine:
     faulthandler.enable(mine)
-    stacks.enable(Path(sys.argv[1]), 0)
+    stacks.enable_stacks(Path(sys.argv[1]), 0)
     signal.raise_signal(stacks.SIGNAL)
     assert handled == [1]
     os.abort()
@@ -139,7 +139,7 @@ def test_handlers_of_the_program_stay(tmp_path: Path) -> None:
 def test_who_asks_late_does_no_harm(tmp_path: Path) -> None:
     (tmp_path / "rank.0").mkdir()
     code = "import faulthandler, signal, sys\nfrom pathlib import Path\nfrom engine.host import stacks\n"
-    code += "stacks.enable(Path(sys.argv[1]), 0); faulthandler.unregister(stacks.SIGNAL)\n"
+    code += "stacks.enable_stacks(Path(sys.argv[1]), 0); faulthandler.unregister(stacks.SIGNAL)\n"
     code += "signal.raise_signal(stacks.SIGNAL); print('lives')"
     done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=False)
     assert done.stdout == "lives\n", done.stderr

@@ -28,7 +28,7 @@ def opened_for_writing(path: Path) -> int:
     return private_files.open_file(path, os.O_TRUNC)
 
 
-WAYS = [private_files.create, opened_for_writing]
+WAYS = [private_files.create_file, opened_for_writing]
 
 
 @pytest.mark.parametrize("opened", WAYS)
@@ -49,7 +49,7 @@ def test_who_has_an_old_file_open_reads_nothing_of_the_new_one(tmp_path: Path) -
     old = tmp_path / "old"
     old.write_text("before")
     with old.open("rb") as listening:
-        write_by(private_files.create, old)
+        write_by(private_files.create_file, old)
         assert listening.read() == b"before"
 
 
@@ -87,7 +87,7 @@ def test_a_directory_of_another_user_is_refused(tmp_path: Path, given: int) -> N
     theirs.mkdir()
     theirs.chmod(given)
     os.chown(theirs, NOBODY, NOBODY)
-    for use in (private_files.make_directory, lambda path: private_files.create(path / "file")):
+    for use in (private_files.make_directory, lambda path: private_files.create_file(path / "file")):
         with pytest.raises(PermissionError, match="belongs to another user"):
             use(theirs)
     assert list(theirs.iterdir()) == []
@@ -98,7 +98,7 @@ def test_a_directory_to_which_others_write_is_refused(tmp_path: Path, given: int
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(given)
-    for use in (private_files.make_directory, lambda path: private_files.create(path / "file")):
+    for use in (private_files.make_directory, lambda path: private_files.create_file(path / "file")):
         with pytest.raises(PermissionError, match="run 'chmod go-w'"):
             use(shared)
     assert mode(shared) == given and list(shared.iterdir()) == []
@@ -123,7 +123,7 @@ def test_a_directory_has_mode_0700_but_for_one_like_tmp_or_with_other_files(tmp_
 def test_a_link_to_a_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "target").mkdir()
     (tmp_path / "link").symlink_to("target")
-    for use in (private_files.make_directory, lambda path: private_files.create(path / "file")):
+    for use in (private_files.make_directory, lambda path: private_files.create_file(path / "file")):
         with pytest.raises(OSError, match="symbolic link, which is not followed"):
             use(tmp_path / "link")
     assert list((tmp_path / "target").iterdir()) == []

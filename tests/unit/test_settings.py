@@ -19,7 +19,7 @@ from engine.launch.cli import options
 from engine.launch.errors import LaunchError
 from engine.metrics.knobs import GAUGES, make_gauges
 from engine.session import commands
-from engine.tuning.knobs import KNOBS, axis
+from engine.tuning.knobs import KNOBS, describe_axis
 from engine_ext import knobs as native
 
 ROOT = Path(__file__).parents[2]
@@ -103,7 +103,7 @@ def test_a_new_knob_is_taken_searched_and_shown() -> None:
     with pytest.raises(ConfigError, match=r"there is no knob 'tracks'; there are: .*, lane_bytes, lane_wait_ms"):
         config.check_knobs({"tracks": 2}, More)
     knobs = config.knobs(More)
-    assert {name: axis(knobs[name]) for name in knobs.keys() - config.knobs()} == {
+    assert {name: describe_axis(knobs[name]) for name in knobs.keys() - config.knobs()} == {
         "lane_bytes": {"kind": "Integer", "low": 1 << 10, "high": 1 << 20, "log": True},
         "lane_wait_ms": {"kind": "Real", "low": 0.5, "high": 3, "log": True, "off": 0.0},
         "lane_kind": {"kind": "Choice", "values": ["wide"]},

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from engine.trace.__main__ import main
-from engine.trace.postmortem import report
+from engine.trace.postmortem import make_report
 from engine.trace.reading import TraceError, files_of, read
-from engine.trace.summary import common, length, summarize, text, union
+from engine.trace.summary import format_summary, length, measure_overlap, merge_intervals, summarize_recordings
 from engine.trace.timeline import path_of
 
 NOW = 1_800_000_000.0
@@ -82,8 +82,8 @@ def write(path: Path, events: list[dict[str, Any]], end: str = "]\n") -> Path:
 
 def test_the_summary_has_the_known_figures(tmp_path: Path) -> None:
     files = [write(tmp_path / f"rank.{rank}.trace.json", a_rank(rank)) for rank in range(2)]
-    figures = summarize(read([tmp_path], []))
-    assert figures == summarize(read(files, []))
+    figures = summarize_recordings(read([tmp_path], []))
+    assert figures == summarize_recordings(read(files, []))
     for row in figures["ranks"]:
         assert not row["exact"]
         assert row["seconds"] == pytest.approx(0.050)
@@ -110,7 +110,7 @@ def test_process_sets_are_told_apart_by_their_numbers(tmp_path: Path) -> None:
         write(tmp_path / f"rank.{r}.trace.json", [head(r, 3), *(a_rank(r)[1:] if r < 2 else []), *sets[r]])
         for r in range(3)
     ]
-    figures = summarize(read(files, []))
+    figures = summarize_recordings(read(files, []))
     assert [row["tensors"] for row in figures["ranks"]] == [3, 3, 0]
     assert [(each["id"], each["ranks"]) for each in figures["process_sets"]] == list(parts.items())
     for each in figures["process_sets"]:
@@ -124,13 +124,13 @@ def test_process_sets_are_told_apart_by_their_numbers(tmp_path: Path) -> None:
     assert {(row["process_set"], row["name"]) for row in figures["slowest_tensors"]} == {
         *((0, "a"), (0, "b"), (1, "a"), (2, "a"))
     }
-    shown = text(figures)
+    shown = format_summary(figures)
     assert "\namong ranks 1, 2 (set 1)\n" in shown and "\namong ranks 0, 2 (set 2)\n" in shown
     assert "\na (set 2) " in shown and "fusion: 5 tensors in 4 entries" in shown
     assert "slowest rank: 1, last with 4 of 4 tensors" in shown
     out = tmp_path / "out.json"
     assert main(["merge", *map(str, files), "-o", str(out)]) == 0
-    assert summarize(read([out], [])) == figures
+    assert summarize_recordings(read([out], [])) == figures
 
 
 def test_sets_that_differ_between_files_are_refused(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_sets_that_differ_between_files_are_refused(tmp_path: Path) -> None:
 
 def test_many_sets_and_large_ones_are_a_short_table(tmp_path: Path) -> None:
     sets = [event for number in range(1, 21) for event in in_a_set(0, number, [0, *range(2, 200, 2)])]
-    shown = text(summarize(read([write(tmp_path / "t.json", [*a_rank(0), *sets])], [])))
+    shown = format_summary(summarize_recordings(read([write(tmp_path / "t.json", [*a_rank(0), *sets])], [])))
     assert max(map(len, shown.splitlines())) <= 100
     assert shown.count("among ranks 0, 2, 4, 6, 8, 10, 12, .., 198 (set ") == shown.count("among r") == 8
     assert "and 12 process sets in which less was done, with --json" in shown
@@ -152,13 +152,13 @@ def test_totals_go_before_what_is_drawn(tmp_path: Path) -> None:
     counts = {"entries": 40, "tensors": 80, "bytes": 4000, "steps": 10, "dropped": 2, "left_out": 3}
     event = process(0, "rank 0", engine_totals={**totals, **counts})
     steps = [slice_(0, 1, "step", 50, 53), slice_(0, 1, "step", 53, 58)]
-    figures = summarize(read([write(tmp_path / "t.json", [*a_rank(0), *steps, event])], []))
+    figures = summarize_recordings(read([write(tmp_path / "t.json", [*a_rank(0), *steps, event])], []))
     row = figures["ranks"][0]
     assert (row["exact"], row["seconds"], row["steps"], row["communication"]) == (True, 2.0, 10, 0.8)
     assert (row["overlapped"], row["waiting"]) == (0.75, 0.3)
     assert (row["entries"], row["tensors"], row["bytes"]) == (40, 80, 4000)
     assert (row["entries_shown"], row["dropped"]) == (2, 5)
-    shown = text(figures)
+    shown = format_summary(figures)
     # The first step began with the recording, and includes the start of the program.
     assert "10 steps of 4.00 ms in the mean" in shown and "75.0 %" in shown and "5 records are missing" in shown
     assert "1 rank, 2.00 s" in shown and "(of a job of 2 ranks)" in shown
@@ -168,7 +168,7 @@ def test_what_belongs_to_no_step_is_not_among_the_slowest_tensors_of_steps(tmp_p
     name = {"ph": "M", "pid": 0, "tid": 19, "name": "thread_name", "args": {"name": "once"}}
     once = tensor(0, 19, 99, [100, 100, 100, 900], 0, 0)
     often = [each for n in range(20) for each in tensor(0, 17, 100 + n, [1000 + n, 1000 + n, 1000 + n, 1001 + n], 0, 0)]
-    figures = summarize(read([write(tmp_path / "t.json", [*a_rank(0), name, *once, *often])], []))
+    figures = summarize_recordings(read([write(tmp_path / "t.json", [*a_rank(0), name, *once, *often])], []))
     assert figures["slowest_tensors"][0]["name"] == "a"
 
 
@@ -176,7 +176,7 @@ def test_the_table_is_narrow_whatever_the_names(tmp_path: Path) -> None:
     events = a_rank(0)
     events[1]["args"]["name"] = "module." * 40 + "weight"
     events[2]["args"]["name"] = "line\nbreak"
-    shown = text(summarize(read([write(tmp_path / "t.json", events)], [])))
+    shown = format_summary(summarize_recordings(read([write(tmp_path / "t.json", events)], [])))
     assert max(map(len, shown.splitlines())) <= 100
     assert "\nline\\nbreak " in shown
     assert "\nmodule.mod....module.module.weight " in shown
@@ -227,7 +227,7 @@ def test_a_directory_stands_for_the_timelines_of_one_job(tmp_path: Path, form: s
     for other in ("merged.json", "t.rankx.json", "t.rank0.json.old"):
         (tmp_path / other).touch()
     assert files_of([tmp_path]) == files
-    assert summarize(read([tmp_path], [])) == summarize(read(files, []))
+    assert summarize_recordings(read([tmp_path], [])) == summarize_recordings(read(files, []))
     write(tmp_path / "u.rank0.json", a_rank(0))
     names = ", ".join(sorted((form.format("*"), "u.rank*.json")))
     with pytest.raises(TraceError, match=re.escape(f"timelines of several names ({names}): give one, as {tmp_path}/")):
@@ -239,17 +239,17 @@ def test_a_merged_file_says_the_same(tmp_path: Path, capsys: pytest.CaptureFixtu
     out = tmp_path / "out.json"
     assert main(["merge", *files, "-o", str(out)]) == 0
     assert json.loads(out.read_text()) == [*a_rank(0), *a_rank(1)]
-    assert summarize(read([out], [])) == summarize(read(files, []))
+    assert summarize_recordings(read([out], [])) == summarize_recordings(read(files, []))
     capsys.readouterr()
     assert main(["summary", "--json", str(out)]) == 0
     assert json.loads(capsys.readouterr().out)["slowest_rank"] == 1
 
 
 def test_intervals() -> None:
-    assert union([(3, 4), (0, 1), (0.5, 2), (2, 2.5)]) == [(0, 2.5), (3, 4)]
-    assert length(union([(0, 2), (1, 3)])) == 3
-    assert common([(0, 2), (3, 5)], [(1, 4), (4.5, 9)]) == 2.5
-    assert common([], [(0, 1)]) == 0
+    assert merge_intervals([(3, 4), (0, 1), (0.5, 2), (2, 2.5)]) == [(0, 2.5), (3, 4)]
+    assert length(merge_intervals([(0, 2), (1, 3)])) == 3
+    assert measure_overlap([(0, 2), (3, 5)], [(1, 4), (4.5, 9)]) == 2.5
+    assert measure_overlap([], [(0, 1)]) == 0
 
 
 @pytest.mark.parametrize("path", ["", " ", 5, None, b"t.json", "a\0.json"])
@@ -299,7 +299,7 @@ def test_a_rank_without_a_record_is_found_in_the_others(tmp_path: Path) -> None:
     ranks = [place(0, 381, 40), place(1, 381, 40), place(2, 381, 39), place(3, 381, 40)]
     for rank in (0, 1, 3):
         keep(tmp_path, rank, "flight.json", record(rank, history=history, ranks=ranks))
-    shown, data = report(tmp_path)
+    shown, data = make_report(tmp_path)
     assert data["verdict"] == "rank 2 stopped in entry 381 'layer.3.weight' (allreduce); ranks 0, 1, 3 wait for it"
     assert data["without_record"] == [2]
     lines = shown.splitlines()
@@ -317,7 +317,7 @@ def test_records_of_hosts_whose_clocks_differ_come_in_their_order(tmp_path: Path
         blamed = {"rank": 2 if rank == 1 else 0, "cause": "died", "message": f"what {rank} says", **told}
         keep(tmp_path, rank, "failure.json", blamed)
         keep(tmp_path, rank, "flight.json", record(rank, 3, **told))
-    shown, data = report(tmp_path)
+    shown, data = make_report(tmp_path)
     assert [failure["reporter"] for failure in data["failures"]] == [1, 2, 0]
     assert shown.startswith("first cause: what 1 says") and "it may speak of another failure" not in shown
     times = [data["ranks"][rank]["time"] for rank in (1, 2, 0)]
@@ -327,13 +327,13 @@ def test_records_of_hosts_whose_clocks_differ_come_in_their_order(tmp_path: Path
 def test_a_rank_that_is_just_behind_is_not_called_stopped(tmp_path: Path) -> None:
     ranks = [place(0, 381, 40), place(1, None, 41)]
     keep(tmp_path, 0, "flight.json", record(0, 2, monotonic=9.1, history=[row(381, "x", None)], ranks=ranks))
-    assert report(tmp_path)[1]["verdict"] == "rank 0 is the last in entry 381 'x' (allreduce); rank 1 waits for it"
+    assert make_report(tmp_path)[1]["verdict"] == "rank 0 is the last in entry 381 'x' (allreduce); rank 1 waits for it"
 
 
 def test_who_has_not_brought_a_tensor(tmp_path: Path) -> None:
     keep(tmp_path, 0, "flight.json", record(0, 3, pending=[pending("known", 5, [1, 2]), pending("later", 1, [2])]))
     keep(tmp_path, 1, "flight.json", record(1, 3, pending=[pending("own", 4, [0, 2])]))
-    shown, data = report(tmp_path)
+    shown, data = make_report(tmp_path)
     assert data["verdict"] == "ranks 1, 2 have not submitted 'known'; rank 0 waits for it"
     assert "waits for 'later' (allreduce) for 1.0 s: rank 2 has not submitted it" in shown
 
@@ -342,7 +342,7 @@ def test_a_new_name_is_missing_where_no_record_has_it(tmp_path: Path) -> None:
     for rank in range(3):
         waiting = [pending("new", 5, None)] if rank != 1 else []
         keep(tmp_path, rank, "flight.json", record(rank, 3, pending=waiting))
-    assert report(tmp_path)[1]["verdict"] == "rank 1 has not submitted 'new'; ranks 0, 2 wait for it"
+    assert make_report(tmp_path)[1]["verdict"] == "rank 1 has not submitted 'new'; ranks 0, 2 wait for it"
 
 
 def test_the_first_cause_comes_first(tmp_path: Path) -> None:
@@ -351,7 +351,7 @@ def test_the_first_cause_comes_first(tmp_path: Path) -> None:
         content = {"rank": blamed, "cause": "died", "message": f"rank {blamed} died: SIGKILL", "time": NOW + delay}
         keep(tmp_path, rank, "failure.json", content)
         keep(tmp_path, rank, "flight.json", record(rank, reason="abort"))
-    shown, data = report(tmp_path)
+    shown, data = make_report(tmp_path)
     assert shown.startswith("first cause: rank 2 died: SIGKILL\n  told by ranks 0, 1, first at ")
     assert "  rank 3 says: rank 1 died: SIGKILL" in shown
     assert data["verdict"] == "rank 2 died: SIGKILL"
@@ -367,7 +367,7 @@ def test_a_rank_that_waits_in_a_set_is_not_the_cause(tmp_path: Path) -> None:
     keep(tmp_path, 0, "flight.json", record(0, 3, pending=world))
     keep(tmp_path, 1, "flight.json", record(1, 3, process_sets=[part([0, 1]), waiting]))
     keep(tmp_path, 2, "flight.json", record(2, 3, process_sets=[part([1, 2])]))
-    shown, data = report(tmp_path)
+    shown, data = make_report(tmp_path)
     assert data["verdict"] == "rank 2 has not submitted 'known' among ranks 1, 2; rank 1 waits for it"
     assert data["ranks"][1]["process_sets"][1]["pending"][0]["missing"] == [2]
     assert "\n  among ranks 1, 2: finished entry 7 'part' (allreduce) 2.5 s before\n" in shown
@@ -378,7 +378,7 @@ def test_a_rank_that_waits_in_a_set_is_not_the_cause(tmp_path: Path) -> None:
 def test_a_rank_that_waits_in_the_world_is_not_the_cause_of_a_wait_in_a_set(tmp_path: Path) -> None:
     keep(tmp_path, 0, "flight.json", record(0, 3, pending=[pending("barrier", 5, [2])]))
     keep(tmp_path, 1, "flight.json", record(1, 3, process_sets=[part([0, 1], pending=[pending("x", 6, [0])])]))
-    shown, data = report(tmp_path)
+    shown, data = make_report(tmp_path)
     assert data["verdict"] == "rank 2 has not submitted 'barrier'; ranks 0, 1 wait for it"
     assert "waits for 'x' (allreduce) for 6.0 s: rank 0 has not submitted it" in shown
 
@@ -387,7 +387,7 @@ def test_a_standstill_within_an_entry_of_a_set(tmp_path: Path) -> None:
     ranks = [place(1, 381, 40), place(2, 381, 39)]
     entered = part([1, 2], history=[row(381, "x", None)], ranks=ranks)
     keep(tmp_path, 1, "flight.json", record(1, 3, process_sets=[entered]))
-    assert report(tmp_path)[1]["verdict"] == (
+    assert make_report(tmp_path)[1]["verdict"] == (
         "rank 2 stopped in entry 381 'x' (allreduce) among ranks 1, 2; rank 1 waits for it"
     )
 
@@ -396,13 +396,15 @@ def test_who_is_blamed_goes_before_who_is_waited_for(tmp_path: Path) -> None:
     keep(tmp_path, 0, "flight.json", record(0, 3, pending=[pending("barrier", 5, [2])]))
     keep(tmp_path, 1, "flight.json", record(1, 3, process_sets=[part([0, 1], pending=[pending("x", 6, [0])])]))
     keep(tmp_path, 1, "failure.json", {"rank": 0, "cause": "stalled", "message": "rank 0 stalled", "time": NOW})
-    assert report(tmp_path)[1]["verdict"] == "rank 0 has not submitted 'x' among ranks 0, 1; rank 1 waits for it"
+    assert make_report(tmp_path)[1]["verdict"] == "rank 0 has not submitted 'x' among ranks 0, 1; rank 1 waits for it"
 
 
 def test_nothing_is_wrong(tmp_path: Path) -> None:
     for rank in range(4):
         keep(tmp_path, rank, "flight.json", record(rank, reason="signal"))
-    assert report(tmp_path)[1]["verdict"] == "no rank stands still: nothing waits for another rank in these records"
+    assert (
+        make_report(tmp_path)[1]["verdict"] == "no rank stands still: nothing waits for another rank in these records"
+    )
 
 
 @pytest.mark.parametrize(
@@ -428,7 +430,7 @@ def test_a_file_that_cannot_be_used_is_named_and_the_rest_is_read(tmp_path: Path
     keep(tmp_path, 0, "flight.json", record(0, time=NOW + 1, pending=[pending("known", 5, [2])]))
     keep(tmp_path, 0, "failure.json", "{")
     (tmp_path / "rank.x").mkdir()
-    shown, data = report(tmp_path)
+    shown, data = make_report(tmp_path)
     assert [note for note in data["notes"] if note.startswith(str(path)) and why in note], data["notes"]
     assert f"note: {tmp_path / 'rank.0' / 'failure.json'}: broken: " in shown
     assert data["verdict"] == "rank 2 has not submitted 'known'; ranks 0, 1, 3 wait for it"
@@ -437,7 +439,7 @@ def test_a_file_that_cannot_be_used_is_named_and_the_rest_is_read(tmp_path: Path
 def test_a_record_that_is_cut_short_is_shown_as_far_as_it_goes(tmp_path: Path) -> None:
     whole = json.dumps(record(0, 2, history=[row(380, "layer.2"), row(381, "layer.3"), row(382, "layer.4")]))
     path = keep(tmp_path, 0, "flight.json", whole[: whole.index("layer.4")])
-    shown, data = report(tmp_path)
+    shown, data = make_report(tmp_path)
     assert "rank 0 (stall, " in shown and "finished entry 381 'layer.3' (allreduce)" in shown
     assert f"note: {path}: broken: no JSON: Unterminated string" in shown
     assert f"note: {path}: 1 row left out, damaged; the first: 'type' is missing" in shown
@@ -450,7 +452,7 @@ def test_absurd_numbers_of_ranks_are_not_believed(tmp_path: Path) -> None:
     for name in ("rank.99999999999", "rank.-1", "rank.\u0663"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "flight.json").write_text(json.dumps(record(1, 2)))
-    shown, data = report(tmp_path)
+    shown, data = make_report(tmp_path)
     assert data["size"] == 2 and len(shown.splitlines()) < 10
 
 
@@ -485,7 +487,7 @@ def test_a_record_of_before_ranks_were_in_it_is_read(tmp_path: Path) -> None:
     old = record(0, 2, history=[row(7, "x", None)])
     del old["monotonic"]
     keep(tmp_path, 0, "flight.json", old)
-    assert report(tmp_path)[1]["verdict"] == "all ranks are in entry 7 'x' (allreduce); none is behind the others"
+    assert make_report(tmp_path)[1]["verdict"] == "all ranks are in entry 7 'x' (allreduce); none is behind the others"
 
 
 def test_a_directory_without_records_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

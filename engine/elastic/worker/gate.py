@@ -311,7 +311,7 @@ class Gate:
             try:
                 view = view[retry_short(self._socket.send, view, socket.MSG_NOSIGNAL) :]
             except BlockingIOError:
-                if not patience.left():
+                if not patience.seconds_left():
                     self._end(JobOver(f"the agent of this host has read nothing for {PATIENCE:g} s"))
                 self._poll(select.POLLOUT, patience.wait())
             except OSError:

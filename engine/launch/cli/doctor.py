@@ -53,7 +53,7 @@ def examine(channel: Channel, order: Message) -> None:
         kernels=kernels,
         problem=problem,
         frameworks=sorted(f"{name} {number}" for name, number in check_build.found_frameworks().items()),
-        cpus=machine.facts().usable,
+        cpus=machine.collect_facts().usable,
         lacks=list(_list_lacks()),
         address=address,
         port=listening.getsockname()[1],
@@ -67,16 +67,16 @@ def examine(channel: Channel, order: Message) -> None:
 
 def _list_lacks() -> Iterable[str]:
     """Yield the system features that ranks need and that are missing, with what to do."""
-    if not processes.visible():
+    if not processes.is_proc_usable():
         yield "/proc does not show the processes: mount that of the PID namespace"
     try:
         os.close(linux.memfd_create("doctor"))
     except OSError as error:
-        yield linux.refusal("memfd_create", error)
+        yield linux.explain_refusal("memfd_create", error)
     try:
         os.close(linux.pidfd_open(os.getpid()))
     except OSError as error:
-        yield linux.refusal("pidfd_open", error)
+        yield linux.explain_refusal("pidfd_open", error)
 
 
 def connect(targets: Mapping[str, Sequence[Any]], limit: float = CONNECT) -> dict[str, tuple[str, str]]:
@@ -203,7 +203,7 @@ class Examination:
         patience = Patience(limit)
         while waited := [host for host in self._hosts if not host.trouble and host.name not in self._answers]:
             self._loop.step(patience.wait())
-            if not patience.left():
+            if not patience.seconds_left():
                 for host in waited:
                     if host.name not in self._answers and not host.trouble:
                         self._loop.ignore(host)

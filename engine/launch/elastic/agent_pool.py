@@ -165,10 +165,10 @@ class AgentPool:
 
     def give_up_silent(self) -> None:
         """Give up agents that have been silent for too long."""
-        for inquirer in [each for each, inquiry in self._inquiries.items() if not inquiry.patience.left()]:
+        for inquirer in [each for each, inquiry in self._inquiries.items() if not inquiry.patience.seconds_left()]:
             self._close_inquirer(inquirer)
         # Iterate over agents, not hosts: the loss of one may cause another to be given up and started anew.
-        for agent in [self._agents[host] for host, patience in self._patience.items() if not patience.left()]:
+        for agent in [self._agents[host] for host, patience in self._patience.items() if not patience.seconds_left()]:
             late = f"has not answered for {self._lease:g} s", f"did not answer within {self._seconds:g} s"
             self.agent_lost(agent, late[not agent.ready])
 
@@ -197,7 +197,7 @@ class AgentPool:
         if self._agents.get(agent.name) is not agent:
             return False
         if agent.ready:
-            self._patience[agent.name].begin(self._lease)
+            self._patience[agent.name].reset(self._lease)
         return True
 
     def note_start(self, agent: RemoteHost, message: Message) -> None:
@@ -220,7 +220,7 @@ class AgentPool:
         said = agent.said()
         if not self._driver.finishing:
             why = f"its agent {how}" + (f"; it said: {said}" if said else "")
-            self._listener.host_lost(host, why, inquiry.patience.left())
+            self._listener.host_lost(host, why, inquiry.patience.seconds_left())
             self._start_inquiry(inquiry)
 
     # ---- agents
@@ -268,7 +268,7 @@ class AgentPool:
     def _note_ready(self, agent: RemoteHost, message: Message) -> None:
         where, address, summary = (message.text(name) for name in ("where", "address", "summary"))
         agent.ready = True
-        self._patience[agent.name].begin(self._lease)
+        self._patience[agent.name].reset(self._lease)
         self._where[agent.name], self._addresses[agent.name] = where, address
         if not self._options.quiet:
             self._driver.setup.say(f"{agent.name}: {summary}")
@@ -300,7 +300,7 @@ class AgentPool:
             self._listener.workers_cleared(list(inquiry.workers))
         if not inquiry.workers or not agent.ready:
             return
-        inquirer = self._make_agent(agent.name, max(inquiry.patience.left(), self._seconds))
+        inquirer = self._make_agent(agent.name, max(inquiry.patience.seconds_left(), self._seconds))
         self._inquiries[inquirer] = inquiry
         self._loop.start(inquirer)
         if inquirer.trouble:

@@ -131,7 +131,7 @@ class WorkerServer:
             connection, _ = accept(self._listener, self._give_way, spare=0)
         except OSError as error:
             if error.errno in NO_DESCRIPTORS:  # the listener stays readable until there are some
-                self._told.say(f"no worker can come to the gate: {linux.refusal('accept', error)}")
+                self._told.say(f"no worker can come to the gate: {linux.explain_refusal('accept', error)}")
                 self._loop.remove_reader(self._listener.fileno())
                 self._deaf = True
             return  # otherwise the connection has ended already
@@ -148,7 +148,7 @@ class WorkerServer:
 
     def _give_way(self) -> bool:
         """Close the oldest unauthenticated connection; return False if there is none."""
-        displaced = self._strangers.displace()
+        displaced = self._strangers.displace_next()
         if displaced is not None:
             self._close(displaced)
         return displaced is not None

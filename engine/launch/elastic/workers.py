@@ -164,7 +164,7 @@ class Workers:
         rank_plan = self._plan_worker(worker, message)
         rank = self._agent.start_rank(rank_plan, message.number("number"), awaited=False)
         self._running.add(worker)
-        process = processes.look(rank.pid)
+        process = processes.read_process(rank.pid)
         assert process is not None  # it is not reaped yet
         self._agent.channel.send("started", worker=worker, pid=rank.pid, born=process.born, cpus=rank_plan.cpus)
 
@@ -195,4 +195,4 @@ class Workers:
             self.say(spawn.not_started(end.rank, self._agent.program, failure))
             code = _NOT_EXECUTED.get(failure.errno or 0, 1)
         told = {"worker": end.rank, "code": code, "killed": killed, "started": failure is None}
-        self._agent.channel.send("end", end.report.data(), **told)
+        self._agent.channel.send("end", end.report.to_bytes(), **told)

@@ -290,7 +290,7 @@ class Channel:
         """Wait until the other side closes its end, for at most `seconds`; its messages are dropped."""
         patience = Patience(seconds)
         poll = select.poll()
-        while not self.ended and patience.left():
+        while not self.ended and patience.seconds_left():
             poll.register(self.reading, select.POLLIN)
             poll.poll(1000 * patience.wait())
             with contextlib.suppress(ChannelError):

@@ -38,7 +38,7 @@ def confirm_dead_workers(channel: Channel, order: Message) -> None:
     """
     head = order.head
     known = [_parse_process(told) for told in head["workers"]]
-    if not processes.visible() or process_view() != head["where"]:
+    if not processes.is_proc_usable() or process_view() != head["where"]:
         channel.send("blind")
     else:
         while _kill_workers(known) | end_all(str(head["job"]), str(head["host"])):
@@ -64,7 +64,9 @@ def _kill_workers(workers: list[tuple[int, int]]) -> bool:
 
     This finds programs that have overwritten their environment, by which `end_all` searches.
     """
-    found = [(pid, process) for pid, born in workers if (process := processes.look(pid)) and process.born == born]
+    found = [
+        (pid, process) for pid, born in workers if (process := processes.read_process(pid)) and process.born == born
+    ]
     running = [pid for pid, process in found if runs(process)]
     for pid in running:
         processes.send_group(pid, signal.SIGKILL)

@@ -101,7 +101,7 @@ class AgentLoop:
         for key, _ in self._selector.select(min(seconds, LOOK if self._holding else 0.5)):
             key.data()
         for host in self._hosts:
-            if host.number in self._carried and not self._carried[host.number].left():
+            if host.number in self._carried and not self._carried[host.number].seconds_left():
                 self._cut_off(host)
         for host in [host for host in self._parting if host.has_ended()]:
             self._parting.remove(host)
@@ -146,7 +146,7 @@ class AgentLoop:
             host.hang_up()
         patience = Patience(FAREWELL)
         for host in self._hosts:
-            host.close(patience.left())
+            host.close(patience.seconds_left())
         self._selector.close()
         if self._relay is not None:
             self._relay.close()

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from ...host.processes import look
+from ...host.processes import read_process
 from ...metrics import page
 from .channel import Channel, ChannelError, Message
 
@@ -133,5 +133,5 @@ def _read_pid(descriptor: int) -> int:
 
 def _read_state(pid: int) -> str:
     """Return the state of a process; `X` if it has ended, empty for a pid of 0."""
-    process = look(pid) if pid else None
+    process = read_process(pid) if pid else None
     return process.state if process is not None else "X" if pid else ""

@@ -58,7 +58,7 @@ def _ends_with(launcher: int) -> Callable[[], None]:
     """
 
     def prepare() -> None:
-        processes.prctl(processes.PR_SET_PDEATHSIG, signal.SIGTERM)
+        processes.call_prctl(processes.PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != launcher:
             os._exit(128 + signal.SIGTERM)
 

@@ -89,7 +89,7 @@ class Directory:
         except BlockingIOError:
             patience = Patience(FELLOW)
             while not self._held_for_this_job():
-                if not patience.left():
+                if not patience.seconds_left():
                     raise OSError(f"{str(self._path)!r} is in use by another job") from None
                 time.sleep(PAUSE)
         else:

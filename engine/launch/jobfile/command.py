@@ -166,7 +166,7 @@ def _check_cpus(description: Description, bounds: Bounds, options: Options) -> N
             f"{description.cpus.place}: a worker has {description.processes} processes, and at least one CPU for each "
             "is needed: ask for more, or add --no-binding"
         )
-    there, wanted = len(machine.facts().cpus), bounds.cpus * description.size
+    there, wanted = len(machine.collect_facts().cpus), bounds.cpus * description.size
     if wanted > there and not options.places:
         raise LaunchError(
             f"{description.cpus.place}: {readable.count(description.workers, 'worker')} need {wanted} CPUs, and "

@@ -120,7 +120,7 @@ class Child:
     def wait(self, seconds: float) -> int | None:
         """Wait up to `seconds` for the end, and return the exit code; None if the end has not come."""
         patience, poll = Patience(seconds), select.poll()
-        while self.poll() is None and patience.left():
+        while self.poll() is None and patience.seconds_left():
             poll.poll(1e3 * _LOOK)
         return self.returncode
 

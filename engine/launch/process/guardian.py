@@ -94,7 +94,7 @@ class Guardian:
                     return True
             except ChildProcessError:  # SIGCHLD is ignored (inherited), so the kernel reaps children
                 return True
-            if not patience.left():
+            if not patience.seconds_left():
                 return False
             time.sleep(min(LOOK, patience.wait()))
 
@@ -157,13 +157,13 @@ class _Lease:
         left = until - boot_time()
         if left > 0:
             self._until = until
-            self._patience.begin(left)
+            self._patience.reset(left)
 
     def left(self) -> float:
         return self._until - boot_time()
 
     def hopeless(self) -> bool:
-        return not self._patience.left()
+        return not self._patience.seconds_left()
 
     def wait(self) -> float:
         """Return the seconds until the lease must be examined again."""
@@ -178,7 +178,7 @@ def _run_guardian(
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP):
         signal.signal(signum, signal.SIG_IGN)
     pipe = _keep_only(pipe)
-    processes.prctl(processes.PR_SET_NAME, b"enginerun-guard")
+    processes.call_prctl(processes.PR_SET_NAME, b"enginerun-guard")
     told = _Told()
     lease = None if seconds is None else _Lease(seconds)
     while not told.farewell:
@@ -253,7 +253,7 @@ def end_all(job: str, host: str | None) -> bool:
     """
     found = [
         process.pid
-        for process in processes.processes()
+        for process in processes.list_processes()
         if runs(process) and process.pid != os.getpid() and _is_of_job(process.pid, job, host)
     ]
     for pid in found:

@@ -51,7 +51,7 @@ def forget_records(directory: Path) -> None:
             if not old.parent.is_symlink():
                 old.unlink()
     for world in flight.worlds_in(directory):
-        flight.forget(world)
+        flight.remove_records(world)
 
 
 def forget_empty(directory: Path) -> None:

@@ -199,7 +199,7 @@ class Display:
     def _open(self) -> None:
         try:
             private_files.make_directory(self.path.parent)
-            self._file = private_files.create(self.path)
+            self._file = private_files.create_file(self.path)
         except OSError as error:
             self.problem = error
 

@@ -73,7 +73,7 @@ class RankOutput:
         """Write the exit report of a failed rank beside its output."""
         if not report.empty:
             path = self.directory / f"rank.{number}" / NAME
-            self.files.put(functools.partial(_write_quietly, path, report.data()))
+            self.files.put(functools.partial(_write_quietly, path, report.to_bytes()))
 
     def close(self) -> None:
         """Write out and close all files; one that makes no progress is given up."""

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...exit_report.report import environment as reporting
+from ...exit_report.report import make_environment as reporting
 from ...exit_report.report import make_page
 from ...host import linux, machine, processes
 from ..errors import LaunchError
@@ -172,7 +172,7 @@ def start(
             if descriptor >= 0:
                 os.close(descriptor)
         raise LaunchError(
-            f"rank {plan.rank}: its process cannot be watched: {linux.refusal('pidfd_open', error)}"
+            f"rank {plan.rank}: its process cannot be watched: {linux.explain_refusal('pidfd_open', error)}"
         ) from error
     return Rank(plan, process, pidfd, out_read, err_read, page, started)
 
@@ -240,7 +240,7 @@ def _before_exec(launcher: int, plan: RankPlan, descriptors: tuple[int, int]) ->
             os.setpgid(0, 0)
         else:
             os.setsid()
-        processes.prctl(processes.PR_SET_PDEATHSIG, signal.SIGKILL)
+        processes.call_prctl(processes.PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != launcher:  # the launcher died before the call of prctl
             os._exit(128 + signal.SIGKILL)
         resource.setrlimit(resource.RLIMIT_NOFILE, descriptors)

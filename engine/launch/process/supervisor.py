@@ -122,7 +122,7 @@ class Supervisor:
         self._held = False
         self._asked: set[int] = set()
         self._traced: list[tuple[Rank, float, Patience]] = []  # ended ranks that a debugger holds, and when they ended
-        self._foreign = {process.pid for process in processes.processes() if process.parent == os.getpid()}
+        self._foreign = {process.pid for process in processes.list_processes() if process.parent == os.getpid()}
 
     def add(self, rank: Rank) -> None:
         """Watch one more rank.
@@ -193,7 +193,7 @@ class Supervisor:
         """Serve the ranks until all have ended and no process of theirs is left."""
         while self._alive or self._held:
             self._step(None if self._patience is None else self._patience.wait())
-            if self._patience is not None and not self._patience.left():
+            if self._patience is not None and not self._patience.seconds_left():
                 self._enter_next_stage()
         self._end_leftovers()
         for streams in self._streams.values():
@@ -257,11 +257,11 @@ class Supervisor:
         for entry in list(self._traced):
             rank, ended, patience = entry
             code = rank.process.poll()
-            if code is None and not patience.left():
+            if code is None and not patience.seconds_left():
                 code = rank.process.returncode = processes.exit_code(rank.pid)
                 self._say(
                     f"rank {rank.number} (pid {rank.pid}) has ended ({describe_code(code)}), and a debugger holds it "
-                    f"({processes.tracer(rank.pid)}): it is not waited for"
+                    f"({processes.name_tracer(rank.pid)}): it is not waited for"
                 )
             if code is not None:
                 self._traced.remove(entry)
@@ -352,10 +352,10 @@ class Supervisor:
 
     def _find_handlers(self, rank: Rank, signum: int) -> list[int]:
         """Return the pids that handle a signal: the rank's, or, as below a shell, those of its topmost handlers."""
-        if processes.catches(rank.pid, signum):
+        if processes.catches_signal(rank.pid, signum):
             return [rank.pid]
-        members = {process.pid: process for process in processes.processes() if process.group == rank.pid}
-        catching = {pid for pid in members if processes.catches(pid, signum)}
+        members = {process.pid: process for process in processes.list_processes() if process.group == rank.pid}
+        catching = {pid for pid in members if processes.catches_signal(pid, signum)}
         return [pid for pid in catching if members[pid].parent not in catching]
 
     def _enter_next_stage(self) -> None:
@@ -397,7 +397,7 @@ class Supervisor:
     def _reap_orphans(self) -> None:
         """Reap orphans of ranks, which this process inherits, so that zombies do not pile up in a long job."""
         ranks = {rank.pid for rank in self._alive.values()}
-        for process in processes.processes():
+        for process in processes.list_processes():
             if (
                 process.parent == os.getpid()
                 and process.state == "Z"
@@ -436,10 +436,10 @@ class Supervisor:
 
     def _left_behind(self) -> list[processes.Process]:
         """Return the running processes that ranks have left."""
-        found = processes.descendants(os.getpid(), self._foreign)
+        found = processes.list_descendants(os.getpid(), self._foreign)
         return [process for process in found if process.state != "Z"]
 
 
 def _is_stopped(pid: int) -> bool:
-    process = processes.look(pid)
+    process = processes.read_process(pid)
     return process is not None and process.state == "T"

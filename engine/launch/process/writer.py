@@ -111,8 +111,8 @@ class Writer:
             return False
         if self._moves != self._seen:
             self._seen = self._moves
-            self._patience.begin(STANDSTILL)
-        self._losing = not self._patience.left()
+            self._patience.reset(STANDSTILL)
+        self._losing = not self._patience.seconds_left()
         self._holding = not self._losing
         return self._holding
 
@@ -136,9 +136,9 @@ class Writer:
         while not written.is_set():
             if seconds is not None and self._moves != seen:
                 seen = self._moves
-                patience.begin(seconds)
+                patience.reset(seconds)
             written.wait(LONGEST_WAIT if seconds is None else patience.wait())
-            if seconds is not None and not patience.left():
+            if seconds is not None and not patience.seconds_left():
                 self.given_up = True
                 return written.is_set()
         return True

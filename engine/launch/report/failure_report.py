@@ -111,7 +111,7 @@ def keep_reports(ends: Sequence[RankEnd], directory: Path) -> None:
     for end in ends:
         if end.code != 0 and not end.report.empty:
             with contextlib.suppress(OSError):
-                private_files.write(directory / f"rank.{end.rank}" / REPORT_NAME, end.report.data())
+                private_files.write(directory / f"rank.{end.rank}" / REPORT_NAME, end.report.to_bytes())
 
 
 def flight_records(directory: Path) -> list[int]:
@@ -199,9 +199,9 @@ def _locate_culprit(cause: FailureCause, end: RankEnd, path: Path) -> list[str]:
     stalled = cause.claim is not None and cause.claim.cause == "stalled"
     if not stalled and -end.code not in stacks.CRASHES:
         return []
-    if place := stacks.where(path):
+    if place := stacks.find_position(path):
         return [f"rank {end.rank} {'stood' if stalled else 'crashed'} at {place} (all threads: {path})"]
-    if stalled and end.by_launcher and stacks.wrote(path) is False:
+    if stalled and end.by_launcher and stacks.has_stacks(path) is False:
         return [
             f"rank {end.rank} did not answer where it stands: it was stopped, the kernel holds it, or its program has "
             "a handler of its own for SIGRTMIN+9"

@@ -166,7 +166,7 @@ class _Server(ThreadingHTTPServer):
     def _give_way(self) -> bool:
         """Displace the next stranger and wait until its thread has closed it; return False if there is none."""
         with self._lock:
-            displaced = self._strangers.displace()
+            displaced = self._strangers.displace_next()
         if displaced is None:
             return False
         _shut_down(displaced, socket.SHUT_RDWR)

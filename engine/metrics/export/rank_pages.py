@@ -102,5 +102,5 @@ class Stranger:
     def _is_up(self, snapshot: Snapshot | None) -> bool:
         if snapshot is not None and snapshot.state in ("ended", "failed"):
             return False
-        process = processes.look(self._pid)
+        process = processes.read_process(self._pid)
         return process is not None and process.state not in "ZX"

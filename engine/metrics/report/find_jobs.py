@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TypeGuard
 
 from ...config.launchers import JOBS
-from ...host.processes import Process, look, processes
+from ...host.processes import Process, list_processes, read_process
 from .. import elastic_job
 from ..elastic_job import ElasticJob
 from ..page import NAME, PageError, Snapshot, read
@@ -172,7 +172,7 @@ class Attached:
             if page["copied_ns"]:
                 found[rank] = state_letter(page)
             elif here:
-                process = look(page["pid"])
+                process = read_process(page["pid"])
                 found[rank] = "X" if process is None else process.state
         return found
 
@@ -274,7 +274,7 @@ def read_environment(pid: int) -> dict[str, str]:
 
 
 def _list_own_processes() -> Iterator[Process]:
-    for process in processes():
+    for process in list_processes():
         with contextlib.suppress(OSError):
             # Do not use the directory's owner: it is root for a process that has changed its user.
             status = (PROC / str(process.pid) / "status").read_bytes()
@@ -284,7 +284,7 @@ def _list_own_processes() -> Iterator[Process]:
 
 def _is_running(process: Process) -> bool:
     """Return whether this very process still runs (the same start time, not a reused id)."""
-    now = look(process.pid)
+    now = read_process(process.pid)
     return now is not None and now.born == process.born and now.state not in "ZX"
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ...config.forms import Number, argument
-from ...host.signals import caught
+from ...host.signals import catch_signals
 from ...text import readable
 from ...text.bounded_reader import natural
 from .find_jobs import Attached, RunningJob, find_jobs
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = PIPE_WIDTH
     try:
-        with Attached(choose_job(find_jobs(), given.job)) as job, caught(ENDING_SIGNALS, _stop) as signals:
+        with Attached(choose_job(find_jobs(), given.job)) as job, catch_signals(ENDING_SIGNALS, _stop) as signals:
             if given.once:
                 _show_once(job, console, given.interval, signals)
             else:

@@ -36,7 +36,7 @@ class Frame:
     rates : mapping of int to Rates
         Rates since the previous reading.
     letters : mapping of int to str
-        States of the ranks' processes, as returned by `find_jobs.Attached.letters`.
+        States of the ranks' processes, as returned by `find_jobs.Attached.read_process_states`.
     now : float
         Unix time.
     elastic : ElasticJob or None

@@ -77,5 +77,5 @@ def gather(world: World, options: RendezvousOptions, cancel: CancellationToken |
                 gather(world, replace(options, levels=(), failure=readable.exception(error)), cancel)
         if isinstance(error, EngineError):
             raise
-        reason = linux.explain(error) if isinstance(error, OSError) else readable.exception(error)
+        reason = linux.explain_error(error) if isinstance(error, OSError) else readable.exception(error)
         raise RendezvousError(f"rank {world.rank} cannot meet the other ranks: {reason}") from error

@@ -165,7 +165,7 @@ class Hub(InterHostRendezvous):
         """Exchange messages with a leader until all hosts are ready."""
         try:
             name = str(self.own) if self.own.address else f"{self.own} ({connection.here.host})"
-            connection.send_message({"seconds": self.patience.left(), "name": name})
+            connection.send_message({"seconds": self.patience.seconds_left(), "name": name})
             first = yield from connection.receive_message()
         except (OSError, ValueError):
             connection.close()  # The leader has tried another address meanwhile, and may call again.
@@ -234,7 +234,7 @@ class Hub(InterHostRendezvous):
         """Shorten the wait for the others to `TELLING` seconds, once it is known that the start fails."""
         if self.failures and not self.hurried:
             self.hurried = True
-            self.patience.begin(min(self.patience.left(), TELLING))
+            self.patience.reset(min(self.patience.seconds_left(), TELLING))
 
     def _decide(self) -> None:
         """If all ranks have come, compare them and send the layout to every leader."""
@@ -246,7 +246,7 @@ class Hub(InterHostRendezvous):
         places = {hello.rank: f" on {host}" for host in self.hosts for hello in host.hellos}
         compare(hellos, places, {"kernels"} if kernels else ())
         self._check_addresses()
-        left = max(self.patience.left(), GRACE)
+        left = max(self.patience.seconds_left(), GRACE)
         self.terms = HubDecision(
             list(Layout.of([hello.rank for hello in host.hellos] for host in self.hosts).hosts),
             [str(host) for host in self.hosts],
@@ -257,7 +257,7 @@ class Hub(InterHostRendezvous):
             left,
             max(hello.worlds for hello in hellos),
         )
-        self.patience.begin(left + GRACE)
+        self.patience.reset(left + GRACE)
         self._tell({"layout": asdict(self.terms)})
 
     def _check_addresses(self) -> None:

@@ -90,7 +90,7 @@ class HubClient(InterHostRendezvous):
         """Tell the hub why this start fails. If a call is still pending, wait `FAREWELL` seconds for its answer."""
         patience = Patience(FAREWELL)
         try:
-            while self.connection is None and self.calling in self.loop and patience.left():
+            while self.connection is None and self.calling in self.loop and patience.seconds_left():
                 ready_to_read([self.fileno()], min(patience.wait(), self.loop.timeout()))
                 self.loop.run_ready()
         except RendezvousError:
@@ -105,7 +105,7 @@ class HubClient(InterHostRendezvous):
             seconds = number(told, "seconds", 0, SECONDS)
         except ReadError as error:
             raise self._not_a_hub(error) from None
-        self.patience.begin(seconds + 2 * GRACE)  # The hub knows which ranks are missing.
+        self.patience.reset(seconds + 2 * GRACE)  # The hub knows which ranks are missing.
         listener = network.listen(chosen or connection.here.host, 0, self.world.size + STRANGERS)
         self.acceptor = accept_ranks(self.loop, [listener], self.key, self._welcome)
         self._tell_come()
@@ -167,7 +167,7 @@ class HubClient(InterHostRendezvous):
                     "this job's secret. Are ENGINE_SECRET and ENGINE_JOB the same on all hosts, and is the port free "
                     "for this job?"
                 )
-            if not said and not soon.left():
+            if not said and not soon.seconds_left():
                 said = True
                 logger.warning(
                     "rank %d on %s has not reached rank 0 at %s yet; it may take %g s (ENGINE_START_TIMEOUT):\n  %s",
@@ -199,7 +199,7 @@ class HubClient(InterHostRendezvous):
     def _open_lanes(self, terms: HubDecision, connection: Connection) -> None:
         """Take the layout, and open lanes to the leaders of hosts of lower number."""
         self.terms = terms
-        self.patience.begin(terms.seconds + 2 * GRACE)
+        self.patience.reset(terms.seconds + 2 * GRACE)
         for rank, other in self.lanes:
             host = terms.hosts[other]
             for socket_number in range(self.sockets if host < terms.hosts[rank] else 0):
@@ -218,7 +218,7 @@ class HubClient(InterHostRendezvous):
                 break
             except (OSError, ValueError) as error:
                 # Unauthenticated connections may have displaced it before it was authenticated.
-                if isinstance(error, ConnectionResetError | BrokenPipeError) and patience.left():
+                if isinstance(error, ConnectionResetError | BrokenPipeError) and patience.seconds_left():
                     yield Wait(Patience(RECONNECT_DELAY))
                     continue
                 # A host that fails closes its port before the hub tells the others why: wait for that reason.

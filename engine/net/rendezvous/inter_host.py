@@ -57,7 +57,7 @@ def accept_ranks(loop: CoroutineLoop, listeners: Sequence[socket.socket], key: b
         )
 
     def end_start(error: OSError) -> None:
-        raise RendezvousError(f"no other host can be heard: {linux.refusal('accept', error)}") from None
+        raise RendezvousError(f"no other host can be heard: {linux.explain_refusal('accept', error)}") from None
 
     acceptor = Acceptor(loop, listeners, key, handle, STRANGERS)
     acceptor.on_stranger, acceptor.on_exhausted = warn_once, end_start

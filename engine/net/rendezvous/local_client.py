@@ -71,7 +71,7 @@ class LocalClient:
                     answer = self._talk(connection)
                     if answer is not None:
                         return answer
-            if not self.patience.left():
+            if not self.patience.seconds_left():
                 raise RendezvousError(
                     f"rank {self.hello.rank}: {self.leader} did not come within {self.timeout:g} s. Is it running, on "
                     "this host, as this user, in the same job? ENGINE_START_TIMEOUT gives it more time.",
@@ -189,7 +189,7 @@ class LocalClient:
             # The first descriptor is the leader's pidfd: its death shows even while a forked child holds the socket.
             speakers = [connection.fileno(), *descriptors[:1]]
             watched = speakers if self.cancel is None else [*speakers, self.cancel.descriptor]
-            while not (ready := ready_to_read(watched, patience.wait()) & set(speakers)) and patience.left():
+            while not (ready := ready_to_read(watched, patience.wait()) & set(speakers)) and patience.seconds_left():
                 if self.cancel is not None:
                     self.cancel.check()
             if connection.fileno() not in ready:

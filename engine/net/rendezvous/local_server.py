@@ -18,7 +18,7 @@ from ...errors import CalledOff, EngineError, RendezvousError
 from ...host import linux
 from ...host.patience import Patience
 from ...host.sockets import retry_short, send_all
-from ...host.strangers import SPARE, Strangers, accept, reserve
+from ...host.strangers import SPARE, Strangers, accept, free_descriptors
 from ...text import readable
 from ..acceptor import EXHAUSTED
 from ..connection import GRACE, ConnectionEnded
@@ -220,7 +220,7 @@ class LocalServer:
             if visitor in self.strangers:
                 self._drop(visitor)
         if self.inter_host is not None:
-            if not self.patience.left():
+            if not self.patience.seconds_left():
                 raise self.inter_host.overdue(self.size - 1 - len(self.members))
         elif not left and (absent := self._absent()):
             missing = readable.ranks(absent)
@@ -259,14 +259,14 @@ class LocalServer:
             if error.errno not in EXHAUSTED:
                 raise
             raise RendezvousError(
-                f"rank {self.world.rank} can hear no other rank: {linux.refusal('accept', error)}"
+                f"rank {self.world.rank} can hear no other rank: {linux.explain_refusal('accept', error)}"
             ) from None
         if peer_uid(connection) != os.getuid():
             connection.close()
             return
         connection.setblocking(False)
         visitor = _Visitor(connection, AuthenticatedStream(self.key, SERVER), Patience(GRACE))
-        seconds = self.patience.left()
+        seconds = self.patience.seconds_left()
         if self.inter_host is not None:  # The hub may have begun later, and lanes take time.
             seconds = self.options.timeout + seconds + 4 * GRACE
         opening = visitor.stream.open(seconds=seconds, pid=os.getpid(), rank=self.world.rank)
@@ -284,7 +284,7 @@ class LocalServer:
         """Drop an unauthenticated connection, of the network if possible, else of this host; False if there is none."""
         if self.inter_host is not None and self.inter_host.give_way():
             return True
-        displaced = self.strangers.displace()
+        displaced = self.strangers.displace_next()
         if displaced is not None:
             self._drop(displaced)
         return displaced is not None
@@ -296,7 +296,7 @@ class LocalServer:
 
     def _receive(self, visitor: _Visitor) -> None:
         if visitor.hello is None:
-            reserve(self._give_way)
+            free_descriptors(self._give_way)
             if visitor.connection.fileno() < 0:
                 return
         else:
@@ -363,7 +363,7 @@ class LocalServer:
     def _note_failure(self, hello: Hello) -> None:
         """Note why a rank cannot start; with the first such failure, wait at most `TELLING` seconds for the others."""
         if not self.failures:
-            self.patience.begin(min(self.patience.left(), TELLING))
+            self.patience.reset(min(self.patience.seconds_left(), TELLING))
         self.failures[hello.rank] = hello.failure
 
     def _enter(self, visitor: _Visitor, rank: int) -> None:
@@ -394,7 +394,7 @@ class LocalServer:
 
     def _agree(self, hellos: list[Hello]) -> tuple[int, int]:
         """Check that the ranks can work together, then make the memory and return its descriptors."""
-        reserve(self._give_way, SPARE)
+        free_descriptors(self._give_way, SPARE)
         if self.inter_host is None:
             compare(hellos, {})
             return self.options.create()
@@ -499,7 +499,7 @@ class LocalServer:
                     break
                 except OSError as error:
                     # The kernel limits a user's descriptors in flight; other ranks are still receiving theirs.
-                    if error.errno == errno.ETOOMANYREFS and patience.left():
+                    if error.errno == errno.ETOOMANYREFS and patience.seconds_left():
                         time.sleep(0.001)
                         continue
                     if isinstance(error, BrokenPipeError | ConnectionResetError | TimeoutError):

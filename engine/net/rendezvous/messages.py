@@ -256,4 +256,4 @@ def own_pidfd() -> int:
     try:
         return linux.pidfd_open(os.getpid())
     except OSError as error:
-        raise RendezvousError(f"ranks cannot watch each other: {linux.refusal('pidfd_open', error)}") from None
+        raise RendezvousError(f"ranks cannot watch each other: {linux.explain_refusal('pidfd_open', error)}") from None

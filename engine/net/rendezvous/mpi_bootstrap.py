@@ -136,7 +136,7 @@ def _initialise(
     while not _begun[0].wait(min(patience.wait(), LOOK)):
         if other_failed():
             raise OtherFailedError
-        if not patience.left():
+        if not patience.seconds_left():
             raise _late(world, seconds, "MPI_Init has not ended")
 
 
@@ -199,10 +199,10 @@ def wait(
     """
     patience, soon = Patience(seconds), Patience(LOOK)
     while not request.Test():
-        if not patience.left():
+        if not patience.seconds_left():
             raise _late(world, seconds, what)
-        if not soon.left():
-            soon.begin(LOOK)
+        if not soon.seconds_left():
+            soon.reset(LOOK)
             if other_failed():
                 raise OtherFailedError
         time.sleep(_PAUSE)

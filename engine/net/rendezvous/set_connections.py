@@ -123,7 +123,7 @@ class _SetRendezvous:
         while missing := self.wanted - self.connections.keys():
             if ended():
                 raise RendezvousError("the world has ended")
-            if self.failures or not patience.left():
+            if self.failures or not patience.seconds_left():
                 lost = sorted({(kind, other) for kind, other, _ in missing})
                 raise RendezvousError("; ".join(self._told(kind, other) for kind, other in lost))
             self.loop.poll(min(patience.wait(), self.loop.timeout()))
@@ -142,7 +142,7 @@ class _SetRendezvous:
                 self.failures[other] = f"whoever answers at {address} is not of this job"
             except (OSError, ValueError) as error:
                 # Unauthenticated connections may have displaced it before it was authenticated.
-                if isinstance(error, ConnectionResetError | BrokenPipeError) and patience.left():
+                if isinstance(error, ConnectionResetError | BrokenPipeError) and patience.seconds_left():
                     yield Wait(Patience(RECONNECT_DELAY))
                     continue
                 self.failures[other] = f"{address}: {error}"
