@@ -297,7 +297,7 @@ class Asked:
     def tell(self, **fields: int) -> None:
         pass
 
-    def ask(self, message: dict[str, Any], _: float) -> dict[str, Any]:
+    def send_request(self, message: dict[str, Any], _: float) -> dict[str, Any]:
         self.messages.append(message)
         return {"type": "known", "knobs": self.recalled, "why": "a reason"}
 

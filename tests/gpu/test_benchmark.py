@@ -269,10 +269,10 @@ def test_frozen_steps_beside_gloo(tmp_path: Path) -> None:
         from engine.torch import freezing
         Chain.LENGTH = 10
         passes = []
-        made = SimpleNamespace(repeat=passes.append)
+        made = SimpleNamespace(enqueue_pass=passes.append)
         freezing.is_on_gpu = lambda _tensor: True
         freezing.stream_of = lambda _device: 7
-        device = lambda: SimpleNamespace(freeze=lambda _ordinal, *_: made, expect=lambda _ordinal: None)
+        device = lambda: SimpleNamespace(freeze=lambda _ordinal, *_: made, check_device=lambda _ordinal: None)
         freezing.runtime = SimpleNamespace(device=device, settings=freezing.runtime.settings)
 
         class Again:
