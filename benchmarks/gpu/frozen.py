@@ -102,7 +102,7 @@ class Rank:
 
     def repeat(self) -> None:
         """Reduce the arrays by the frozen pass."""
-        self.pass_.repeat(self.device.stream.value)
+        self.pass_.enqueue_pass(self.device.stream.value)
 
     def capture(self) -> None:
         """Capture the frozen pass into a graph."""

@@ -127,7 +127,7 @@ class Device:
         assert self._plane is not None
         return FrozenPass(self._engine, self._plane, tensors, reduction, self._settings, self._hold)
 
-    def expect(self, ordinal: int) -> None:
+    def check_device(self, ordinal: int) -> None:
         """Refuse tensors of another GPU than the open one.
 
         Raises

@@ -67,7 +67,7 @@ class Plan:
             )
         for name, parameter in plan.members.items():
             _expect_freezable(name, parameter, plan.device)
-        runtime.device().expect(plan.device.index or 0)
+        runtime.device().check_device(plan.device.index or 0)
         return plan
 
 

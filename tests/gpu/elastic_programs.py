@@ -141,7 +141,7 @@ def frozen(member: Member) -> None:
         me.enter()
         for each in passes:
             with pytest.raises(NotInitializedError, match="frozen anew"):
-                each.repeat(Framework.stream.value)
+                each.enqueue_pass(Framework.stream.value)
         freeze_anew(model)
         passes.append(model.optimizer._engine.reduction._pass)
         for step in (1, 2):
