@@ -60,7 +60,7 @@ typedef struct engine_call_tensor {
 /* What has become of a call. It and what it points to are gone when `done` returns, except `memory`. Texts are UTF-8. */
 typedef struct engine_result {
   int32_t status, ranks;          /* ENGINE_CALL_*; number of ranks in the process set */
-  const char *text;               /* why it failed: the class of engine/errors.py, a colon, and its message; NULL if it did not */
+  const char *text;               /* why it failed: the class of engine.errors, a colon, and its message; NULL if it did not */
   char *memory;                   /* what was gathered or exchanged: now the callee's, to be freed by free(); begins at a
                                    * multiple of 64. NULL where there is a target, or if the call failed. */
   uint64_t bytes;                 /* of `memory` */

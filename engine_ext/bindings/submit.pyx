@@ -1,4 +1,4 @@
-"""Submission of an operation: under its name or the next of the unnamed, when there is room for it; and of the failure of a call."""
+"""Submission of operations, under given or generated names, as soon as there is room; and failed calls."""
 from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport malloc

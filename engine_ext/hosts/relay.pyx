@@ -7,8 +7,8 @@ the same place of the page on this host: so coordinator, executor and reports re
 away.
 
 Nor does it matter which rank of the coordinator's host has a trunk, since all of them read and write the same pages. With few
-hosts the coordinator's rank has all; with many, the other ranks of its host share them (engine/rendezvous/layout.py), and it has
-only to wake these.
+hosts the coordinator's rank has all; with many, the other ranks of its host share them (engine/net/rendezvous/layout.py), and
+it has only to wake these.
 
 Order, where it counts: requests, and what varies per call, come before the bits that announce them; the bits before the cursor,
 so that behind an eviction or a join no old bit is read; and a word that says "look" (`arrivals`, `waits`) comes last. So they are

@@ -1,8 +1,8 @@
 """All-to-all: every rank sends rows to each, and gets rows from each.
 
 It begins with a chunk in which every rank says how many rows it has for each. From these all ranks know how many chunks
-follow, and each allocates what it will receive. A chunk has a compartment for every rank (data/executor.pxd), however unevenly the
-rows are split. In the executor, `send` is this rank's source, `gather` its result.
+follow, and each allocates what it will receive. A chunk has a compartment for every rank (data/executor.pxd), however
+unevenly the rows are split. In the executor, `send` is this rank's source, `gather` its result.
 """
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport calloc, malloc

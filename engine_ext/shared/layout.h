@@ -128,7 +128,7 @@ typedef struct engine_request {
   /* the name follows; with FAULT_CALL, a text */
 } engine_request;
 
-/* Knobs: settings that rank 0 may change while the engine runs. A member has the name of its setting (engine/config.py). */
+/* Knobs: settings that rank 0 may change while the engine runs. A member has the name of its setting (engine/config/config.py). */
 typedef struct engine_knobs {
   uint64_t fusion_threshold;   /* bytes */
   double cycle_time_ms;
