@@ -20,7 +20,7 @@ from engine.launch.errors import LaunchError
 from engine.metrics.knobs import GAUGES, make_gauges
 from engine.session import commands
 from engine.tuning.knobs import KNOBS, describe_axis
-from engine_ext import knobs as native
+from engine_ext import snapshots as native
 
 ROOT = Path(__file__).parents[2]
 
