@@ -57,9 +57,8 @@ def _world() -> World:
     found = runtime.current_or_pending()
     if found is not None:
         return found.world
-    imported = (
-        runtime.imported_world()
-    )  # No walrus: TensorFlow's autograph, which may convert this function, rejects it.
+    # No walrus: TensorFlow's autograph, which may convert this function, rejects it.
+    imported = runtime.imported_world()
     if imported is not None:
         return imported
     return _world_of_worker() if multiprocessing.parent_process() is not None else runtime.current().world

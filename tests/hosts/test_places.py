@@ -25,7 +25,7 @@ def test_cross_ranks_are_those_of_horovod(
     world = World(rank, 5, local, local_size, "job", "s", "test", HubAddress("node0", 1))
     inside = object.__new__(session.EngineSession)  # without an engine
     inside.world, inside.layout = world, LAYOUT
-    monkeypatch.setattr(runtime, "inside", lambda: inside)
+    monkeypatch.setattr(runtime, "current_or_pending", lambda: inside)
     assert (engine.rank(), engine.size()) == (rank, 5)
     assert (engine.local_rank(), engine.local_size()) == (local, local_size)
     assert (engine.cross_rank(), engine.cross_size()) == (cross, cross_size)
