@@ -62,10 +62,8 @@ class Deltas:
         self._parameters: dict[str, torch.Tensor] = {}  # in the same order on all ranks
         self._names: list[str] | None = None  # names of `_stepped`; None: all parameters
         self._stepped: list[torch.Tensor] = []  # parameters that the step in progress may change
-        self._picked: tuple[dict[str, int], list[str]] = (
-            {},
-            [],
-        )  # addresses, and the names that `_pick_parameters` has chosen
+        # Addresses, and the names that `_pick_parameters` has chosen.
+        self._picked: tuple[dict[str, int], list[str]] = {}, []
         self._starts: dict[torch.Tensor, torch.Tensor] = {}  # values of parameters before the step
         self.skipping = False
         self.group = SimpleNamespace(passes=1)  # Passes only add to the gradients, and need not be counted.

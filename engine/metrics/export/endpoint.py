@@ -114,9 +114,8 @@ class Endpoint:
         _shut_down(self._server.socket, socket.SHUT_RDWR)  # wakes the thread that listens
         if self._thread.is_alive():
             self._thread.join(STOP_LIMIT)
-        self._server.shut_down_connections(
-            socket.SHUT_RD
-        )  # readers of a request end at once; writers of an answer have a moment
+        # Readers of a request end at once; writers of an answer have a moment.
+        self._server.shut_down_connections(socket.SHUT_RD)
         end = time.monotonic() + ANSWER_LIMIT
         while self.connections and time.monotonic() < end:
             time.sleep(LOOK)
