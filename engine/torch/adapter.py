@@ -105,9 +105,8 @@ def flat_over(memory: Any, dtype: torch.dtype) -> torch.Tensor:
     `memory` is a buffer, or a tensor of a `DeviceAllocator` on the current stream.
     """
     if isinstance(memory, torch.Tensor):
-        if (
-            memory.is_cuda
-        ):  # The current stream may differ from the allocator's, so torch has to delay the memory's reuse.
+        # The current stream may differ from the allocator's, so torch has to delay the memory's reuse.
+        if memory.is_cuda:
             memory.record_stream(torch.cuda.current_stream(memory.device))
         return memory.view(dtype)
     if not memory.nbytes:  # frombuffer refuses it.
