@@ -51,7 +51,7 @@ def test_another_run_has_no_such_series(server: Server) -> None:
 def test_the_files_are_answered_as_well(server: Server, path: Path) -> None:
     """The preview draws the queries of the JSON files, with legends, tables and annotations."""
     preview = pytest.importorskip("grafana.preview.__main__", reason="needs Pillow")
-    board = preview.answered(json.loads(path.read_text()), preview.Source(server.url, NAME, END - STEP, MINUTES))
+    board = preview.add_answers(json.loads(path.read_text()), preview.Source(server.url, NAME, END - STEP, MINUTES))
     for panel in board["panels"]:
         if panel["type"] not in ("row", "table"):
             assert panel["series"], panel["title"]

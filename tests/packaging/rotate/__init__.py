@@ -33,7 +33,7 @@ EDITS = {
     "engine_ext/meson.build": [("  'operations/operation',\n", "  'operations/rotate',\n")],
     "engine_ext/bindings/collectives.pyx": [
         (" KIND_BROADCAST, KIND_REDUCESCATTER,", " KIND_ROTATE,"),
-        ("cimport HOST, View, expect_dense, view_anywhere", ", view_of"),
+        ("cimport HOST, expect_dense, view_anywhere", ", view_of"),
         ("(e.segment.rank < rows % e.segment.size)\n", BROUGHT),
     ],
     "engine_ext/bindings/collectives.pxd": [

@@ -2,8 +2,7 @@
 from libc.stdint cimport int32_t, uint64_t
 from libc.string cimport memset
 
-from engine_ext.data.executor cimport Executor, Steps, executor_start, offer, slot
-from engine_ext.data.pieces cimport chunk_end, copy_range, pack_range
+from engine_ext.data.executor cimport Executor, Steps, chunk_end, copy_range, executor_start, offer, pack_range, slot
 from engine_ext.operations.op cimport Op
 from engine_ext.operations.operation cimport (
     bytes_of_all, choose_two_shot, chunks_of_plan, give_target, plan_bytes, stand_in_tensor,
