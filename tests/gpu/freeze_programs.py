@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from engine.errors import DeviceError, ForkedError, MismatchError, NotInitializedError, RankDiedError, WorldError
+from engine.gpu.device import Device
 from engine.session import runtime
 
 from ..waiting import let_pass, until
@@ -273,21 +274,22 @@ def leaves(me: Rank) -> None:
         let_pass(0.2)
         me.cuda.cuStreamEndCapture(other, ctypes.byref(ctypes.c_void_p()))
 
+    states: list[int] = []
+    close = Device.close
+
+    def query_and_close(device: Device) -> None:
+        states.append(me.cuda.cuStreamQuery(Framework.stream))
+        close(device)
+
+    Device.close = query_and_close  # type: ignore[method-assign]
     for turn in range(3):
+        states.clear()
         with me.world(f"turn {turn}"):
             gradients, graph = Gradients(me), Graph(me)
             gradients.put(0)
             gradients.repeat()
             with graph:
                 gradients.repeat()
-            device, states = runtime.device(), []
-            close = device.close
-
-            def closed(close: Any = close, states: list[int] = states) -> None:
-                states.append(me.cuda.cuStreamQuery(Framework.stream))
-                close()
-
-            device.close = closed  # type: ignore[method-assign]
             me.slow(0.5 if turn == 2 else 0.2)
             graph.launch() if turn else gradients.repeat()
             if turn == 2:
