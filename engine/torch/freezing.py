@@ -287,7 +287,7 @@ def _expect_plain(reducer: TorchReducer) -> str | None:
         )
     if group.passes != 1:
         raise EngineError(
-            _CANNOT.format("backward_passes_per_step is not 1", "run the passes but the last in optimizer.no_sync()")
+            _CANNOT.format("backward_passes_per_step is not 1", "run all passes but the last in optimizer.no_sync()")
         )
     if runtime.settings().device_sums == "ordered":
         raise EngineError(_CANNOT.format("device_sums is ordered", "use device_sums=nccl"))
