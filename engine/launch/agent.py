@@ -160,13 +160,14 @@ class Agent:
             devices = share_devices(*self.job.gpus, len(self.crew.ranks), visible)
             self.job = replace(self.job, devices=devices)
         self.files.make()
+        prepared = self.ranks.prepare(address)  # Binds its port before a free one is looked for.
         self.channel.send(
             "ready",
             port=spawn.find_port(""),
             address=address,
             summary=self.allotment.summary,
             processors=machine.collect_facts().usable,
-            **{"hub": 0} | self.ranks.prepare(address),
+            **{"hub": 0} | prepared,
         )
 
     def run(self, head: dict[str, Any]) -> None:

@@ -106,7 +106,7 @@ class JobPolicy(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """Start what must run before `advance` is called."""
+        """Start what must run before `advance_job` is called."""
 
     @abstractmethod
     def advance_job(self) -> float | None:
@@ -186,7 +186,7 @@ class Driver:
         self.refusal = ""
         self.finishing = False
         self._told = ""  # line that agents need not repeat
-        self._patience = Patience(FAREWELL)
+        self._waited: dict[RemoteHost, Patience] = {}  # agents that have yet to say that they are done
         self._copies: dict[RemoteHost, Copies] = {}
         elastic = options.elastic
         self.renewer = None if elastic is None else LeaseRenewer(min(BEAT, elastic.lease / 5))
@@ -286,9 +286,10 @@ class Driver:
 
     def handle_message(self, agent: RemoteHost, message: Message) -> None:
         """Handle a message of an agent."""
-        self._patience.reset(FAREWELL)
         if not self.policy.admit_message(agent, message):
             return
+        if agent in self._waited:
+            self._waited[agent].reset(FAREWELL)
         handler = self._handlers.get(message.kind)
         if handler is None:
             raise ChannelError(
@@ -368,15 +369,18 @@ class Driver:
         self.policy.prepare_finish()
         for agent in self.policy.agents:
             self.loop.send(agent, "finish")
-        self._patience.reset(FAREWELL)
-        while waited := [agent for agent in self.policy.agents if not agent.done and not agent.trouble]:
+        self._waited = {agent: Patience(FAREWELL) for agent in self.policy.agents}
+        while self._waited:
             self._check_refusal()
-            if not self._patience.seconds_left():
-                for agent in waited:
+            for agent, patience in [*self._waited.items()]:
+                if agent.done or agent.trouble or agent not in self.policy.agents:
+                    del self._waited[agent]
+                elif not patience.seconds_left():
+                    del self._waited[agent]
                     self.loop.ignore(agent)
                     self.policy.agent_lost(agent, "did not answer in time")
-                return
-            self.loop.step(self._patience.wait())
+            if self._waited:
+                self.loop.step(min(patience.wait() for patience in self._waited.values()))
 
 
 def prepare_order(options: Options, job: Job, host: RemoteHost, environment: Mapping[str, str]) -> dict[str, Any]:

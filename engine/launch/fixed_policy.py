@@ -1,4 +1,4 @@
-"""JobPolicy of a fixed job on several hosts: all ranks start once all agents are ready, and end when one fails.
+"""Policy of a fixed job on several hosts: all ranks start once all agents are ready, and end when one fails.
 
 Each agent ends its own ranks in the stages of `process.supervisor`. The policy sends agents the events of other hosts:
 the first failure, the user's signals, the end of all ranks.
@@ -27,11 +27,11 @@ from .process.supervisor import Outcome
 OTHERS = 2.0  # seconds to wait for further failed hosts after the first, so that one error names them all
 MARGIN = 15.0  # seconds beyond the grace periods in which agents must report the end of their ranks
 COPIED_EVERY = 1.0  # seconds between two copies of all pages of counters
-LOOK = 0.5  # longest seconds between two calls of `advance`
+LOOK = 0.5  # longest seconds between two calls of `advance_job`
 
 
 class FixedPolicy(JobPolicy):
-    """JobPolicy of a job whose ranks are never replaced.
+    """Policy of a job whose ranks are never replaced.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ class FixedPolicy(JobPolicy):
         self._ready: dict[int, dict[str, Any]] = {}
         self._ends: dict[int, RankEnd] = {}
         self._patience: Patience | None = None
-        self._copied = 0.0
+        self._copied = time.monotonic()
         self._asked: set[int] = set()
         self.handlers: Mapping[str, Handler] = {
             "end": self._note_end,
@@ -223,7 +223,7 @@ class FixedPolicy(JobPolicy):
     def agent_lost(self, agent: RemoteHost, how: str) -> None:
         """Record that an agent is lost, and with it its ranks, whose exit codes cannot be known."""
         driver, host = self._driver, agent
-        if host.done or host.trouble:
+        if host.trouble or (host.done and not host.alive):
             return
         said = host.said()
         if not driver.started:
@@ -245,7 +245,7 @@ class FixedPolicy(JobPolicy):
         """Treat agents whose ranks have not ended in time as lost."""
         self._patience = None
         for host in self._hosts:
-            if not host.done and not host.trouble and host.alive:
+            if not host.trouble and host.alive:
                 self._driver.loop.ignore(host)
                 self.agent_lost(host, "did not answer in time")
 

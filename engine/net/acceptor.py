@@ -23,7 +23,7 @@ _PAUSE = 0.02  # seconds until the next try if there are no descriptors for a co
 Handler = Callable[[Connection, dict[str, Any]], "Coroutine[None] | None"]
 
 
-def wait_for_descriptors(error: OSError) -> None:
+def ignore_exhaustion(error: OSError) -> None:
     """Do nothing with an error of `EXHAUSTED`: the acceptor tries again soon."""
 
 
@@ -61,7 +61,7 @@ class Acceptor:
         self.rejected: dict[str, str] = {}
         self.saw_stranger = False
         self.on_stranger: Callable[[str], None] = lambda _: None
-        self.on_exhausted: Callable[[OSError], None] = wait_for_descriptors
+        self.on_exhausted: Callable[[OSError], None] = ignore_exhaustion
         self._loop, self._listeners, self._key, self._handle = loop, listeners, key, handle
         self._greeting: dict[int, Coroutine[None]] = {}
         self._strangers: Strangers[int] = Strangers(most)

@@ -10,7 +10,6 @@ import errno
 import os
 import selectors
 import socket
-from functools import cached_property
 from typing import Any
 
 from ..host import network
@@ -42,24 +41,25 @@ class Connection:
         `CLIENT` or `SERVER`.
     limit : int
         Largest message from an authenticated side, in bytes.
+
+    Attributes
+    ----------
+    here, there : Address
+        Addresses of this end and of the other; a Unix socket has none.
     """
+
+    here: Address
+    there: Address
 
     def __init__(self, connected: socket.socket, key: bytes, side: str, limit: int = LONGEST) -> None:
         connected.setblocking(False)
         if connected.family != socket.AF_UNIX:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # Later the other side may have reset the connection, which then has no addresses.
+            self.here = network.address_of(connected.getsockname())
+            self.there = network.address_of(connected.getpeername())
         self.socket = connected
         self.stream = AuthenticatedStream(key, side, limit)
-
-    @cached_property
-    def here(self) -> Address:
-        """Address of this end."""
-        return network.address_of(self.socket.getsockname())
-
-    @cached_property
-    def there(self) -> Address:
-        """Address of the other end."""
-        return network.address_of(self.socket.getpeername())
 
     def send_message(self, message: dict[str, Any]) -> None:
         """Send a message.

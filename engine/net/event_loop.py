@@ -113,6 +113,8 @@ def run(coroutine: Coroutine[Result]) -> Result:
             wait = coroutine.send(_wait_alone(wait))
     except StopIteration as end:
         return cast("Result", end.value)
+    finally:
+        coroutine.close()
 
 
 def _wait_alone(wait: Wait) -> bool:

@@ -26,7 +26,8 @@ CLIENT, SERVER = "client", "server"
 NONCE = 16  # bytes
 MAC = 32  # bytes of the HMAC before the content of each message
 LIMIT = 1 << 20  # default of the largest message from an authenticated side, in bytes
-_PROTOCOL_LINE = re.compile(rb"enginerun ([0-9]{1,3})")
+_PROTOCOL_LINE = re.compile(rb"enginerun ([0-9]{1,3})\r\n")
+_BEGUN_LINE = re.compile(rb"enginerun [0-9]{0,3}\r?")
 _NONCE = re.compile(f"[0-9a-f]{{{2 * NONCE}}}")
 
 
@@ -155,8 +156,10 @@ class AuthenticatedStream:
             The message is longer than allowed, or the other side is no peer of this protocol.
         """
         if not self._line_came:
-            if OPENING.startswith(self._buffer[: len(OPENING)]) and len(self._buffer) < len(OPENING):
+            if OPENING.startswith(self._buffer) and len(self._buffer) < len(OPENING):
                 return len(OPENING) - len(self._buffer)
+            if _BEGUN_LINE.fullmatch(self._buffer):
+                return 1  # of another version's line
             self._take_protocol_line()
         try:
             return frames.missing(self._buffer, self._longest(), self._least())
@@ -193,6 +196,8 @@ class AuthenticatedStream:
         return opening
 
     def _receive_greeting(self, content: bytes) -> dict[str, Any]:
+        if self._side == CLIENT:
+            raise StreamError("it sends a second message before it is answered")
         greeting = _parse(self._greeting_seal().open(content))
         self._begin(_pop_nonce(greeting))
         self.authenticated = True

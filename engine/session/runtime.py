@@ -331,13 +331,13 @@ def enter_world(world: World, cancel: CancellationToken | None = None) -> None:
         _generation += 1
         generation = _generation if world.number is None else world.number
         session = EngineSession(world, waiting.given, generation, environ)
-        if waiting.metrics_service is not None and world.local_rank != 0:
-            waiting.metrics_service.stop()  # Frees the port for the rank that serves this host next.
-            waiting.metrics_service = None
         waiting.state.optimizers = optimizers.count_optimizers()
         waiting.state.sets = [each._ranks for each in waiting.sets]
         try:
             session.start(startup.PREPARE)
+            if waiting.metrics_service is not None and world.local_rank != 0:
+                waiting.metrics_service.stop()  # Frees the port for the rank that serves this host next.
+                waiting.metrics_service = None
             startup.join_world(session, cancel)
         except BaseException as error:
             session.fail(error)

@@ -127,9 +127,11 @@ class EngineSession:
 
     def fail(self, error: BaseException) -> None:
         """End the world because this rank's start has failed with `error`, and close what is up."""
-        if self.joined and self.engine.failure is None:
-            self.engine.abort(reason_of(error))
-        self.close(0.0)
+        try:
+            if self.joined and self.engine.failure is None:
+                self.engine.abort(reason_of(error))
+        finally:
+            self.close(0.0)
 
     def close(self, seconds: float) -> None:
         """Leave the world and end all steps, even if some of their ends raise.

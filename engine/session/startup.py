@@ -110,10 +110,10 @@ def join_world(session: EngineSession, cancel: CancellationToken | None = None) 
         if not isinstance(error, RendezvousError):  # This rank failed before the rendezvous.
             tell_failure(session.world, session.generation, error)
         raise
-    session.layout, session.generation = gathered.layout, gathered.generation
-    session.pids = {rank: gathered.pids[rank] for rank in gathered.crew}
-    session.processors = sorted(_processors(gathered))
     with _others_told(session, gathered) as control:
+        session.layout, session.generation = gathered.layout, gathered.generation
+        session.pids = {rank: gathered.pids[rank] for rank in gathered.crew}
+        session.processors = sorted(_processors(gathered))
         session.engine, connector = _engine(session, gathered, control)
     session.joined = True
     session.ends.callback(session.close_engine)  # Also if the monitor, which is closed with it, does not start.

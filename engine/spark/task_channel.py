@@ -65,9 +65,8 @@ def reach_driver(addresses: Sequence[tuple[str, int]], secret: str, task: int) -
     for _ in range(ROUNDS):
         again = []
         for number, address in enumerate(left):
-            share = patience.seconds_left() / (
-                len(left) - number
-            )  # a silent stranger must leave time for later addresses
+            # A silent stranger must leave time for later addresses.
+            share = patience.seconds_left() / (len(left) - number)
             if not share:
                 return None
             channel, displaced = _reach(address, secret, task, Patience(min(TRY, share)))
@@ -123,7 +122,7 @@ def admit_task(connection: Connection, greeting: dict[str, object], tasks: int) 
         There is no descriptor for the channel.
     """
     task = greeting.get("task")
-    if not isinstance(task, int) or not 0 <= task < tasks:
+    if type(task) is not int or not 0 <= task < tasks:  # True is no number of a task
         raise ValueError(f"there is no task {task!r}")
     return channel_over(connection), task
 

@@ -1,4 +1,4 @@
-"""Relay of the channel between the launcher and an agent in a Spark task: `carrier.main` with SOCKET and HOST.
+"""Relay of the channel between the launcher and an agent in a Spark task: `task_relay.main` with SOCKET and HOST.
 
 The launcher starts it instead of ssh. It asks the process that serves the tasks for the connection of one, over the
 Unix socket at SOCKET. Then it relays bytes between that connection and its standard input and output. The task does the

@@ -93,7 +93,7 @@ READY = {
 
 def hear(message: Any) -> None:
     """Hand the hub a leader's message."""
-    if isinstance(message, dict):  # else `Connection.message` has refused it
+    if isinstance(message, dict):  # else `Connection.receive_message` has refused it
         made = hub()
         made.hosts.append(host := Host(1, 17, "b", 1, pids={1: 17}))
         try:

@@ -93,7 +93,7 @@ def host(say: Say) -> str:
 
 
 def lanes(say: Say) -> str:
-    """HubClient of the second of three hosts, which accepts connections to its ranks."""
+    """Leader of the second of three hosts, which accepts connections to its ranks."""
     port, key = json.loads(sys.stdin.readline())
     say([0, key, port])
     return meet(world(1, (0, 1, 2), key, HubAddress(HERE, port)))
@@ -159,7 +159,7 @@ LISTENERS: dict[str, Callable[[Say], str]] = {
 
 
 def leader(say: Say) -> str:
-    """HubClient of a host that connects to rank 0."""
+    """Leader of a host that connects to rank 0."""
     leading.GRACE = PATIENCE
     say([])
     addresses, port, key = json.loads(sys.stdin.readline())

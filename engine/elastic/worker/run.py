@@ -1,6 +1,6 @@
 """`run`: calls a function in each world that this process is a member of, until it has returned on all ranks.
 
-InterHostRendezvous two worlds the worker waits at the gate. A call ends in one of four ways:
+Between two worlds the worker waits at the gate. A call ends in one of four ways:
 
 | the function | and then |
 |---|---|

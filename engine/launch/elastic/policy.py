@@ -1,4 +1,4 @@
-"""JobPolicy of an elastic job: it feeds events to `engine.elastic.machine`, and carries out the machine's decisions.
+"""Policy of an elastic job: it feeds events to `engine.elastic.machine`, and carries out the machine's decisions.
 
 It makes no decisions itself. Agents start workers (`workers`), and report what happens to them.
 """
@@ -33,7 +33,7 @@ from .slots import Slots
 from .worker_messages import WorkerMessageError, check, event_of
 
 KEPT = 64  # most failed workers whose last output is kept
-LOOK = 0.5  # longest seconds between two calls of `advance`
+LOOK = 0.5  # longest seconds between two calls of `advance_job`
 
 
 @dataclass
@@ -48,7 +48,7 @@ class _Worker:
 
 
 class ElasticPolicy(JobPolicy):
-    """JobPolicy of a job whose workers come and go; it implements `PoolListener`.
+    """Policy of a job whose workers come and go; it implements `PoolListener`.
 
     Parameters
     ----------

@@ -23,11 +23,11 @@ from ...host import processes, stacks
 from ...host.patience import Patience
 from ...host.signals import FLIGHT
 from ...text import readable
-from ..process.rank_end import RankEnd, describe_code
 from .guardian import Guardian
 from .job_signals import ending_line, handle_signals
 from .outgoing import Outgoing, watch_room
 from .output import Stream
+from .rank_end import RankEnd, describe_code
 from .spawn import Rank
 from .writer import LOOK, Writer
 

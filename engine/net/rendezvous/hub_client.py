@@ -1,4 +1,4 @@
-"""HubClient of a host without rank 0: it calls the hub, reports its ranks, and opens lanes to hosts of lower number."""
+"""Leader of a host without rank 0: it calls the hub, reports its ranks, and opens lanes to hosts of lower number."""
 
 from __future__ import annotations
 

@@ -512,6 +512,6 @@ class LocalServer:
             if visitor.hello is not None:
                 self._send(visitor, visitor.stream.encode(refusal(error)))
         if self.inter_host is not None and self.inter_host.done:
-            return  # The engines use the connections inter_host hosts by now, and notice that they end.
+            return  # The engines use the connections between hosts by now, and notice that they end.
         if self.inter_host is not None and not isinstance(error, CalledOff):  # The driver tells every host of it.
             self.inter_host.refuse(error)
