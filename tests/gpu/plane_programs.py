@@ -362,7 +362,7 @@ def late(me: Rank, seconds: str) -> None:
 
             planes._Opening._connect = connect
         else:
-            do = planes._Opening._do
+            do = planes._Opening._run_job
 
             def waits(self: object, job: str, id: bytes | None = None) -> None:
                 if job == "connect":
@@ -370,7 +370,7 @@ def late(me: Rank, seconds: str) -> None:
                 do(self, job, id)
                 assert job != "connect" or Path("came").exists(), "ready before all have come"
 
-            planes._Opening._do = waits
+            planes._Opening._run_job = waits
         plane = me.open()
         plane.close()
     assert me.reports() == []
