@@ -189,10 +189,10 @@ cdef bint finish_device(State* e, uint64_t ns) noexcept nogil:
 # Room for results on a GPU whose size only their entry tells: of an allgather and an all-to-all.
 #
 # Memory of a GPU is its framework's to give, which takes the GIL, and may wait for the GPU. So neither the driver nor the lane
-# asks for it: a thread of its own does (`engine/gpu/device.py`), by the function that came with the operation. What was freed on the
-# stream of the operation may still be in use there, so the lane waits for a mark that is recorded behind the allocation. An item
-# for which room is being made is the state's `finding_room` until its lane or a failure ends it: looked at under the lock, it
-# tells whether the item and its operation are still there.
+# asks for it: a thread of its own does (`engine/gpu/device.py`), by the function that came with the operation. What was freed on
+# the stream of the operation may still be in use there, so the lane waits for a mark that is recorded behind the allocation. An
+# item for which room is being made is the state's `finding_room` until its lane or a failure ends it: looked at under the lock,
+# it tells whether the item and its operation are still there.
 
 cdef int expect_room(Op* op, object room, const View* view) except -1:
     """Give an operation what makes room for its result, and has to be kept by its owner."""

@@ -111,8 +111,8 @@ cdef int monitor_wait(State* e) noexcept nogil:
 # Work that a GPU was given and does not end.
 #
 # It may wait for what the program computes before it, here or on another rank, as an operation that is not enqueued waits for a
-# rank that is late; so the same limits hold. The rank whose own GPU has not come to the work is late, and tells so of itself. Those
-# of the others wait in NCCL for it, and they tell only when nobody else has.
+# rank that is late; so the same limits hold. The rank whose own GPU has not come to the work is late, and tells so of itself.
+# Those of the others wait in NCCL for it, and they tell only when nobody else has.
 
 cdef enum:
     TEXT_BYTES = 320

@@ -88,7 +88,7 @@ cdef struct State:
     bint sending_members        # it is broadcasting `member_shapes`; the operation itself follows
     member_shape* member_shapes  # malloc'ed: of every tensor of its groups, in order
     uint64_t member_room        # bytes of it
-    int64_t* told               # malloc'ed: numbers that ranks tell each other before an entry (size_exchange.pyx), and this rank's own
+    int64_t* told               # malloc'ed: numbers that ranks exchange before an entry (size_exchange.pyx), and this rank's own
     uint64_t told_room          # numbers for which it has room
     Op* backlog                 # operations of native calls that wait to be submitted, oldest first; under the lock
     Op* backlog_last            # the newest of them

@@ -11,7 +11,7 @@ cdef void requests_clear(Coordinator* c, NameState* name) noexcept nogil
 cdef void requests_forget(Coordinator* c, NameState* name) noexcept nogil
 cdef void requests_close(Coordinator* c) noexcept nogil
 
-cdef void eviction_begin(Coordinator* c, int wanted) noexcept nogil
+cdef void eviction_begin(Coordinator* c, int count) noexcept nogil
 cdef void eviction_end(Coordinator* c) noexcept nogil
 
 cdef bint turns_note(Coordinator* c, int number) noexcept nogil

@@ -160,13 +160,13 @@ cdef NameState* oldest_idle(Coordinator* c) noexcept nogil:
     return oldest
 
 
-cdef void eviction_begin(Coordinator* c, int wanted) noexcept nogil:
-    """Start to free `wanted` ids, or as many as are idle; nothing while earlier ones are on their way."""
+cdef void eviction_begin(Coordinator* c, int count) noexcept nogil:
+    """Start to free `count` ids, or as many as are idle; nothing while earlier ones are on their way."""
     cdef engine_entry* entry
     cdef NameState* name
     if c.evicting_count:
         return
-    while c.evicting_count < min(wanted, <int>EVICTIONS):
+    while c.evicting_count < min(count, <int>EVICTIONS):
         name = oldest_idle(c)
         entry = schedule_reserve(&c.writer, sizeof(engine_entry) // 8) if name != NULL else NULL
         if entry == NULL:

@@ -1,5 +1,6 @@
-"""A rank's connections to other hosts: opened and closed, what they carry, and which ranks answer. They were connected and proven at the
-start.
+"""Connections of a rank to other hosts: opened and closed, what they carry, and which ranks answer.
+
+They were connected and proven at the start.
 """
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc

@@ -178,8 +178,8 @@ cdef void copy_shared(Executor* x, uint64_t n) noexcept nogil:
 # An allreduce that MPI makes: one MPI_Iallreduce over all ranks for each entry, as other engines over MPI do it.
 #
 # It is there to be compared with the engine's own ways, and to be chosen where an MPI knows its network better. Its sums are in
-# an order of its own, which depends on where an element lies in the fused buffer: so fusion changes bits. Only sums of float32 and
-# float64 go this way. Sums of halves would be rounded at each step, and all else is exact in any order.
+# an order of its own, which depends on where an element lies in the fused buffer: so fusion changes bits. Only sums of float32
+# and float64 go this way. Sums of halves would be rounded at each step, and all else is exact in any order.
 #
 # The logical buffer is packed into memory of the transport as one chunk, and summed there; nothing goes through the slots. Every
 # rank comes to the entries that are summed in the order of the schedule, as MPI wants it.
