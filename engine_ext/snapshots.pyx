@@ -261,7 +261,7 @@ KNOBS = {
 }
 
 
-cdef str sizes_of(tuple allowed):
+cdef str describe_allowed(tuple allowed):
     """What a knob with these limits is, for an error."""
     kind = "a whole number" if isinstance(allowed[0], int) else "a number"
     return f"{kind} from {allowed[0]} to {allowed[1]}"
@@ -280,9 +280,9 @@ cdef engine_knobs knobs_with(engine_knobs knobs, dict changes) except *:
             values[name] = allowed.index(value)
         else:
             if isinstance(value, bool) or not isinstance(value, int if isinstance(allowed[0], int) else (int, float)):
-                raise TypeError(f"{name} is {sizes_of(allowed)}, not a {type(value).__name__}")
+                raise TypeError(f"{name} is {describe_allowed(allowed)}, not a {type(value).__name__}")
             if not allowed[0] <= value <= allowed[1]:       # nor does NaN lie there
-                raise ValueError(f"{name} is {sizes_of(allowed)}, not {value!r}")
+                raise ValueError(f"{name} is {describe_allowed(allowed)}, not {value!r}")
             values[name] = type(allowed[0])(value)
     return values
 

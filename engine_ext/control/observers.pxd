@@ -28,7 +28,7 @@ cdef void observers_open(State* e, counters_page* page) noexcept nogil      # be
 cdef void observers_count(State* e, counters_page* page) noexcept nogil     # while nothing is in flight
 cdef void observers_close(State* e) noexcept nogil                          # when nobody uses the engine any more
 
-# ---- tensors on a GPU, of the world and of its process sets: called by handover ----------------------------------------------
+# ---- tensors on a GPU, of the world and of its process sets: called by device_entries -------------------------------------
 
 cdef void observe_device(State* e, int ordinal) noexcept nogil                      # it is open
 cdef void observe_handover(State* e, const engine_entry* entry) noexcept nogil      # by the driver's role, without a lock

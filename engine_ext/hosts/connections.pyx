@@ -143,6 +143,7 @@ cdef bint connections_delivered(Network* network) noexcept nogil:
 
 cdef bint connections_close(Network* network) noexcept nogil:
     """False: MPI may still write to the slots of ranks on other hosts."""
+    cdef Network closed
     cdef uint64_t one = 1
     cdef int k
     cdef bint over = True
@@ -170,9 +171,10 @@ cdef bint connections_close(Network* network) noexcept nogil:
     free(network.couriers)
     free(network.ended)
     free(network.ahead)
-    memset(network, 0, sizeof(Network))
-    network.epoll = network.bell = -1       # it may be closed once more
-    network.closed = True                   # the network threads of process sets still look
+    memset(&closed, 0, sizeof(Network))
+    closed.epoll = closed.bell = -1         # it may be closed once more
+    closed.closed = True
+    network[0] = closed                     # the network threads of process sets still look, and never see it open again
     return over
 
 

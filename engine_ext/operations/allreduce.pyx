@@ -3,7 +3,7 @@
 *One-shot*, for what is small: every rank offers everything and reduces everything. *Two-shot*: rank r reduces part r of each
 chunk, and all copy it from there. *Shared*: tensors lie where all ranks reach them, in the arena, so that rank r reduces part r
 of every tensor in place, and writes it to all. On several hosts sums may pass from host to host instead (chain.pyx), or be made
-by MPI (allreduce.pyx).
+by MPI.
 """
 from libc.string cimport memset
 
