@@ -79,7 +79,10 @@ class Process:
     def _port(self) -> int | None:
         """Port on which the process listens, or None."""
         folder = Path(f"/proc/{self._process.pid}/fd")
-        inodes = {os.readlink(path)[8:-1] for path in folder.iterdir() if "socket:[" in os.readlink(path)}
+        inodes = set()
+        for path in folder.iterdir():
+            with contextlib.suppress(FileNotFoundError):  # it has just closed it
+                inodes.add(os.readlink(path).removeprefix("socket:[").removesuffix("]"))
         lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
         ports = [int(line[1].split(":")[1], 16) for line in lines if line[3] == "0A" and line[9] in inodes]
         return ports[0] if ports else None
@@ -299,7 +302,7 @@ OWN = network.own_addresses()[:2]  # other addresses of this host, at which rank
 
 def by_gate(monkeypatch: pytest.MonkeyPatch) -> list[socket.socket]:
     monkeypatch.setenv("ENGINE_INTERFACE", OTHER)
-    gate = Gate(0, 0, Connection(socket.socket(), b"", CLIENT))
+    gate = Gate(0, 0, Connection(socket.socket(socket.AF_UNIX), b"", CLIENT))  # which never connects
     gate._connection.close()
     gate._listen()
     assert gate._listener is not None
