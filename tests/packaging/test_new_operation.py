@@ -17,7 +17,8 @@ pytestmark = pytest.mark.timeout(600)  # the first test builds
 PROGRAM = """
 import numpy as np
 import engine
-from engine import errors, runtime
+from engine import errors
+from engine.session import runtime
 
 engine.init()
 native, rank, size = runtime.engine(), engine.rank(), engine.size()
