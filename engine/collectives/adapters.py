@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..errors import UnsupportedTensorError
-from ..text import readable
+from ..errors.formatting import exception_text
 from .bindings import binding_of, bound_to
 
 
@@ -119,7 +119,7 @@ class ProtocolAdapter(NumpyAdapter):
                 return np.from_dlpack(tensor)
             return np.asarray(memoryview(tensor))
         except (TypeError, ValueError, BufferError, RuntimeError) as error:
-            kind, told = type(tensor), readable.exception_text(error)
+            kind, told = type(tensor), exception_text(error)
             raise UnsupportedTensorError(
                 f"{kind.__module__}.{kind.__qualname__} does not export its memory as the engine needs it: {told}"
             ) from error

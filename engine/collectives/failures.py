@@ -13,8 +13,8 @@ from operator import index
 from typing import Any
 
 from ..errors import DuplicateNameError, ForkedError, NotInitializedError, UnsupportedTensorError, WorldError
+from ..errors.formatting import format_whole_exception
 from ..native import core
-from ..text import readable
 from .process_sets import ProcessSet
 
 # Errors that are not announced: the end of the world, which every rank learns of, and a name that is in flight.
@@ -38,7 +38,7 @@ def announce(among: ProcessSet | core.Engine, kind: str, name: str | None, error
     """
     engine = among if isinstance(among, core.Engine) else getattr(among, "_engine", None)
     if engine is not None and not isinstance(error, _OTHERWISE):
-        engine.fail(kind, name, readable.whole_exception(error))
+        engine.fail(kind, name, format_whole_exception(error))
 
 
 def whole_numbers(values: Iterable[Any], what: str, among: ProcessSet, kind: str, name: str | None) -> tuple[int, ...]:

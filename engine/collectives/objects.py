@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import EngineError, MismatchError, UnsupportedTensorError
+from ..errors.formatting import format_exception
 from ..native import memory
 from ..text import readable
 from .adapters import adapter_of
@@ -122,7 +123,7 @@ def gather(obj: Any, name: str | None, process_set: ProcessSet, lacks: str) -> l
 
 def _failed(error: Exception) -> bytes:
     """Return the bytes that are sent in place of a pickle, with the reason why there is none."""
-    return _FAILED + readable.exception(error).encode(errors="replace")
+    return _FAILED + format_exception(error).encode(errors="replace")
 
 
 def _why_failed(payload: Any) -> str | None:

@@ -6,7 +6,7 @@ The same holds for `horovod.tensorflow`, `horovod.tensorflow.keras`, `horovod.ke
     python -m engine.compat train.py                 # in this process, and in those that it starts
 
 No package of that name is on any path, and without the switch nothing changes. `modules` has the names and the
-finder, `switch` enables it in the processes that a command starts, `startup` is the directory put on their path.
+finder; `startup` is a directory that enables it in each Python that has it on its path (`engine.host.python_startup`).
 """
 
 from __future__ import annotations

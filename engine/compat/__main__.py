@@ -9,8 +9,9 @@ import sys
 from collections.abc import Sequence
 
 from ..host import machine
+from ..host.python_startup import HOROVOD, add_startup
 from ..text import readable
-from . import install, switch
+from . import install
 
 USAGE = "usage: python -m engine.compat (SCRIPT | -m MODULE) [arguments]"
 
@@ -35,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
         readable.show(USAGE, file=sys.stdout if wanted else sys.stderr)
         return 0 if wanted else 2
     install()
-    os.environ.update(switch.make_environment(os.environ))  # for the processes that the program starts
+    os.environ.update(add_startup(os.environ, HOROVOD))  # for the processes that the program starts
     sys.argv[:] = program
     if as_module:
         runpy.run_module(program[0], run_name="__main__", alter_sys=True)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ..text import readable
+from ..errors.formatting import exception_text
 
 Memory = npt.NDArray[np.uint8]
 
@@ -196,7 +196,7 @@ def take(values: Mapping[str, Any], kind: Arrays, find_memory: Callable[[int], M
         try:
             pickler.dump(value)
         except Exception as error:  # whatever a `__reduce__` may raise
-            told = readable.exception_text(error)
+            told = exception_text(error)
             raise TypeError(f"{name!r}, of type {type(value).__qualname__}, cannot be kept: {told}") from error
     places: list[Place] = []
     for array in pickler.arrays:

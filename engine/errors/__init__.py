@@ -34,7 +34,7 @@ from engine_ext.errors import (
     WorldError,
 )
 
-from ..text import readable
+from .formatting import exception_text
 
 __all__ = [
     "ArgumentError",
@@ -104,14 +104,14 @@ def of(exception: BaseException | None) -> EngineError | None:
         seen.add(id(exception))
         if isinstance(exception, EngineError):
             return exception
-        told = _TOLD.search(readable.exception_text(exception))
+        told = _TOLD.search(exception_text(exception))
         if told is not None:
-            return _made(_BY_NAME[told[1]], told[2])
+            return _make_exception(_BY_NAME[told[1]], told[2])
         exception = exception.__cause__ or exception.__context__
     return None
 
 
-def _made(kind: type[EngineError], text: str) -> EngineError:
+def _make_exception(kind: type[EngineError], text: str) -> EngineError:
     """Make an exception of a class from its message, in which a `WorldError` names the rank to blame."""
     if not issubclass(kind, WorldError):
         return kind(text)

@@ -6,15 +6,14 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from ..errors import BY_CAUSE
 from ..host import linux
+from ..host.python_startup import EXIT_REPORTS, add_startup
 from ..text.bounded_reader import ReadError, number, parse_json, text, whole
 from .writer import LIMIT, OWNER, PAGE
 
-STARTUP = Path(__file__).parent / "startup"
 NAME = "exit.json"  # file of the report in a rank's directory
 ABSENT = "absent"  # cause of an exception: a rank did not come to the rendezvous
 _CAUSES = (*BY_CAUSE, ABSENT)
@@ -138,17 +137,12 @@ def make_environment(page: int, environ: Mapping[str, str]) -> dict[str, str]:
     Returns
     -------
     dict of str to str
-        A copy that names the page, with `STARTUP` first in PYTHONPATH.
+        A copy that names the page, with the startup hook of exit reports first in PYTHONPATH.
     """
     others = {name: value for name, value in environ.items() if name not in (PAGE, OWNER)}  # not an outer job
     if page < 0:
         return others
-    paths = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != str(STARTUP)]
-    own = {
-        PAGE: f"{os.fstat(page).st_ino} /proc/{os.getpid()}/fd/{page}",
-        "PYTHONPATH": os.pathsep.join([str(STARTUP), *paths]),
-    }
-    return others | own
+    return add_startup(others, EXIT_REPORTS) | {PAGE: f"{os.fstat(page).st_ino} /proc/{os.getpid()}/fd/{page}"}
 
 
 def take_page(page: int) -> ExitReport:

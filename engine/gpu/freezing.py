@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from ..collectives import freezing
 from ..config.config import Config
 from ..errors import DeviceError, MismatchError, WorldError
+from ..errors.formatting import format_whole_exception
 from ..host.patience import Patience
 from ..native import core
-from ..text import readable
 from . import texts
 from .plane import OLDEST_FOR_SETS, SLAB, TICK, Plane
 
@@ -144,7 +144,7 @@ class FrozenPass:
         except DeviceError as error:
             why = str(error)
         except Exception as error:  # A defect, or no memory: the other ranks must be told.
-            why, failure = readable.whole_exception(error), error
+            why, failure = format_whole_exception(error), error
         told: list[tuple[str, str]] = freezing.tell((gave, why))
         if failure is not None:
             raise failure

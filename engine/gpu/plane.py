@@ -23,6 +23,7 @@ from engine_ext.gpu.lane import Lane
 from ..config.config import Config
 from ..config.setting import variable
 from ..errors import DeviceError, ForkedError, NotInitializedError, UnsupportedTensorError, WorldError
+from ..errors.formatting import format_exception, format_whole_exception
 from ..host.patience import Patience
 from ..native import core
 from ..text import readable
@@ -321,7 +322,7 @@ class _Opening:
         except DeviceError as error:
             own = {FAILED: str(error)}
         except Exception as error:  # A defect, or no memory: the other ranks must be told.
-            own, failure = {FAILED: readable.whole_exception(error)}, error
+            own, failure = {FAILED: format_whole_exception(error)}, error
         self.seconds[step] = time.perf_counter() - begun
         told = self._exchange_messages(step, json.dumps(own).encode())
         if failure is not None:
@@ -401,7 +402,7 @@ class _Joining(_Opening):
         except WorldError:
             raise
         except BaseException as error:
-            self.engine.abort(f"the GPUs of a process set were not connected: {readable.exception(error)}")
+            self.engine.abort(f"the GPUs of a process set were not connected: {format_exception(error)}")
             raise
 
     def _identify_gpu(self) -> dict[str, Any]:

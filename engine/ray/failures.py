@@ -10,6 +10,7 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from .. import errors
+from ..errors.formatting import exception_text
 from ..launch.errors import JobError
 from ..text import readable
 from .actor import Standing
@@ -91,11 +92,11 @@ def _first(failed: dict[int, BaseException], standings: Sequence[Standing]) -> B
     where = f"rank {rank} of {len(standings)} failed first, on {standings[rank]}"
     error = failed.get(rank)
     if isinstance(error, RayActorError) and not isinstance(error, RayTaskError):
-        return JobError(f"{where}{because}. Its process ended: {readable.exception_text(error)}", rank)
+        return JobError(f"{where}{because}. Its process ended: {exception_text(error)}", rank)
     if error is not None:  # An exception of the user, or one of Ray's own classes, which Ray does not wrap.
         error.add_note(readable.plain_lines(f"{where}{because}"))
         return error
     told = next(iter(failed.values()))
     return JobError(
-        f"{where}{because}. Ray has not told of it for {GRACE:g} s, but they say: {readable.exception_text(told)}", rank
+        f"{where}{because}. Ray has not told of it for {GRACE:g} s, but they say: {exception_text(told)}", rank
     )

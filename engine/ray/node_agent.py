@@ -18,11 +18,11 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from ..errors.formatting import format_exception
 from ..launch.hosts.channel import READ_BYTES, Channel
 from ..launch.hosts.host_list import Place
 from ..launch.hosts.remote import PATIENCE, RemoteHost
 from ..launch.process.rank_end import describe_code
-from ..text import readable
 
 THREADS = "OMP_NUM_THREADS"
 LOOK = 10.0  # longest time that a call waits for output of the agent, in seconds
@@ -184,7 +184,7 @@ class RayAgent(RemoteHost):
             if code is not None:
                 self._ended_how = f"ended ({describe_code(code)})"
         except RayError as error:
-            self._ended_how = f"is gone: {readable.exception(error)}"
+            self._ended_how = f"is gone: {format_exception(error)}"
         except ValueError as error:
             self._ended_how = f"was given up: {error}"
         except OSError:

@@ -14,10 +14,10 @@ import ray
 from ray.exceptions import RayError
 
 from ..compat.modules import is_installed
+from ..errors.formatting import exception_text
 from ..launch.errors import LaunchError
 from ..launch.process.plan import Crew, Job
 from ..net.rendezvous.layout import Layout
-from ..text import readable
 from .actor import Standing, open_door, take_place
 
 Ask = Callable[..., "ray.ObjectRef[Any]"]
@@ -56,7 +56,7 @@ def answers(refs: Sequence[ray.ObjectRef[Any]], seconds: float, doing: str) -> l
                 ray.get(ref)
             except RayError as error:
                 raise LaunchError(
-                    f"process {refs.index(ref)} of {len(refs)} failed to {doing}: {readable.exception_text(error)}"
+                    f"process {refs.index(ref)} of {len(refs)} failed to {doing}: {exception_text(error)}"
                 ) from error
     return list(ray.get(list(refs)))
 

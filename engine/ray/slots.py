@@ -18,7 +18,7 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from ..text import readable
+from ..errors.formatting import format_exception
 from ..text.logs import logger
 from .settings import Hosts
 
@@ -139,7 +139,7 @@ class Slots:
                 self._look()
                 trouble = ""
             except Exception as error:  # of Ray or of the user's discovery: the last answer stays valid
-                if (told := readable.exception(error)) != trouble:
+                if (told := format_exception(error)) != trouble:
                     trouble = told
                     logger.warning("the slots of the cluster cannot be told, the last answer counts: %s", told)
             with self._looked:

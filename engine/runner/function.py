@@ -22,6 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from ..compat.modules import is_installed
+from ..errors.formatting import format_exception
 from ..host import private_files
 from ..launch.errors import JobError, LaunchError
 from ..launch.process import leftovers
@@ -198,7 +199,7 @@ def _dumps(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
         data: bytes = used.dumps((func, tuple(args), kwargs))
     except Exception as error:  # whatever a `__reduce__` may raise
         told = f"engine.run cannot pickle {readable.quoted(func)} or its arguments"
-        raise TypeError(f"{told} ({readable.exception(error)}){hint}") from error
+        raise TypeError(f"{told} ({format_exception(error)}){hint}") from error
     return data
 
 

@@ -19,6 +19,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from ..errors import WorldError
+from ..errors.formatting import exception_text
 from ..exit_report import writer
 from ..host.signals import FLIGHT
 from ..host.stacks import NOT_THE_USERS
@@ -35,7 +36,7 @@ SHOWN = 3  # largest number of names in one line of a stall report
 
 def summary(kind: type[BaseException], value: BaseException | None, trace: TracebackType | None) -> str:
     """Format an exception in one line, with its place in the user's code: `ValueError: bad batch at train.py:12`."""
-    text = [] if value is None else readable.exception_text(value).strip().splitlines()
+    text = [] if value is None else exception_text(value).strip().splitlines()
     where = ""
     frames = traceback.extract_tb(trace)
     if frames:

@@ -11,6 +11,7 @@ from itertools import chain
 
 from ..collectives.process_sets import ProcessSet, check_ranks, distinct_ranks, global_process_set
 from ..errors import EngineError, NotInitializedError, RendezvousError
+from ..errors.formatting import format_whole_exception
 from ..gpu.device import Device
 from ..host.patience import Patience
 from ..native import core
@@ -146,7 +147,7 @@ class ProcessSetRegistry:
         try:
             formed = self._world.form(ranks, process_set._call_number, lanes, trunks)
         except (OSError, MemoryError) as error:
-            failure = readable.whole_exception(error)
+            failure = format_whole_exception(error)
         told = self._first_told("formed", failure)
         if told is not None:
             if formed is not None:

@@ -16,11 +16,12 @@ from typing import Any
 from ..collectives.process_sets import ProcessSet
 from ..config import config
 from ..config.world import World
+from ..errors.formatting import format_exception
 from ..gpu.device import Device
 from ..metrics.export.in_process import InProcess
 from ..native import core
 from ..net.rendezvous.layout import Layout
-from ..text import logs, readable
+from ..text import logs
 from ..trace.timeline import Timeline
 from ..tuning.trial_loop import Spent, Tuning
 from .monitor import Monitor
@@ -200,7 +201,7 @@ class EngineSession:
 
 def reason_of(error: BaseException) -> str:
     """Return the text of the abort by which this rank ends a world that it cannot start."""
-    return f"engine.init() has failed: {readable.exception(error)}"
+    return f"engine.init() has failed: {format_exception(error)}"
 
 
 def before_shutdown(callback: Callable[[float], str | None]) -> None:

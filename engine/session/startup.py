@@ -22,6 +22,7 @@ from ..collectives.process_sets import ProcessSet
 from ..config import config
 from ..config.world import World
 from ..errors import ConfigError, EngineError, RendezvousError
+from ..errors.formatting import format_exception
 from ..gpu.device import Device
 from ..host import linux, stacks
 from ..host.kubernetes import service_links
@@ -229,7 +230,7 @@ def tell_failure(world: World, generation: int, error: Exception) -> None:
                 setup.segment_info(),
                 settings.start_timeout,
                 partial(_memory, world, generation),
-                failure=readable.exception(error),
+                failure=format_exception(error),
             ),
         ).close()
 

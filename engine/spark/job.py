@@ -19,6 +19,7 @@ from typing import Any, TextIO
 from ..compat.modules import is_installed
 from ..config.forms import Whole, seconds
 from ..config.setting import read, read_variable
+from ..errors.formatting import exception_text, format_exception
 from ..host import network
 from ..launch.errors import JobError, LaunchError
 from ..launch.process.leftovers import ERROR, RESULT
@@ -225,7 +226,7 @@ class _Job:
         found = self._verdict({**lost, **told}, began) if failed else None
         if found is not None and found.rank not in lost:
             return found
-        said = re.search(f"{re.escape(FIRST)}(.*?){re.escape(LAST)}", readable.exception_text(error), re.DOTALL)
+        said = re.search(f"{re.escape(FIRST)}(.*?){re.escape(LAST)}", exception_text(error), re.DOTALL)
         if said is not None:
             number = re.search(r"rank ([0-9]{1,9})\b", said[1])
             return JobError(said[1], int(number[1]) if number else None)
@@ -283,7 +284,7 @@ def session_of(spark: Any = None) -> Any:
 
 def reason(error: Exception) -> str:
     """Return the line of Spark's exception that says why it has ended a job, without the stack."""
-    text = readable.exception_text(error)
+    text = exception_text(error)
     found = re.search(r"Job aborted due to stage failure: ([^\n]*)|([^\n]*(?:ExecutorLost|cancelled)[^\n]*)", text)
     if found:
         return (found[1] or found[2]).strip()
@@ -311,7 +312,7 @@ def dumps(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
         data: bytes = cloudpickle.dumps((fn, tuple(args), dict(kwargs or {})))
     except Exception as error:  # whatever a `__reduce__` may raise
         told = f"engine.spark.run cannot pickle {readable.quoted(fn)} or its arguments"
-        raise TypeError(f"{told} ({readable.exception(error)})") from error
+        raise TypeError(f"{told} ({format_exception(error)})") from error
     return data
 
 

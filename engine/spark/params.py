@@ -9,8 +9,8 @@ from pyspark.ml.param import Param, Params, TypeConverters
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable, MLReader, MLWritable, MLWriter
 
 from .. import __version__
+from ..errors.formatting import format_exception
 from ..launch.errors import LaunchError
-from ..text import readable
 
 OBJECTS = "objects"  # directory of the pickle
 PIECE = 32 << 20  # bytes of the pickle in a row
@@ -101,5 +101,5 @@ class _Reader(DefaultParamsReader[Any]):
             if version == __version__:
                 raise
             told = f"{path} was saved by version {version or 'unknown'}, and {__version__} cannot load it"
-            raise LaunchError(f"{told}: {readable.exception(error)}") from error
+            raise LaunchError(f"{told}: {format_exception(error)}") from error
         return stage

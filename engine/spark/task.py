@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..errors.formatting import format_whole_exception
 from ..host import network, private_files, processes
 from ..host.patience import Patience
 from ..host.signals import catch_signals
@@ -40,7 +41,6 @@ from ..launch.process.rank_end import RankEnd, describe_code
 from ..launch.process.spawn import Rank
 from ..launch.process.supervisor import Supervisor
 from ..launch.report.failure_cause import claim_of
-from ..text import readable
 from .places import Card, Place, arrange
 from .record import STDERR, Record
 from .task_channel import reach_driver
@@ -128,7 +128,7 @@ def serve(orders: Orders, batches: Iterable[Any]) -> Iterator[pa.RecordBatch]:
         try:
             record = Keeper(orders, place, card.name, channel).run(hub)
         except Exception as error:
-            why = error if isinstance(error, LaunchError) else readable.whole_exception(error)
+            why = error if isinstance(error, LaunchError) else format_whole_exception(error)
             raise RankFailedError(f"{FIRST}rank {place.rank} on {card.name} cannot be run: {why}{LAST}") from error
     if channel is None and record.end.failed:
         _leave_the_first_word(record)

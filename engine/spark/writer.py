@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..text import readable
+from ..errors.formatting import exception_text
 from .columns import lengths_of, prepared
 from .manifest import NAME, TRAIN, VALIDATION, DataError, Manifest, Part, check_length
 from .store import Store
@@ -102,9 +102,7 @@ def write(
     try:
         rows = chosen.mapInArrow(task, "part string, problem string").collect()
     except Exception as error:
-        raise RuntimeError(
-            f"the data could not be written to {store.prefix_path}: {readable.exception_text(error)}"
-        ) from error
+        raise RuntimeError(f"the data could not be written to {store.prefix_path}: {exception_text(error)}") from error
     problems = [row.problem for row in rows if row.problem]
     if problems:
         raise DataError(problems[0])

@@ -13,9 +13,9 @@ from ..collectives import objects
 from ..collectives.compression import Scheme, resolve
 from ..collectives.process_sets import Numbers
 from ..errors import EngineError, WorldError
+from ..errors.formatting import format_whole_exception
 from ..frameworks.agreement import compares_gradients, in_groups, next_number, places_of, unique_names
 from ..frameworks.options import ReductionOptions
-from ..text import readable
 from . import op
 from .call import number_of
 from .names import key_of, name_of, once_in_graph
@@ -178,7 +178,7 @@ class GradientReduction:
             if tf.executing_eagerly():
                 raise
             # Tracing replaces exceptions unless their class is one of Python's or TensorFlow's.
-            told = readable.whole_exception(error)
+            told = format_whole_exception(error)
             kind = tf.errors.AbortedError if isinstance(error, WorldError) else tf.errors.FailedPreconditionError
             raise kind(None, None, told) from error
 

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterable
 from typing import TextIO
 
-LONGEST_TEXT = 1000  # characters of an exception's text that are passed on
 UNITS = (("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10))
 
 
@@ -30,25 +29,6 @@ def ranks(numbers: Iterable[int], most: int | None = None) -> str:
     if most is not None and len(parts) > most:
         parts[most - 1 : -1] = [".."]
     return f"rank{'s' * (len(listed) > 1)} {', '.join(parts)}"
-
-
-def exception(error: BaseException) -> str:
-    """Format an exception in one line, such as `ValueError: bad batch`, even if `__str__` raises."""
-    text = exception_text(error).strip().splitlines()
-    return type(error).__name__ + (f": {text[0][:LONGEST_TEXT]}" if text else "")
-
-
-def whole_exception(error: BaseException) -> str:
-    """Format an exception with all lines of its text; `exception` returns only the first line."""
-    return f"{type(error).__name__}: {exception_text(error)}"
-
-
-def exception_text(error: BaseException) -> str:
-    """Return the text of an exception, or a note if `__str__`, which is the program's code, raises itself."""
-    try:
-        return str(error)
-    except Exception as another:
-        return f"(its text cannot be made: {type(another).__name__})"
 
 
 def quoted(value: object, longest: int = 100) -> str:

@@ -12,8 +12,8 @@ from pathlib import Path
 from time import monotonic, time
 from typing import TYPE_CHECKING, Any
 
+from ..errors.formatting import format_whole_exception
 from ..host import private_files
-from ..text import readable
 from ..text.bounded_reader import natural
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def make_record(engine: core.Engine, sets: dict[int, core.Engine], reason: str) 
         "pid": os.getpid(),
         "reason": reason,
         **read_clocks(engine),
-        "failure": None if failure is None else readable.whole_exception(failure),
+        "failure": None if failure is None else format_whole_exception(failure),
         **_collect_state(engine),
         "process_sets": [
             {"id": number, "members": list(each.numbers), **_collect_state(each)} for number, each in sets.items()

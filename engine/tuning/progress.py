@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 
-from ..metrics.names import PHASES
-from ..native import core
+from ..native import core, setup
+
+PHASES: tuple[str, ...] = setup.codes()["phases"]
 
 
 class Progress:

@@ -199,12 +199,12 @@ def exceptions_of(node: ast.AST) -> set[str]:
     }
 
 
-def test_exceptions_of_any_kind_are_told_by_readable() -> None:
+def test_exceptions_of_any_kind_are_formatted_in_one_place() -> None:
     """An exception whose `__str__` raises is reported all the same."""
     found = {
         f"{name}:{inner.lineno}"
         for name, tree in SOURCES.items()
-        if name not in ("engine/text/readable.py", "engine/exit_report/writer.py")  # the second imports nothing
+        if name not in ("engine/errors/formatting.py", "engine/exit_report/writer.py")  # the second imports nothing
         for node in ast.walk(tree)
         if (names := exceptions_of(node))
         for inner in ast.walk(node)

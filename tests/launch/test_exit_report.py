@@ -13,6 +13,7 @@ import pytest
 
 from engine.exit_report import report, writer
 from engine.exit_report.report import ExitReport, Failure, Raised
+from engine.host.python_startup import EXIT_REPORTS
 
 pytestmark = pytest.mark.quick
 
@@ -133,7 +134,7 @@ def test_the_users_own_startup_file_runs_and_the_path_is_as_it_was(tmp_path: Pat
     own = tmp_path / "own"
     own.mkdir()
     (own / "sitecustomize.py").write_text("import sys\nsys.theirs = 1\n")
-    code = f"import sys\nassert sys.theirs == 1\nprint({str(report.STARTUP)!r} in sys.path, 'writer' in sys.modules)\n"
+    code = f"import sys\nassert sys.theirs == 1\nprint({str(EXIT_REPORTS)!r} in sys.path, 'writer' in sys.modules)\n"
     told, done = run(code, home=tmp_path, PYTHONPATH=str(own))
     assert (done.stdout, told.empty) == ("False False\n", True), done.stderr
 

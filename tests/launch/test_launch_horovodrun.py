@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine.compat import switch
+from engine.host import python_startup
 from engine.launch.cli import horovod_options
 from engine.launch.cli.check_build import table
 from engine.launch.cli.options import parse
@@ -259,7 +259,7 @@ def test_a_bad_yaml_file_is_refused(tmp_path):
 
 def test_the_switch_goes_first_on_the_path_once_and_horovods_variables_are_there():
     job = Job(2, "job", "secret", 1, Path("/j"), {}, horovod=True)
-    startup = str(switch.STARTUP)
+    startup = str(python_startup.HOROVOD)
     environment = plan(job, Allotment(None, None, ""), {"PYTHONPATH": f"a:{startup}:b"})[1].environment
     assert environment["PYTHONPATH"] == f"{startup}:a:b"
     assert plan(job, Allotment(None, None, ""), {})[0].environment["PYTHONPATH"] == startup

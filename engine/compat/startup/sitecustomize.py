@@ -1,4 +1,4 @@
-"""Startup hook of every Python process with this directory on its PYTHONPATH: see `engine.compat.switch`.
+"""Startup hook of every Python process with this directory on its PYTHONPATH: see `engine.host.python_startup`.
 
 It imports nothing of the engine until a program imports `horovod`, and uses only modules that Python has imported by
 then, because it slows the start of every Python. A `sitecustomize` hidden by this one is run, too.

@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ...text import bounded_reader, readable
+from ...errors.formatting import exception_text
+from ...text import bounded_reader
 from ..errors import LaunchError
 from . import yaml_files
 
@@ -146,4 +147,4 @@ def _read(path: Path) -> Any:
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(readable.exception_text(error).split())
+    return " ".join(exception_text(error).split())

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ...compat import switch
 from ...config import config
 from ...config.config import Config
 from ...config.forms import LARGEST, Number, Whole, Words, argument, seconds, truth
 from ...config.setting import Option, Setting, read, variable
 from ...errors import ConfigError
+from ...host.python_startup import find_startup_obstacle
 from ...text import readable
 from ..errors import LaunchError
 from ..hosts.host_list import Place
@@ -191,7 +191,7 @@ def parse(arguments: Sequence[str], kind: type[Config] = Config) -> Options:
     elastic = elastic_of(given, hosts)
     size = _size(given, hosts) if elastic is None else elastic.size
     places = () if elastic is not None else places_of(given, hosts, size)
-    if given.horovod and (obstacle := switch.find_obstacle(command)):
+    if given.horovod and (obstacle := find_startup_obstacle(command)):
         raise LaunchError(f"--horovod does not reach this command: {obstacle}")
     return Options(
         size=size,

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...compat import switch
 from ...config.launchers import AGENT, PLACES, TORCHRUN_PLACE
 from ...config.setting import variable
+from ...host.python_startup import HOROVOD, add_startup
 from .cpu_binding import Allotment
 
 MOST_RANKS = 256  # largest number of ranks, for which a control segment has room (engine_ext/shared/layout.h)
@@ -166,7 +166,7 @@ def plan_one(
         shared["OMP_NUM_THREADS"] = str(allotment.threads)
     shared.update((name, value) for name, value in job.settings.items() if name not in OURS)
     if job.horovod:
-        shared = switch.make_environment(shared)
+        shared = add_startup(shared, HOROVOD)
     slices = allotment.slices or ()
     return RankPlan(
         rank=rank,

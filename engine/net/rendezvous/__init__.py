@@ -23,8 +23,8 @@ from dataclasses import replace
 
 from ...config.world import World
 from ...errors import EngineError, RendezvousError
+from ...errors.formatting import format_exception
 from ...host import linux
-from ...text import readable
 from .cancellation import CancellationToken
 from .local_client import LocalClient
 from .local_server import LocalServer
@@ -74,8 +74,8 @@ def gather(world: World, options: RendezvousOptions, cancel: CancellationToken |
         known = rendezvous is not None and (rendezvous.introduced or isinstance(error, EngineError))
         if not known and not options.failure:
             with contextlib.suppress(Exception):  # What this rank raises is the first error.
-                gather(world, replace(options, levels=(), failure=readable.exception(error)), cancel)
+                gather(world, replace(options, levels=(), failure=format_exception(error)), cancel)
         if isinstance(error, EngineError):
             raise
-        reason = linux.explain_error(error) if isinstance(error, OSError) else readable.exception(error)
+        reason = linux.explain_error(error) if isinstance(error, OSError) else format_exception(error)
         raise RendezvousError(f"rank {world.rank} cannot meet the other ranks: {reason}") from error

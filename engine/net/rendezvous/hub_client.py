@@ -7,6 +7,7 @@ from typing import Any
 
 from ...config.world import World
 from ...errors import RendezvousError
+from ...errors.formatting import exception_text
 from ...host import network
 from ...host.network import Address
 from ...host.patience import Patience
@@ -256,4 +257,4 @@ class HubClient(InterHostRendezvous):
 
 def _text(error: Exception) -> str:
     """Return the text of an error: the system's message, the exception's text, or its class name."""
-    return (isinstance(error, OSError) and error.strerror) or readable.exception_text(error) or type(error).__name__
+    return (isinstance(error, OSError) and error.strerror) or exception_text(error) or type(error).__name__

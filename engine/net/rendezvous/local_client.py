@@ -11,9 +11,9 @@ from typing import Any
 
 from ...config.world import World
 from ...errors import EngineError, RendezvousError
+from ...errors.formatting import format_exception
 from ...host.patience import Patience
 from ...host.sockets import retry_short, send_all
-from ...text import readable
 from ...text.bounded_reader import number, whole
 from ..connection import GRACE
 from ..stream import CLIENT, AuthenticatedStream, AuthenticationError, StreamError
@@ -144,7 +144,7 @@ class LocalClient:
     def _tell_failure(self, connection: socket.socket, received: list[int], error: Exception) -> None:
         """Report why this rank gives up: to the leader, and to ranks welcomed already by failing their world."""
         with contextlib.suppress(OSError):
-            send_all(connection, self.stream.encode({"failed": readable.exception(error)}), GRACE)
+            send_all(connection, self.stream.encode({"failed": format_exception(error)}), GRACE)
         with contextlib.suppress(Exception):  # `error` is the first cause
             for _ in range(2):  # first the empty answer to the greeting, if that has not been read
                 self.answer = self.answer or self._message(connection, received, Patience(GRACE))

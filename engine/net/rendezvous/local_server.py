@@ -15,6 +15,7 @@ from typing import Any
 
 from ...config.world import World
 from ...errors import CalledOff, EngineError, RendezvousError
+from ...errors.formatting import format_exception
 from ...host import linux
 from ...host.patience import Patience
 from ...host.sockets import retry_short, send_all
@@ -147,7 +148,7 @@ class LocalServer:
             return self._welcome()
         except BaseException as error:
             if not isinstance(error, RendezvousError):
-                self._refuse(failed_start({self.world.rank: readable.exception(error)}))
+                self._refuse(failed_start({self.world.rank: format_exception(error)}))
             else:
                 self._refuse(error)
             os.close(self.pidfd)
@@ -198,7 +199,7 @@ class LocalServer:
         """Record an error of this rank as the reason why the start fails; raise it if there has been one before."""
         if self.hello.failure:
             raise error
-        self.hello.failure = readable.exception(error)
+        self.hello.failure = format_exception(error)
         if self.inter_host is not None:
             self.inter_host.entered(self.hello)
         else:

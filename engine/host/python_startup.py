@@ -1,8 +1,7 @@
-"""Switch for the processes that a command starts: a directory on PYTHONPATH.
+"""Startup hooks of the Pythons that a command starts: directories on PYTHONPATH that contain a `sitecustomize`.
 
-The directory contains a `sitecustomize`, which every Python imports at its start, however it is started: by a shell
-script, as a console script, by `python -m`, as a data loader's worker. Inserting `-m engine.compat` into the command
-would only work for the third of these.
+Every Python imports `sitecustomize` at its start, however it is started: by a shell script, as a console script, by
+`python -m`, as a data loader's worker. Inserting `-m module` into the command would only work for the third of these.
 """
 
 from __future__ import annotations
@@ -12,31 +11,22 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-STARTUP = Path(__file__).parent / "startup"
+EXIT_REPORTS = Path(__file__).parents[1] / "exit_report" / "startup"  # hook that installs the writer of exit reports
+HOROVOD = Path(__file__).parents[1] / "compat" / "startup"  # hook that lets `import horovod` find the engine
 _PYTHON = re.compile(r"python[\d.]*")
 _TAKE_A_VALUE = "WXcm"
 _ENDS_THE_OPTIONS = "cm"
 _WITHOUT_STARTUP = "EIS"
 
 
-def make_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment in which started processes have the switch on.
-
-    Parameters
-    ----------
-    environ : mapping of str to str
-
-    Returns
-    -------
-    dict of str to str
-        Copy with our directory first in PYTHONPATH.
-    """
-    paths = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != str(STARTUP)]
-    return {**environ, "PYTHONPATH": os.pathsep.join([str(STARTUP), *paths])}
+def add_startup(environ: Mapping[str, str], directory: Path) -> dict[str, str]:
+    """Return a copy of an environment with the directory of a startup hook first in PYTHONPATH."""
+    paths = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != str(directory)]
+    return {**environ, "PYTHONPATH": os.pathsep.join([str(directory), *paths])}
 
 
-def find_obstacle(command: Sequence[str]) -> str | None:
-    """Find an option that keeps the switch from working in the Python of a command.
+def find_startup_obstacle(command: Sequence[str]) -> str | None:
+    """Find an option that keeps the hook of Horovod's names from running in the Python of a command.
 
     Parameters
     ----------
