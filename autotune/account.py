@@ -17,7 +17,7 @@ MOST = 50.0
 """Largest logarithm of a ratio of times that is counted, so that exp does not overflow."""
 
 
-def excesses(
+def compute_excesses(
     settings: Sequence[str], standing: Sequence[str], logs: Sequence[float], errors: Sequence[float]
 ) -> list[float]:
     """Return by how much each trial was slower than the standing setting: logarithms of ratios, 0 for the latter's own.
@@ -34,7 +34,7 @@ def excesses(
         beside = [k for k, setting in enumerate(settings) if setting == stood]
         if not beside:
             continue
-        stood_logs = steadied(np.array([logs[k] for k in beside]), np.array([errors[k] for k in beside]))
+        stood_logs = shrink_to_mean(np.array([logs[k] for k in beside]), np.array([errors[k] for k in beside]))
         expected = np.interp(np.arange(len(settings)), beside, stood_logs)
         for k, setting in enumerate(settings):
             if standing[k] == stood != setting:
@@ -42,7 +42,7 @@ def excesses(
     return found
 
 
-def steadied(logs: NDArray[np.float64], errors: NDArray[np.float64]) -> NDArray[np.float64]:
+def shrink_to_mean(logs: NDArray[np.float64], errors: NDArray[np.float64]) -> NDArray[np.float64]:
     """Shrink measurements of one setting towards their mean, by the share of variance that their errors explain."""
     if len(logs) < 2:
         return logs

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from scipy.special import erfcx, logsumexp, ndtr
 
 from autotune.space import Choice, Space
-from autotune.surrogate import sequence
+from autotune.surrogate import spread_points
 
 Array = NDArray[np.float64]
 
@@ -41,10 +41,10 @@ def log_expected_improvement(mean: Array, deviation: Array, best: Array, weights
     return np.asarray(logsumexp(logs, axis=0, b=weights[:, None]))
 
 
-def candidates(space: Space, centres: Array, rng: np.random.Generator) -> Array:
+def draw_candidates(space: Space, centres: Array, rng: np.random.Generator) -> Array:
     """Return encoded settings over the whole space and around `centres`, of shape (k, w)."""
-    everywhere = space.spread(sequence(SPREAD, len(space.knobs), rng.random(len(space.knobs))))
-    return np.concatenate([everywhere, *(around(space, centre, 0.12, NEAR, rng) for centre in centres)])
+    everywhere = space.encode_shares(spread_points(SPREAD, len(space.knobs), rng.random(len(space.knobs))))
+    return np.concatenate([everywhere, *(draw_neighbours(space, centre, 0.12, NEAR, rng) for centre in centres)])
 
 
 def within_reach(space: Space, x: Array, good: Array) -> Array:
@@ -63,7 +63,7 @@ def within_reach(space: Space, x: Array, good: Array) -> Array:
     return x[near] if near.any() else x[[int(np.argmin(apart))]]
 
 
-def around(space: Space, centre: Array, reach: float, n: int, rng: np.random.Generator) -> Array:
+def draw_neighbours(space: Space, centre: Array, reach: float, n: int, rng: np.random.Generator) -> Array:
     """Return settings that differ from `centre` in some knobs: shape (n, w)."""
     moved = centre + reach * rng.standard_normal((n, space.width))
     width = len(space.knobs)
@@ -71,4 +71,5 @@ def around(space: Space, centre: Array, reach: float, n: int, rng: np.random.Gen
     turned[np.arange(n), rng.integers(width, size=n)] = True
     moved = np.where(turned[:, space.groups], moved, centre)
     switched = space.apart & (rng.random((n, width)) < 0.25)
-    return space.snap(np.where(switched[:, space.groups], space.spread(rng.random((n, width))), moved))
+    anywhere = space.encode_shares(rng.random((n, width)))
+    return space.snap_coordinates(np.where(switched[:, space.groups], anywhere, moved))

@@ -102,11 +102,11 @@ class Budget:
         """True if there is enough for several trials."""
         return self.lacking <= 0.0
 
-    def limit(self) -> float:
+    def compute_limit(self) -> float:
         """Return the seconds per step above which a trial would lose more than it may."""
         may_lose = min(self.spare - KEPT_BACK * self.allowance, AT_ONCE * self.allowance)
         return math.exp(self._standing) * (1.0 + max(may_lose / self._steps, self._tolerated))
 
-    def shares(self, left: int) -> float:
+    def compute_trial_share(self, left: int) -> float:
         """Return the share by which each of `left` trials may be slower than the standing one: several equal parts."""
         return 3.0 * max(self.spare, 0.02 * self.allowance, 1e-9) / max(left, 3) / self._steps

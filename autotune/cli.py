@@ -9,106 +9,110 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from autotune import horovod_csv, journal, result_cache
-from autotune.decision import chosen
+from autotune.decision import read_chosen_knobs
 from autotune.journal import JournalError
 from autotune.space import Knobs
-from autotune.terminal import say
+from autotune.terminal import print_text
 from autotune.trials import PolicyError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code: 0; 1 for a log that is not reproduced; 2 for unusable files."""
-    given = _parser().parse_args(argv)
+    given = _build_parser().parse_args(argv)
     try:
         if given.command == "replay":
             if given.policy is not None or given.changes:
                 return _what_if(given.log, given.policy or "tuner", given.changes)
-            return _replay(given.log)
+            return _replay_log(given.log)
         if given.command == "best":
-            return _best(given.log, given.format)
+            return _print_best(given.log, given.format)
         if given.command == "known":
-            return _known(given.cache, given.forget)
-        return _show(given.log, given.picture)
+            return _print_known_results(given.cache, given.forget)
+        return _show_log(given.log, given.picture)
     except (JournalError, PolicyError, OSError) as error:
-        say(f"autotune: error: {error}", file=sys.stderr)
+        print_text(f"autotune: error: {error}", file=sys.stderr)
         return 2
     except ImportError as error:
         missing = str(error.name).partition(".")[0]
-        say(f"autotune: error: {missing} is missing: pip install '.[autotune]' in the source tree", file=sys.stderr)
+        print_text(
+            f"autotune: error: {missing} is missing: pip install '.[autotune]' in the source tree", file=sys.stderr
+        )
         return 2
 
 
-def _replay(log: Path) -> int:
-    from autotune.replay import TOLERANCE, replay  # needs scipy, which the other commands can do without
+def _replay_log(log: Path) -> int:
+    from autotune.replay import TOLERANCE, replay_log  # needs scipy, which the other commands can do without
 
     rows = journal.read(log)
     try:
-        result = replay(rows)
+        result = replay_log(rows)
     except JournalError as error:
-        say(f"autotune: not reproduced: {log}, {error}", file=sys.stderr)
+        print_text(f"autotune: not reproduced: {log}, {error}", file=sys.stderr)
         return 1
     for row in rows:
         if row.get("decision") == "rest":
-            say(row["because"])
+            print_text(row["because"])
     how = "exactly" if result.exact else f"within {TOLERANCE:g}, as numbers may differ: {'; '.join(result.differences)}"
-    say(f"{log}: {result.proposals} proposals and {result.decisions} decisions reproduced {how}")
+    print_text(f"{log}: {result.proposals} proposals and {result.decisions} decisions reproduced {how}")
     return 0
 
 
 def _what_if(log: Path, name: str, changes: Sequence[str]) -> int:
-    from autotune.policies import changed, made
+    from autotune.policies import apply_changes, make_policy
     from autotune.show import console_for, show_what_if
     from autotune.whatif import what_if
 
     rows = journal.read(log)
-    row = changed(rows[0], changes, name)
-    found = what_if(rows, made(name, row), name, row["seed"], row["max_trials"])
+    row = apply_changes(rows[0], changes, name)
+    found = what_if(rows, make_policy(name, row), name, row["seed"], row["max_trials"])
     show_what_if(found, name, row, console_for(sys.stdout))
     return 0
 
 
-def _show(log: Path, drawn: Path | None) -> int:
-    from autotune.show import console_for, show, show_samples
+def _show_log(log: Path, drawn: Path | None) -> int:
+    from autotune.show import console_for, show_log, show_samples
 
     console = console_for(sys.stdout)
     if horovod_csv.looks_like(log):
         show_samples(horovod_csv.read(log), console)
         return 0
     rows = journal.read(log)
-    show(rows, console)
+    show_log(rows, console)
     if drawn is not None:
-        from autotune.picture import picture
+        from autotune.picture import save_figure
 
-        picture(rows, drawn)
-        say(f"drawn: {drawn}")
+        save_figure(rows, drawn)
+        print_text(f"drawn: {drawn}")
     return 0
 
 
-def _best(log: Path, form: str) -> int:
-    knobs, decided = chosen(log)
+def _print_best(log: Path, form: str) -> int:
+    knobs, decided = read_chosen_knobs(log)
     if not decided:
-        say(f"autotune: {log} has no decision: the search had not got so far; this is its default", file=sys.stderr)
-    say(_formatted(knobs, form))
+        print_text(
+            f"autotune: {log} has no decision: the search had not got so far; this is its default", file=sys.stderr
+        )
+    print_text(_format_knobs(knobs, form))
     return 0
 
 
-def _known(cache: Path | None, forget: bool) -> int:
-    home = result_cache.directory() if cache is None else cache
+def _print_known_results(cache: Path | None, forget: bool) -> int:
+    home = result_cache.get_default_directory() if cache is None else cache
     if forget:
-        say(f"{result_cache.forget(home)} results removed from {home}")
+        print_text(f"{result_cache.remove_results(home)} results removed from {home}")
         return 0
     from autotune.show import console_for, show_known
 
     results, skipped = result_cache.read(home)
     for each in skipped:
-        say(f"autotune: not used: {each}", file=sys.stderr)
+        print_text(f"autotune: not used: {each}", file=sys.stderr)
     if results:
         show_known(results, console_for(sys.stdout))
-    say(f"{len(results)} result{'s' * (len(results) != 1)} in {home}")
+    print_text(f"{len(results)} result{'s' * (len(results) != 1)} in {home}")
     return 0
 
 
-def _formatted(knobs: Knobs, form: str) -> str:
+def _format_knobs(knobs: Knobs, form: str) -> str:
     """Format knobs for a shell, a job's environment, a job's settings file, or a program."""
     if form == "json":
         return json.dumps(knobs)
@@ -119,7 +123,7 @@ def _formatted(knobs: Knobs, form: str) -> str:
     return " ".join(["enginerun", *(f"--{name.replace('_', '-')} {value}" for name, value in knobs.items())])
 
 
-def _parser() -> argparse.ArgumentParser:
+def _build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="autotune", description="Read the tuner's logs, and the results that it keeps."
     )

@@ -14,7 +14,7 @@ import socket
 import sys
 from collections.abc import Sequence
 
-from autotune.session import LIMIT, Session, SessionError, decoded, encoded
+from autotune.session import LIMIT, Session, SessionError, decode_message, encode_message
 
 PR_SET_PDEATHSIG = 1
 NICE = 10
@@ -25,7 +25,7 @@ IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def main(arguments: Sequence[str]) -> int:
     """Serve and return the exit code: 0 when the other side has closed the socket, 2 when the search cannot go on."""
     descriptor, parent = map(int, arguments)
-    _settle(parent)
+    _prepare_process(parent)
     with socket.socket(fileno=descriptor) as peer:
         return serve(peer)
 
@@ -41,11 +41,11 @@ def serve(peer: socket.socket) -> int:
                 if not data:
                     return 0
                 if not placed:
-                    _place(data)  # before numpy is imported, because it counts the CPUs
+                    _widen_affinity(data)  # before numpy is imported, because it counts the CPUs
                     placed = True
-                answer = session.answer(data)
+                answer = session.answer_message(data)
             except SessionError as error:
-                peer.send(encoded({"type": "failed", "reason": str(error)}))
+                peer.send(encode_message({"type": "failed", "reason": str(error)}))
                 return 2
             peer.send(answer)
     return 0
@@ -65,7 +65,7 @@ def receive(peer: socket.socket) -> bytes:
     return data
 
 
-def _settle(parent: int) -> None:
+def _prepare_process(parent: int) -> None:
     """Make this process die with its parent, lower its priority, and ignore the job's signals."""
     for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
@@ -76,9 +76,9 @@ def _settle(parent: int) -> None:
     os.nice(NICE)
 
 
-def _place(data: bytes) -> None:
+def _widen_affinity(data: bytes) -> None:
     """Run on any CPU of the job, as rank 0's are busy; stay on rank 0's if that is refused."""
-    cpus = decoded(data).get("cpus")
+    cpus = decode_message(data).get("cpus")
     if isinstance(cpus, list) and cpus:
         with contextlib.suppress(OSError, TypeError, ValueError, OverflowError):
             os.sched_setaffinity(0, cpus)

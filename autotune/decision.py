@@ -8,12 +8,12 @@ from pathlib import Path
 
 from autotune import horovod_csv, journal
 from autotune.journal import JournalError
-from autotune.log_summary import tell
+from autotune.log_summary import summarize_log
 from autotune.space import Knobs
-from autotune.terminal import say
+from autotune.terminal import print_text
 
 
-def chosen(log: Path) -> tuple[Knobs, bool]:
+def read_chosen_knobs(log: Path) -> tuple[Knobs, bool]:
     """Return the knobs of a log, and whether they are decided: before the first decision they are its default.
 
     Parameters
@@ -29,14 +29,14 @@ def chosen(log: Path) -> tuple[Knobs, bool]:
         The file cannot be read.
     """
     if horovod_csv.looks_like(log):
-        return horovod_csv.best(horovod_csv.read(log)).knobs, True
+        return horovod_csv.find_best_sample(horovod_csv.read(log)).knobs, True
     rows = journal.read(log)
-    decisions = tell(rows).decisions
+    decisions = summarize_log(rows).decisions
     return (decisions[-1]["knobs"], True) if decisions else (rows[0]["default"], False)
 
 
 if __name__ == "__main__":
     try:
-        say(json.dumps(chosen(Path(sys.argv[1]))[0]))
+        print_text(json.dumps(read_chosen_knobs(Path(sys.argv[1]))[0]))
     except (JournalError, OSError) as error:
         sys.exit(str(error))

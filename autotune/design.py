@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.space import Choice, Knobs, Space
-from autotune.trials import Epoch, key
+from autotune.trials import Epoch, make_setting_key
 
 Array = NDArray[np.float64]
 
@@ -26,7 +26,7 @@ INSIDE = (0.03, 0.15)
 """Least and greatest distance of a corner's number from the end of its range, as shares of the range."""
 
 
-def corners(space: Space, most: int, rng: np.random.Generator) -> list[Knobs]:
+def build_corners(space: Space, most: int, rng: np.random.Generator) -> list[Knobs]:
     """Return settings near corners of the space, beginning with those in which the first two knobs are equal in size.
 
     Parameters
@@ -38,16 +38,16 @@ def corners(space: Space, most: int, rng: np.random.Generator) -> list[Knobs]:
         Generator of each setting's distance from its corner, and of the first combinations of the further knobs.
     """
     count = len(space.knobs)
-    high = levels(count)
+    high = build_orthogonal_array(count)
     high[:, 2:] ^= rng.integers(2, size=max(count - 2, 0)).astype(bool)
     nearest, farthest = INSIDE
     inside = rng.uniform(nearest, farthest, high.shape)
     whole = np.array([isinstance(knob, Choice) for knob in space.knobs.values()])
     inside = np.where(whole, 0.5 * rng.random(high.shape), inside)  # for a choice, any value of that half
-    return [space.decode(row) for row in space.spread(np.where(high, 1.0 - inside, inside))[:most]]
+    return [space.decode(row) for row in space.encode_shares(np.where(high, 1.0 - inside, inside))[:most]]
 
 
-def levels(knobs: int) -> NDArray[np.bool_]:
+def build_orthogonal_array(knobs: int) -> NDArray[np.bool_]:
     """Return an orthogonal array of strength two, of shape (n, knobs): whether a knob is large.
 
     Its first four rows have all combinations of the first two knobs.
@@ -62,7 +62,7 @@ def levels(knobs: int) -> NDArray[np.bool_]:
     return np.array([[int(each).bit_count() % 2 == 1 for each in row] for row in together])
 
 
-def nearer(space: Space, knobs: Knobs, default: Knobs) -> Knobs:
+def move_half_way(space: Space, knobs: Knobs, default: Knobs) -> Knobs:
     """Return the setting half way to the default where a knob is a number; a corner itself may be many times slower."""
     at, home = space.encode(knobs), space.encode(default)
     middle = at.copy()
@@ -77,14 +77,14 @@ def nearer(space: Space, knobs: Knobs, default: Knobs) -> Knobs:
 def first_epoch(space: Space, default: Knobs, first: Sequence[Knobs], max_trials: int, seed: int) -> Epoch:
     """Return the first epoch: the default, the settings given to be tried first, and settings half way to corners."""
     most = max(1, max_trials // 4)
-    far = corners(space, most, np.random.default_rng([seed, 0]))
-    halfway = [nearer(space, corner, default) for corner in far]
+    far = build_corners(space, most, np.random.default_rng([seed, 0]))
+    halfway = [move_half_way(space, corner, default) for corner in far]
     epoch = Epoch(0, default, max_trials, [default], [*first, *halfway])
-    epoch.outward = {key(half): corner for half, corner in zip(halfway, far, strict=True)}
+    epoch.outward = {make_setting_key(half): corner for half, corner in zip(halfway, far, strict=True)}
     epoch.corners = most - len(halfway)
     return epoch
 
 
-def closer(space: Space, design: Sequence[Knobs], standing: Knobs, kept: Sequence[Knobs]) -> list[Knobs]:
+def move_design_half_way(space: Space, design: Sequence[Knobs], standing: Knobs, kept: Sequence[Knobs]) -> list[Knobs]:
     """Return a design moved half way to the standing setting, except for the settings in `kept`."""
-    return [knobs if knobs in kept else nearer(space, knobs, standing) for knobs in design]
+    return [knobs if knobs in kept else move_half_way(space, knobs, standing) for knobs in design]

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.account import excesses, steps_lost
-from autotune.score import USUAL, Score
+from autotune.account import compute_excesses, steps_lost
+from autotune.score import USUAL, TrialScore
 from autotune.space import Knobs, Space
 from autotune.surrogate import Surrogate
-from autotune.trials import Epoch, Told, Trial, key
+from autotune.trials import CompletedTrial, Epoch, Trial, make_setting_key
 
 Array = NDArray[np.float64]
 
@@ -36,88 +36,90 @@ class History:
     """
 
     def __init__(self, space: Space, seed: int, settling: int) -> None:
-        self.told: list[Told] = []
+        self.told: list[CompletedTrial] = []
         self._space, self._seed, self._settling = space, seed, settling
 
     def add(self, trial: Trial, epoch: Epoch, samples: list[float], status: str) -> None:
         """Add a completed trial of an epoch, with its samples."""
-        score = Score(samples, self.usual())
-        x, standing = self._space.encode(trial.knobs), key(epoch.standing)
-        self.told.append(Told(trial, x, epoch.number, samples, status, score, epoch.round, standing, self._settling))
+        score = TrialScore(samples, self.estimate_spread())
+        x, standing = self._space.encode(trial.knobs), make_setting_key(epoch.standing)
+        self.told.append(
+            CompletedTrial(trial, x, epoch.number, samples, status, score, epoch.round, standing, self._settling)
+        )
 
-    def of(self, epoch: int) -> list[Told]:
+    def select_epoch(self, epoch: int) -> list[CompletedTrial]:
         """Return the trials of an epoch."""
         return [told for told in self.told if told.epoch == epoch]
 
-    def measured(self, epoch: int) -> list[Knobs]:
+    def list_measured(self, epoch: int) -> list[Knobs]:
         """Return the settings measured in an epoch, without repetitions."""
-        return list({told.key: told.trial.knobs for told in self.of(epoch)}.values())
+        return list({told.key: told.trial.knobs for told in self.select_epoch(epoch)}.values())
 
-    def encoded(self, settings: Iterable[Mapping[str, Any]]) -> Array:
+    def encode_settings(self, settings: Iterable[Mapping[str, Any]]) -> Array:
         """Return encodings of settings: shape (n, width)."""
         return np.array([self._space.encode(knobs) for knobs in settings])
 
-    def reference(self, epoch: int) -> float:
+    def get_reference(self, epoch: int) -> float:
         """Return the logarithm of the seconds per step at the start of an epoch, to which its others are relative."""
         return next(told.score.log for told in self.told if told.epoch == epoch)
 
-    def usual(self) -> float:
+    def estimate_spread(self) -> float:
         """Return the standard deviation of one sample's logarithm, from the trials so far."""
         return float(np.median([told.score.spread for told in self.told])) if self.told else USUAL
 
-    def steps(self, epoch: int) -> float:
+    def compute_median_steps(self, epoch: int) -> float:
         """Return the median number of steps of trials that were not cut short."""
-        return float(np.median([len(told.samples) for told in self.of(epoch) if told.status == "ok"] or [1]))
+        return float(np.median([len(told.samples) for told in self.select_epoch(epoch) if told.status == "ok"] or [1]))
 
-    def lost(self, epoch: int) -> list[float]:
+    def compute_losses(self, epoch: int) -> list[float]:
         """Return the steps that each trial of an epoch has lost."""
-        return steps_lost(self._excesses(epoch), [told.steps for told in self.of(epoch)])
+        return steps_lost(self._compute_excesses(epoch), [told.steps for told in self.select_epoch(epoch)])
 
-    def doubt(self, epoch: int) -> float:
+    def compute_loss_error(self, epoch: int) -> float:
         """Return the uncertainty of an epoch's loss, in steps: all trials share the error of the standing setting."""
-        now = self.of(epoch)
+        now = self.select_epoch(epoch)
         error = standing_error(now)
-        together = zip(self._excesses(epoch), now, strict=True)
+        together = zip(self._compute_excesses(epoch), now, strict=True)
         return error * sum(told.steps for each, told in together if told.key != told.standing and each > -SURE * error)
 
-    def gained(self, epoch: int) -> float:
+    def compute_gain(self, epoch: int) -> float:
         """Return the steps that trials of an epoch have gained on the standing setting, beyond its uncertainty."""
-        now = self.of(epoch)
+        now = self.select_epoch(epoch)
         doubt = SURE * standing_error(now)
-        together = zip(self._excesses(epoch), now, strict=True)
+        together = zip(self._compute_excesses(epoch), now, strict=True)
         return -sum(math.expm1(min(0.0, each + doubt)) * told.steps for each, told in together)
 
-    def _excesses(self, epoch: int) -> list[float]:
+    def _compute_excesses(self, epoch: int) -> list[float]:
         """Return the logarithms of the ratios of each trial's time to that of the standing setting beside it."""
-        now = self.of(epoch)
+        now = self.select_epoch(epoch)
         logs, errors = [told.score.log for told in now], [told.score.error for told in now]
-        return excesses([told.key for told in now], [told.standing for told in now], logs, errors)
+        return compute_excesses([told.key for told in now], [told.standing for told in now], logs, errors)
 
-    def worst(self, epoch: int) -> dict[str, float]:
+    def find_worst_losses(self, epoch: int) -> dict[str, float]:
         """Return the steps lost by the worst trial of each setting."""
         found: dict[str, float] = {}
-        for told, lost in zip(self.of(epoch), self.lost(epoch), strict=True):
+        for told, lost in zip(self.select_epoch(epoch), self.compute_losses(epoch), strict=True):
             found[told.key] = max(found.get(told.key, 0.0), lost)
         return found
 
-    def learn(self, pending: Sequence[Trial], epoch: int) -> Surrogate:
+    def fit_surrogate(self, pending: Sequence[Trial], epoch: int) -> Surrogate:
         """Return the surrogate after all trials; pending ones count as if they had the expected result.
 
         Trials of one setting in one epoch are combined to their mean, because a search often repeats a few settings.
         """
-        groups: dict[tuple[int, str], list[Told]] = {}
+        groups: dict[tuple[int, str], list[CompletedTrial]] = {}
         for told in self.told:
             groups.setdefault((told.epoch, told.key), []).append(told)
-        groups = thinned(groups)
-        references = {number: self.reference(number) for number, _ in groups}
+        groups = thin_observations(groups)
+        references = {number: self.get_reference(number) for number, _ in groups}
         y, errors, scatter = [], [], []
         least = dict.fromkeys(references, 0.0)  # logarithm of the best time of each epoch
         for (number, _), several in groups.items():
-            least[number] = min(least[number], weighted(several) - references[number])
+            least[number] = min(least[number], average_logs(several) - references[number])
         for (number, _), several in groups.items():
             logs, error = np.array([told.score.log for told in several]), pooled_error(several)
-            mean = weighted(several)
-            y.append(least[number] + softened(mean - references[number] - least[number]))
+            mean = average_logs(several)
+            y.append(least[number] + soften_excess(mean - references[number] - least[number]))
             wall = max(0.0, mean - references[number] - least[number] - BAD)
             stands = several[0].key == several[0].standing  # the reference of proofs keeps its full certainty
             errors.append(error if stands else math.hypot(error, WALL * BAD * math.tanh(wall / BAD)))
@@ -130,8 +132,8 @@ class History:
         surrogate = Surrogate(x, *everything[:2], epochs, columns, self._seed, counts, everything[2])
         if not pending:
             return surrogate
-        waiting = self.encoded(trial.knobs for trial in pending)
-        expected, _ = surrogate.mixture(waiting, epoch)
+        waiting = self.encode_settings(trial.knobs for trial in pending)
+        expected, _ = surrogate.predict_mixture(waiting, epoch)
         more = len(waiting)
         return Surrogate(
             np.concatenate([x, waiting]),
@@ -145,7 +147,9 @@ class History:
         )
 
 
-def thinned(groups: dict[tuple[int, str], list[Told]]) -> dict[tuple[int, str], list[Told]]:
+def thin_observations(
+    groups: dict[tuple[int, str], list[CompletedTrial]],
+) -> dict[tuple[int, str], list[CompletedTrial]]:
     """Return at most `MOST` observations, so that the cost of a proposal is bounded.
 
     First those of older epochs are removed, then those closest to others. Standing settings and those measured more
@@ -168,7 +172,7 @@ def thinned(groups: dict[tuple[int, str], list[Told]]) -> dict[tuple[int, str], 
     return {name: several for (name, several), stays in zip(kept, left, strict=True) if stays}
 
 
-def weighted(several: Sequence[Told]) -> float:
+def average_logs(several: Sequence[CompletedTrial]) -> float:
     """Return the mean of the logarithms of several trials of one setting, weighted by their certainty."""
     weights = [1.0 / (told.score.error**2 + SOFT**2) for told in several]
     return float(np.average([told.score.log for told in several], weights=weights))
@@ -177,23 +181,23 @@ def weighted(several: Sequence[Told]) -> float:
 SOFT = 0.004  # expected noise between trials, in logarithms: it bounds the weight of one trial
 
 
-def pooled_error(several: Sequence[Told]) -> float:
+def pooled_error(several: Sequence[CompletedTrial]) -> float:
     """Return the standard error of one trial, such that as many equal trials would be as certain as these together."""
     return math.sqrt(len(several) / sum(1.0 / told.score.error**2 for told in several))
 
 
-def standing_error(now: Sequence[Told]) -> float:
+def standing_error(now: Sequence[CompletedTrial]) -> float:
     """Return the standard error of the standing setting over all its trials among these; 0 if there are none."""
     stood = [told for told in now if told.key == told.standing]
     return pooled_error(stood) / math.sqrt(len(stood)) if stood else 0.0
 
 
-def softened(y: float) -> float:
+def soften_excess(y: float) -> float:
     """Compress large excesses: how bad a setting is does not matter, and would hide differences of good ones."""
     return y if y < BAD else BAD * (1.0 + math.tanh((y - BAD) / BAD))
 
 
-def pooled(scores: Sequence[Score], noise: float) -> tuple[float, float]:
+def pool_scores(scores: Sequence[TrialScore], noise: float) -> tuple[float, float]:
     """Return the weighted mean of several trials of one setting, and its standard error."""
     weights = np.array([1.0 / (score.error**2 + noise**2) for score in scores])
     return float(weights @ [score.log for score in scores] / weights.sum()), float(1.0 / math.sqrt(weights.sum()))

@@ -18,7 +18,7 @@ LARGEST = 1e15
 
 
 @dataclass(frozen=True)
-class Sample:
+class HorovodSample:
     """One row: the knobs in our names and units, and the score, of which more is better."""
 
     line: int
@@ -35,7 +35,7 @@ def looks_like(path: str | os.PathLike[str]) -> bool:
     return b"tensor_fusion_threshold" in begin.partition(b"\n")[0]
 
 
-def read(path: str | os.PathLike[str]) -> list[Sample]:
+def read(path: str | os.PathLike[str]) -> list[HorovodSample]:
     """Return all samples of such a log.
 
     Raises
@@ -44,14 +44,14 @@ def read(path: str | os.PathLike[str]) -> list[Sample]:
         A column is missing, or a value is not a number; the text names the line.
     """
     try:
-        return _samples(Path(path))
+        return _parse_samples(Path(path))
     except csv.Error as error:
         raise JournalError(f"{path}: expected a CSV file: {error}") from None
     except ReadError as error:
         raise JournalError(str(error)) from None
 
 
-def _samples(path: Path) -> list[Sample]:
+def _parse_samples(path: Path) -> list[HorovodSample]:
     with io.StringIO(read_bytes(path, LIMIT).decode(errors="replace"), newline="") as file:
         rows = csv.DictReader(file)
         missing = [name for name in HEADER.split(",") if name not in (rows.fieldnames or ())]
@@ -68,12 +68,12 @@ def _samples(path: Path) -> list[Sample]:
                 values[name] = value
             threshold = round(values["tensor_fusion_threshold"] * MEBIBYTE)
             knobs = {"fusion_threshold": threshold, "cycle_time_ms": values["cycle_time_ms"]}
-            samples.append(Sample(rows.line_num, knobs, values["score"]))
+            samples.append(HorovodSample(rows.line_num, knobs, values["score"]))
     if not samples:
         raise JournalError(f"{path}, line 2: expected a sample: the run was shorter than the warm-up")
     return samples
 
 
-def best(samples: list[Sample]) -> Sample:
+def find_best_sample(samples: list[HorovodSample]) -> HorovodSample:
     """Return the sample with the highest score. It was measured once; the log has no information on its certainty."""
     return max(samples, key=lambda sample: sample.score)

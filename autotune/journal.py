@@ -75,7 +75,7 @@ class Journal:
         """Append a row. It is in the kernel when this returns, so it survives the death of the process."""
         full = {"n": self._number, **row}
         if row["row"] == "open":
-            full |= {"schema": SCHEMA, "time": time.time(), "environment": environment(), "about": self._about}
+            full |= {"schema": SCHEMA, "time": time.time(), "environment": describe_environment(), "about": self._about}
         line = memoryview(json.dumps(full, allow_nan=False).encode() + b"\n")
         while line:
             line = line[os.write(self._file, line) :]
@@ -94,13 +94,18 @@ class Journal:
         self.close()
 
 
-def environment() -> dict[str, str]:
+def describe_environment() -> dict[str, str]:
     """Return the versions and the processor, on which the last bits of a calculation depend."""
     versions = {name: importlib.metadata.version(name) for name in ("numpy", "scipy")}
-    return {"python": platform.python_version(), **versions, "machine": platform.machine(), "processor": processor()}
+    return {
+        "python": platform.python_version(),
+        **versions,
+        "machine": platform.machine(),
+        "processor": read_processor_model(),
+    }
 
 
-def processor() -> str:
+def read_processor_model() -> str:
     """Return the model name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
@@ -131,9 +136,9 @@ def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     search: _Search | None = None
     for number, line in enumerate(lines[:-1], start=1):
         where = f"{path}, line {number}"
-        rows.append(_row(line, where, number - 1))
+        rows.append(_parse_row(line, where, number - 1))
         try:
-            search = _Search(rows[0]) if search is None else search.follow(rows[-1])
+            search = _Search(rows[0]) if search is None else search.accept_row(rows[-1])
         except ValueError as error:
             raise JournalError(f"{where}: {error}") from None
     if lines[-1]:
@@ -162,7 +167,7 @@ class _Search:
         self._asked: set[int] = set()
         self._waiting: set[int] = set()
 
-    def follow(self, row: Mapping[str, Any]) -> _Search:
+    def accept_row(self, row: Mapping[str, Any]) -> _Search:
         """Accept the next row; raise ValueError if it cannot follow."""
         kind = row["row"]
         if "knobs" in row:
@@ -187,7 +192,7 @@ def _is_number(value: Any) -> bool:
     return abs(value) < 1e300
 
 
-def _row(line: bytes, where: str, number: int) -> dict[str, Any]:
+def _parse_row(line: bytes, where: str, number: int) -> dict[str, Any]:
     """Parse and check one row."""
     try:
         row = parse_json(line)
@@ -196,7 +201,7 @@ def _row(line: bytes, where: str, number: int) -> dict[str, Any]:
         raise JournalError(f"{where}: expected a row in JSON, but: {error}.{hint}") from None
     kind = row.get("row") if isinstance(row, dict) else None
     if number == 0 and kind != "open":
-        raise JournalError(f"{where}: expected a row 'open', as a log of the tuner begins, not {_short(line)}")
+        raise JournalError(f"{where}: expected a row 'open', as a log of the tuner begins, not {_shorten_line(line)}")
     if number == 0 and row.get("schema") != SCHEMA:
         newer = isinstance(row.get("schema"), int) and row["schema"] > SCHEMA
         advice = (
@@ -205,7 +210,7 @@ def _row(line: bytes, where: str, number: int) -> dict[str, Any]:
         raise JournalError(f"{where}: expected schema {SCHEMA}, not {row.get('schema')!r}; {advice}")
     if not isinstance(kind, str) or kind not in FIELDS or (number > 0 and kind == "open"):
         others = ", ".join(repr(each) for each in FIELDS if each != "open")
-        raise JournalError(f"{where}: expected a row of kind {others}, not {_short(line)}")
+        raise JournalError(f"{where}: expected a row of kind {others}, not {_shorten_line(line)}")
     if row.get("n") != number:
         have = row.get("n")
         raise JournalError(f"{where}: expected row n={number}, not n={have!r}: rows are missing, or not in order")
@@ -227,18 +232,20 @@ def _row(line: bytes, where: str, number: int) -> dict[str, Any]:
         raise JournalError(f"{where}: expected at least one sample")
     for sample in row.get("samples", ()):
         if not _is_number(sample) or sample <= 0:
-            raise JournalError(f"{where}: expected samples in seconds, positive and finite, not {_cut(sample)}")
+            raise JournalError(
+                f"{where}: expected samples in seconds, positive and finite, not {_shorten_value(sample)}"
+            )
     exposed = row.get("exposed", 0.0)
     if not _is_number(exposed) or not 0 <= exposed <= 1:
         raise JournalError(f"{where}: expected 'exposed' to be a share, 0 to 1, not {exposed!r}")
     return dict(row)
 
 
-def _short(line: bytes) -> str:
-    return _cut(line.decode("utf-8", "replace"))
+def _shorten_line(line: bytes) -> str:
+    return _shorten_value(line.decode("utf-8", "replace"))
 
 
-def _cut(value: object) -> str:
+def _shorten_value(value: object) -> str:
     """Format a value for an error, shortened."""
     text = repr(value) if not isinstance(value, int) or abs(value) < 1e300 else "a whole number of very many digits"
     return text if len(text) <= 60 else text[:57] + "..."

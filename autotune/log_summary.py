@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from autotune.account import MOST, excesses
-from autotune.score import USUAL, Score, scale
+from autotune.account import MOST, compute_excesses
+from autotune.score import USUAL, TrialScore, estimate_scale
 from autotune.space import Knobs
-from autotune.trials import key
+from autotune.trials import make_setting_key
 
 MOST_SETTLING = 1 << 20  # maximum steps after a change; a damaged log may have more
 
 
 @dataclass(frozen=True)
-class Line:
+class TrialLine:
     """One trial of a log.
 
     Attributes
@@ -49,7 +49,7 @@ class Line:
 
 
 @dataclass
-class Story:
+class LogSummary:
     """Trials and decisions of a log, in order.
 
     Attributes
@@ -62,7 +62,7 @@ class Story:
         Seconds gained by trials that were faster.
     """
 
-    lines: list[Line] = field(default_factory=list)
+    lines: list[TrialLine] = field(default_factory=list)
     decisions: list[dict[str, Any]] = field(default_factory=list)
     observed: int = 0
     final: dict[str, Any] | None = None
@@ -83,9 +83,9 @@ class Story:
         return list(accumulate(line.lost for line in self.lines))
 
 
-def tell(rows: Sequence[dict[str, Any]]) -> Story:
+def summarize_log(rows: Sequence[dict[str, Any]]) -> LogSummary:
     """Collect the trials and decisions of a log's rows."""
-    story, asked, epoch = Story(), {}, 0
+    summary, asked, epoch = LogSummary(), {}, 0
     standing: dict[int, float] = {}
     stood: list[Knobs] = []  # the standing setting of each line
     now: Knobs = rows[0].get("default", {})
@@ -94,20 +94,20 @@ def tell(rows: Sequence[dict[str, Any]]) -> Story:
     errors: dict[int, float] = {}  # standard error of each line with a result, as computed by the policy
     for row in rows:
         if row["row"] == "ask":
-            asked[row["id"]] = len(story.lines)
+            asked[row["id"]] = len(summary.lines)
             stood.append(now)
-            story.lines.append(Line(row["id"], epoch, row["phase"], row["knobs"], row["why"]))
+            summary.lines.append(TrialLine(row["id"], epoch, row["phase"], row["knobs"], row["why"]))
         elif row["row"] == "tell" and row["id"] in asked:
             k = asked.pop(row["id"])
             samples = np.asarray(row["samples"], dtype=np.float64)
-            score = Score(row["samples"], float(np.median(spreads)) if spreads else USUAL)
+            score = TrialScore(row["samples"], float(np.median(spreads)) if spreads else USUAL)
             seconds = math.exp(score.log)
-            error = scale(samples) / math.sqrt(0.95 * len(samples)) if len(samples) > 2 else math.nan
+            error = estimate_scale(samples) / math.sqrt(0.95 * len(samples)) if len(samples) > 2 else math.nan
             spreads.append(score.spread)
             errors[k] = score.error
-            before = story.lines[k]
+            before = summary.lines[k]
             reference = standing.setdefault(before.epoch, seconds)
-            story.lines[k] = replace(
+            summary.lines[k] = replace(
                 before,
                 status=row["status"],
                 seconds=seconds,
@@ -116,39 +116,40 @@ def tell(rows: Sequence[dict[str, Any]]) -> Story:
                 samples=len(samples),
                 exposed=row.get("exposed", math.nan),
             )
-            story.spent += float(samples.sum())
+            summary.spent += float(samples.sum())
         elif row["row"] == "observe":
-            story.observed += 1
+            summary.observed += 1
         elif row["row"] == "decide":
-            story.decisions.append({**row, "last": story.lines[-1].id if story.lines else None})
-            story.final = row if row.get("final") else story.final
+            summary.decisions.append({**row, "last": summary.lines[-1].id if summary.lines else None})
+            summary.final = row if row.get("final") else summary.final
             if row["decision"] == "reopen":
-                epoch, story.final = epoch + 1, None
+                epoch, summary.final = epoch + 1, None
             if row["decision"] == "reopen" or (row["decision"] == "resume" and not rested):
                 now = row["knobs"]
             rested = row["decision"] == "rest"
-    _settle(story, stood, errors, _settling(rows[0]))
-    return story
+    _set_losses(summary, stood, errors, _read_settling_steps(rows[0]))
+    return summary
 
 
-def _settling(opened: Mapping[str, Any]) -> int:
+def _read_settling_steps(opened: Mapping[str, Any]) -> int:
     """Return the steps after each change that no trial counts, from a log's first row; 0 in older logs."""
     value = opened.get("settings", {}).get("settling")
     return value if type(value) is int and 0 <= value <= MOST_SETTLING else 0
 
 
-def _settle(story: Story, stood: Sequence[Knobs], errors: Mapping[int, float], settling: int) -> None:
+def _set_losses(summary: LogSummary, stood: Sequence[Knobs], errors: Mapping[int, float], settling: int) -> None:
     """Set the loss of each trial against its standing setting."""
-    for epoch in {line.epoch for line in story.lines}:
-        mine = [k for k, line in enumerate(story.lines) if line.epoch == epoch and line.samples]
-        lines = [story.lines[k] for k in mine]
+    for epoch in {line.epoch for line in summary.lines}:
+        mine = [k for k, line in enumerate(summary.lines) if line.epoch == epoch and line.samples]
+        lines = [summary.lines[k] for k in mine]
         logs = [math.log(line.seconds) for line in lines]
-        standing = [key(stood[k]) for k in mine]
-        excess = excesses([key(line.knobs) for line in lines], standing, logs, [errors[k] for k in mine])
+        standing = [make_setting_key(stood[k]) for k in mine]
+        settings = [make_setting_key(line.knobs) for line in lines]
+        excess = compute_excesses(settings, standing, logs, [errors[k] for k in mine])
         for k, line, slower in zip(mine, lines, excess, strict=True):
             took = line.samples + settling
             steps = math.expm1(min(slower, MOST)) * took
             seconds = -math.expm1(-slower) * line.seconds * took
-            story.lines[k] = replace(line, lost=max(0.0, steps))
-            story.lost += max(0.0, seconds)
-            story.saved += max(0.0, -seconds)
+            summary.lines[k] = replace(line, lost=max(0.0, steps))
+            summary.lost += max(0.0, seconds)
+            summary.saved += max(0.0, -seconds)

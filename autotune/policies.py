@@ -15,7 +15,7 @@ import numpy as np
 
 from autotune.bounded_reader import decimal, natural, shorten
 from autotune.replay import tuner_of
-from autotune.score import location
+from autotune.score import estimate_location
 from autotune.space import Knobs, Space
 from autotune.trials import LARGEST_SEED, MOST_TRIALS, Phase, PolicyError, Settings, Trial
 
@@ -48,7 +48,7 @@ class Random:
 
     def __init__(self, space: Space, default: Mapping[str, Any], seed: int, max_trials: int) -> None:
         shares = np.random.default_rng([seed, 5]).random((max_trials - 1, len(space.knobs)))
-        self._settings = [space.check(default), *(space.decode(row) for row in space.spread(shares))]
+        self._settings = [space.check(default), *(space.decode(row) for row in space.encode_shares(shares))]
         self._seconds = [math.inf] * max_trials
         self._asked = 0
 
@@ -65,7 +65,7 @@ class Random:
 
     def tell(self, trial_id: int, samples: Sequence[float], status: str = "ok") -> None:
         """Record the samples of a trial."""
-        self._seconds[trial_id] = math.exp(location(np.log(samples)))
+        self._seconds[trial_id] = math.exp(estimate_location(np.log(samples)))
 
     def best(self) -> Knobs:
         """Return the setting that measured best."""
@@ -85,7 +85,7 @@ LATER = ("after_drift", "background", "interval", "patience")
 """Settings that only matter after the first search, where a replay ends."""
 
 
-def changed(opened: Mapping[str, Any], changes: Sequence[str], policy: str) -> dict[str, Any]:
+def apply_changes(opened: Mapping[str, Any], changes: Sequence[str], policy: str) -> dict[str, Any]:
     """Return the first row of a log with changed settings.
 
     Parameters
@@ -127,7 +127,7 @@ def changed(opened: Mapping[str, Any], changes: Sequence[str], policy: str) -> d
     return row
 
 
-def made(name: str, opened: Mapping[str, Any]) -> Policy:
+def make_policy(name: str, opened: Mapping[str, Any]) -> Policy:
     """Create a policy by its name, for a search described by a log's first row.
 
     Parameters
@@ -146,7 +146,7 @@ def made(name: str, opened: Mapping[str, Any]) -> Policy:
     """
     if name == "tuner":
         return tuner_of(dict(opened))
-    factory = POLICIES.get(name) or _factory(name)
+    factory = POLICIES.get(name) or _import_factory(name)
     tuner = tuner_of({**opened, "settings": {}})
     policy = factory(tuner.space, dict(tuner.default), tuner.seed, tuner.max_trials)
     missing = [each for each in INTERFACE if not hasattr(policy, each)]
@@ -155,7 +155,7 @@ def made(name: str, opened: Mapping[str, Any]) -> Policy:
     return policy
 
 
-def _factory(name: str) -> Factory:
+def _import_factory(name: str) -> Factory:
     module, colon, attribute = name.partition(":")
     if not (module and colon and attribute):
         raise PolicyError(f"--policy takes {', '.join(['tuner', *POLICIES])} or module:factory, not {name!r}")

@@ -25,13 +25,13 @@ from numpy.typing import NDArray
 
 from autotune.design import first_epoch
 from autotune.drift import PageHinkley
-from autotune.history import pooled
+from autotune.history import pool_scores
 from autotune.proof import Proof
 from autotune.proposals import Proposals
-from autotune.score import Score, checked_samples
+from autotune.score import TrialScore, checked_samples
 from autotune.search_state import SearchState
 from autotune.space import Knobs, Space
-from autotune.trials import Epoch, Phase, Settings, Told, Trial
+from autotune.trials import CompletedTrial, Epoch, Phase, Settings, Trial
 
 Array = NDArray[np.float64]
 
@@ -121,7 +121,7 @@ class Tuner:
         return self._state.lost
 
     @property
-    def history(self) -> list[Told]:
+    def history(self) -> list[CompletedTrial]:
         """Completed trials so far."""
         return self._state.history.told
 
@@ -141,12 +141,13 @@ class Tuner:
         """
         if self._done:
             raise RuntimeError("the search is over: best() has its result, and observe() may open it again")
-        knobs, phase, why = self._propose()
+        knobs, phase, why = self._propose_setting()
         if as_logged is not None and phase == "search":
             logged, tolerance = self.space.check(as_logged[0]), as_logged[1]
-            if self._proposals.promise(logged) >= (1.0 - tolerance) * self._proposals.promise(knobs):
+            improvement = self._proposals.expected_improvement
+            if improvement(logged) >= (1.0 - tolerance) * improvement(knobs):
                 knobs = logged
-        return self._issue(knobs, phase, why)
+        return self._issue_trial(knobs, phase, why)
 
     def tell(self, trial_id: int, samples: Sequence[float], status: str = "ok", exposed: float | None = None) -> None:
         """Record the samples of a trial.
@@ -179,9 +180,9 @@ class Tuner:
             raise ValueError(f"exposed is a share of a step, 0 to 1, not {exposed}")
         del self._state.pending[trial_id]
         self._write({"row": "tell", "id": trial_id, "status": status, "samples": values, **told})
-        self._state.remember(trial, values, status)
+        self._state.record_trial(trial, values, status)
         if not self._state.pending:
-            self._conclude()
+            self._conclude_trial()
 
     def best(self) -> Knobs:
         """Return the setting to deploy: the standing one, at first the default, unless another is proven better."""
@@ -209,20 +210,21 @@ class Tuner:
         if self._done:
             self._write({"row": "observe", "samples": values, **({} if steps is None else {"steps": steps})})
             self._state.pass_steps(len(values) if steps is None else steps)
-            if self._drifted(Score(values, self._state.history.usual())):
-                self._reopen()
-            elif self._due():
+            if self._has_drifted(TrialScore(values, self._state.history.estimate_spread())):
+                self._reopen_search()
+            elif self._is_due():
                 self._resume()
         return not self._done
 
-    def believe(self, settings: Sequence[Mapping[str, Any]]) -> tuple[Array, Array]:
+    def predict(self, settings: Sequence[Mapping[str, Any]]) -> tuple[Array, Array]:
         """Return mean and deviation of the expected log(time / time of the first standing setting): shapes (n,)."""
-        return self._state.surrogate().mixture(self._state.history.encoded(settings), self._state.epoch.number)
+        at = self._state.history.encode_settings(settings)
+        return self._state.get_surrogate().predict_mixture(at, self._state.epoch.number)
 
-    def difference(self, one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[float, float]:
+    def predict_difference(self, one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[float, float]:
         """Return mean and deviation of the expected log(time of `one` / time of `other`) in this epoch."""
         encode = self.space.encode
-        return self._state.surrogate().difference(encode(one), encode(other), self._state.epoch.number)
+        return self._state.get_surrogate().predict_difference(encode(one), encode(other), self._state.epoch.number)
 
     def load(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Take over the trials and decisions of a log, regardless of what this tuner would have proposed or decided."""
@@ -233,13 +235,13 @@ class Tuner:
             elif row["row"] == "tell":
                 ask = asked[row["id"]]
                 trial = Trial(row["id"], self.space.check(ask["knobs"]), ask["phase"], ask["why"])
-                self._state.remember(trial, row["samples"], row["status"])
+                self._state.record_trial(trial, row["samples"], row["status"])
             elif row["row"] == "observe":
                 self._state.pass_steps(row.get("steps", len(row["samples"])))
             elif row["row"] == "decide":
                 self._deployed = self.space.check(row["knobs"])
                 if row["decision"] == "reopen":
-                    self._reopen()
+                    self._reopen_search()
                 elif row["decision"] == "resume":
                     self._resume()
                 elif row["decision"] == "rest":
@@ -247,73 +249,73 @@ class Tuner:
 
     # Decisions
 
-    def _propose(self) -> tuple[Knobs, Phase, str]:
+    def _propose_setting(self) -> tuple[Knobs, Phase, str]:
         """Return the next setting, its phase and the reason."""
-        state, epoch, budget = self._state, self._state.epoch, self._state.budget()
+        state, epoch, budget = self._state, self._state.epoch, self._state.get_budget()
         if epoch.baseline:
             return epoch.baseline[0], "default", "what everything is compared with"
         if epoch.design and state.left > 2 and not budget.spent:
             given = epoch.number == 0 and epoch.design[0] in self.first
             return epoch.design[0], "design", "given to be tried first" if given else "near a corner of the space"
-        proof = state.proof()
+        proof = state.build_proof()
         if proof.standing_is_vague() and state.left > 2:
             return epoch.standing, "default", "steps are noisy: what everything is compared with, measured again"
-        challenger = proof.challenger()
+        challenger = proof.find_challenger()
         knobs, hope = self._proposals.most_promising()
         if challenger is not None:
             unsure = hope < self.settings.hope or (budget.spent and proof.in_reach(challenger))
-            wanted = unsure and not proof.proven(challenger)
-            if wanted or state.left <= proof.reserved(challenger):
-                return self._confirm(proof, challenger)
+            wanted = unsure and not proof.is_proven(challenger)
+            if wanted or state.left <= proof.count_reserved_trials(challenger):
+                return self._choose_confirmation(proof, challenger)
         if not budget.spent and state.left > EXPLORING and state.searched % EXPLORING == EXPLORING - 1:
             unknown = self._proposals.least_known()
             if unknown is not None:
                 return unknown, "search", "little is known there, and it may be as fast as the best"
         return knobs, "search", f"may be faster by {hope:.2%} of a step on average"
 
-    def _confirm(self, proof: Proof, challenger: Knobs) -> tuple[Knobs, Phase, str]:
+    def _choose_confirmation(self, proof: Proof, challenger: Knobs) -> tuple[Knobs, Phase, str]:
         """Return the challenger or the standing setting, in turns."""
         pending = [trial.knobs for trial in self._state.pending.values() if trial.phase == "confirm"]
-        if proof.turn(challenger, pending) == self._state.epoch.standing:
+        if proof.choose_turn(challenger, pending) == self._state.epoch.standing:
             return self._state.epoch.standing, "confirm", "to compare with, in the same minutes as the best"
         return challenger, "confirm", "the best so far, measured again"
 
-    def _conclude(self) -> None:
+    def _conclude_trial(self) -> None:
         """Conclude a trial: deploy a proven setting, and check whether the search is over."""
-        state, epoch, budget = self._state, self._state.epoch, self._state.budget()
+        state, epoch, budget = self._state, self._state.epoch, self._state.get_budget()
         if state.left > 0 and (epoch.baseline or (epoch.design and state.left > 2 and not budget.spent)):
             return
-        proof = state.proof()
+        proof = state.build_proof()
         proven = [
             knobs
-            for knobs in state.history.measured(epoch.number)
-            if proof.proven(knobs) or (knobs == self._deployed != epoch.standing and proof.holds(knobs))
+            for knobs in state.history.list_measured(epoch.number)
+            if proof.is_proven(knobs) or (knobs == self._deployed != epoch.standing and proof.still_holds(knobs))
         ]
         deployed = epoch.standing
         if proven:
-            means, _ = self.believe(proven)
+            means, _ = self.predict(proven)
             deployed = proven[int(np.argmin(means))]
-        challenger = proof.challenger()
+        challenger = proof.find_challenger()
         settled = challenger is None or challenger == deployed
         if state.left == 0:
             self._finish(deployed, "no trials are left", settled)
         elif budget.overdrawn and (challenger is None or settled or not proof.in_reach(challenger)):
-            self._rest(deployed)
+            self._pause_search(deployed)
         elif settled and (hope := self._proposals.most_promising()[1]) < self.settings.hope:
             if budget.spent:  # more promising settings may cost more than is left
-                self._rest(deployed)
+                self._pause_search(deployed)
             else:
                 self._finish(deployed, f"one more trial may gain {hope:.2%} of a step on average", settled)
         elif deployed != self._deployed:
-            self._deploy(deployed, "deploy")
+            self._deploy_setting(deployed, "deploy")
 
-    def _deploy(self, knobs: Knobs, decision: str, **more: Any) -> None:
+    def _deploy_setting(self, knobs: Knobs, decision: str, **more: Any) -> None:
         """Decide for a setting, and log the decision with its reason."""
         row = {"row": "decide", "decision": decision, "knobs": dict(knobs), **more}
         if knobs == self._state.epoch.origin:
             row["why"] = "nothing is proven better than what stood"
         else:
-            gap, deviation = self._state.proof().gain(knobs)
+            gap, deviation = self._state.build_proof().compute_gain(knobs)
             row |= {"gap": gap, "deviation": deviation}
             least = -math.expm1(gap + 2 * deviation)
             row["why"] = f"faster by {-math.expm1(gap):.1%} (sure of {least:.1%}) than what stood"
@@ -328,22 +330,22 @@ class Tuner:
         lasting = epoch.round > 0 and settled and knobs == epoch.standing
         epoch.interval = epoch.interval * self.settings.patience if lasting else float(self.settings.interval)
         self._done = True
-        self._deploy(knobs, "finish", because=because, trials=epoch.used, final=True)
+        self._deploy_setting(knobs, "finish", because=because, trials=epoch.used, final=True)
 
-    def _rest(self, knobs: Knobs) -> None:
+    def _pause_search(self, knobs: Knobs) -> None:
         """Pause the search, with its remaining trials."""
         self._done = self._state.epoch.resting = True
         state = self._state
         because = (
             f"the search ended: its trials have lost the time of {state.lost:.0f} steps, all that they may in a job of "
             f"this length ({state.passed} steps so far), and nothing found wins that back; it goes on if the job runs "
-            f"for {max(1.0, state.budget().lacking):.0f} steps more"
+            f"for {max(1.0, state.get_budget().lacking):.0f} steps more"
         )
-        self._deploy(knobs, "rest", because=because, trials=self._state.epoch.used)
+        self._deploy_setting(knobs, "rest", because=because, trials=self._state.epoch.used)
 
-    def _due(self) -> bool:
+    def _is_due(self) -> bool:
         """Return whether the search goes on, after a rest or in the background."""
-        epoch, budget = self._state.epoch, self._state.budget()
+        epoch, budget = self._state.epoch, self._state.get_budget()
         if epoch.resting:
             return budget.refilled
         return self.settings.background > 0 and epoch.idle >= epoch.interval and not budget.spent
@@ -361,14 +363,14 @@ class Tuner:
         epoch.resting = self._done = False
         self._write({"row": "decide", "decision": "resume", "knobs": dict(self._deployed), "why": why})
 
-    def _drifted(self, score: Score) -> bool:
+    def _has_drifted(self, score: TrialScore) -> bool:
         """Return whether the step times of the deployed setting have drifted."""
         if self._watch is None:
-            known = [told.score for told in self._state.now() if told.trial.knobs == self._deployed]
-            self._watch = PageHinkley(*pooled(known, self._state.surrogate().noise))
+            known = [told.score for told in self._state.list_trials() if told.trial.knobs == self._deployed]
+            self._watch = PageHinkley(*pool_scores(known, self._state.get_surrogate().noise))
         return self._watch.add(score.log, score.error)
 
-    def _reopen(self) -> None:
+    def _reopen_search(self) -> None:
         """Begin a new epoch, in which the deployed setting is the standing one."""
         baseline = [self._deployed] + [self.default] * (self.default != self._deployed)
         allowed = min(self.settings.after_drift, self.max_trials)
@@ -377,13 +379,13 @@ class Tuner:
         why = "the deployed setting's step times are no longer what they were"
         self._write({"row": "decide", "decision": "reopen", "knobs": dict(self._deployed), "why": why})
 
-    def _issue(self, knobs: Knobs, phase: Phase, why: str) -> Trial:
+    def _issue_trial(self, knobs: Knobs, phase: Phase, why: str) -> Trial:
         epoch = self._state.epoch
         for waiting in (epoch.baseline, epoch.design):
             if waiting and waiting[0] == knobs:
                 waiting.pop(0)
                 break
-        limit = self._state.limit(knobs, bounded=phase not in ("default", "confirm"))
+        limit = self._state.compute_limit(knobs, bounded=phase not in ("default", "confirm"))
         trial = Trial(self._state.asked, dict(knobs), phase, why, limit)
         self._state.pending[trial.id] = trial
         self._state.asked += 1

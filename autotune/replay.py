@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from autotune.bounded_reader import whole
-from autotune.journal import JournalError, environment
+from autotune.journal import JournalError, describe_environment
 from autotune.policy import Tuner
 from autotune.space import Space
 from autotune.trials import LARGEST_SEED, MOST_TRIALS, Settings
@@ -64,7 +64,7 @@ def tuner_of(row: dict[str, Any], journal: Any = None) -> Tuner:
         raise JournalError(f"line 1: {error}") from error
 
 
-def replay(rows: Sequence[dict[str, Any]]) -> Replay:
+def replay_log(rows: Sequence[dict[str, Any]]) -> Replay:
     """Replay a log.
 
     Parameters
@@ -83,13 +83,13 @@ def replay(rows: Sequence[dict[str, Any]]) -> Replay:
             f"line 1: an earlier version of the policy wrote this log, without {sorted(missing)}: this one decides "
             "in another way and cannot go through it again. `autotune show` and `autotune best` read it"
         )
-    here = environment()
+    here = describe_environment()
     there = rows[0].get("environment", {})
     differing = [name for name in EXACT_IN if here[name] != there.get(name)]
     differences = [f"{name} {there.get(name)} there, {here[name]} here" for name in differing]
     produced: list[dict[str, Any]] = []
     tuner = tuner_of(rows[0], produced.append)
-    exact = _compare(rows[0], produced[0], 1, not differences)
+    exact = _compare_rows(rows[0], produced[0], 1, not differences)
     for k, row in enumerate(rows):
         line = k + 1
         try:
@@ -102,22 +102,22 @@ def replay(rows: Sequence[dict[str, Any]]) -> Replay:
         except (RuntimeError, ValueError) as error:
             raise JournalError(f"line {line}: this row does not follow from those before it: {error}") from error
         if len(produced) <= k:
-            raise JournalError(f"line {line}: the log has {_words(row)} here, and the policy decides nothing")
-        exact &= _compare(row, produced[k], line, not differences)
+            raise JournalError(f"line {line}: the log has {_describe_row(row)} here, and the policy decides nothing")
+        exact &= _compare_rows(row, produced[k], line, not differences)
     if len(produced) > len(rows):
-        more = _words(produced[len(rows)])
+        more = _describe_row(produced[len(rows)])
         raise JournalError(f"line {len(rows) + 1}: the log ends, where the policy goes on with {more}")
     kinds = [row["row"] for row in rows]
     return Replay(kinds.count("ask"), kinds.count("decide"), exact, differences)
 
 
-def _compare(logged: dict[str, Any], made: dict[str, Any], line: int, exactly: bool) -> bool:
+def _compare_rows(logged: dict[str, Any], made: dict[str, Any], line: int, exactly: bool) -> bool:
     """Compare two rows; raise if they differ, and return whether they are equal to the last bit."""
     mine = {key: value for key, value in logged.items() if key not in STAMPS}
     if mine == made:
         return True
     if exactly or not _close(mine, made):
-        raise JournalError(f"line {line}: the log has {_words(mine)}, and the policy now {_words(made)}")
+        raise JournalError(f"line {line}: the log has {_describe_row(mine)}, and the policy now {_describe_row(made)}")
     return False
 
 
@@ -132,7 +132,7 @@ def _close(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def _words(row: dict[str, Any]) -> str:
+def _describe_row(row: dict[str, Any]) -> str:
     knobs = " ".join(f"{name}={value}" for name, value in row.get("knobs", {}).items())
     named = {"ask": f"trial {row.get('id')}", "decide": f"the decision to {row.get('decision')}"}
     kind = named.get(row["row"], f"a row {row['row']!r}")

@@ -35,7 +35,7 @@ Value = int | float | str
 
 
 @dataclass(frozen=True)
-class Workload:
+class JobKind:
     """Kind of job for which knobs are good; jobs are of the same kind if all fields are equal.
 
     Attributes
@@ -110,7 +110,7 @@ class Known:
         Number of later, consecutive searches without a proof.
     """
 
-    job: Workload
+    job: JobKind
     knobs: dict[str, Value]
     gain: float | None
     sure: float | None
@@ -144,7 +144,7 @@ class Known:
         return f"on {day} a step took {self.gain:.0%} less time than by default"
 
 
-def directory() -> Path:
+def get_default_directory() -> Path:
     """Return the default directory of results.
 
     Raises
@@ -160,7 +160,7 @@ def directory() -> Path:
     return base / "enginerun" / "autotune"
 
 
-def remember(home: Path, known: Known) -> None:
+def store_result(home: Path, known: Known) -> None:
     """Store a result, replacing an earlier one of the same job.
 
     A proven result is not replaced by a search without a proof, which may be due to a busy machine; only after
@@ -188,10 +188,10 @@ def remember(home: Path, known: Known) -> None:
         with contextlib.suppress(OSError):
             os.unlink(beside)
         raise
-    _bound(home)
+    _remove_old_files(home)
 
 
-def recall(home: Path, job: Workload) -> tuple[Known | None, str, list[str]]:
+def find_result(home: Path, job: JobKind) -> tuple[Known | None, str, list[str]]:
     """Return the best known result for a job.
 
     Returns
@@ -208,14 +208,14 @@ def recall(home: Path, job: Workload) -> tuple[Known | None, str, list[str]]:
         The directory cannot be read. A missing one counts as empty.
     """
     results, skipped = read(home)
-    offered = [(order, known) for known in results if (order := nearness(known, job)) is not None]
+    offered = [(order, known) for known in results if (order := compute_nearness(known, job)) is not None]
     if not offered:
         return None, "nothing is known of this job, nor of one like it", skipped
     known = min(offered, key=lambda each: (each[0], -datetime.fromisoformat(each[1].when).timestamp()))[1]
-    return known, f"{_likeness(known.job, job)}: {known.found}", skipped
+    return known, f"{_describe_difference(known.job, job)}: {known.found}", skipped
 
 
-def nearness(known: Known, job: Workload) -> tuple[float, ...] | None:
+def compute_nearness(known: Known, job: JobKind) -> tuple[float, ...] | None:
     """Return the sort key of a result for a job, the best match least; None if it does not apply.
 
     First comes the same job, whatever its result. Then results better than the default for the same model: this machine
@@ -237,7 +237,7 @@ def nearness(known: Known, job: Workload) -> tuple[float, ...] | None:
     return None
 
 
-def _likeness(other: Workload, job: Workload) -> str:
+def _describe_difference(other: JobKind, job: JobKind) -> str:
     if other == job:
         return "this job"
     differing = []
@@ -265,7 +265,7 @@ def read(home: Path) -> tuple[list[Known], list[str]]:
     """
     results: list[Known] = []
     skipped: list[str] = []
-    for path in _files(home):
+    for path in _list_result_files(home):
         try:
             results.append(_read(path))
         except FileNotFoundError:
@@ -278,7 +278,7 @@ def read(home: Path) -> tuple[list[Known], list[str]]:
     return results, skipped
 
 
-def forget(home: Path) -> int:
+def remove_results(home: Path) -> int:
     """Remove all results of a directory, and return their number.
 
     Raises
@@ -286,13 +286,13 @@ def forget(home: Path) -> int:
     OSError
         The directory cannot be read, or a file cannot be removed.
     """
-    paths = _files(home)
+    paths = _list_result_files(home)
     for path in paths:
         path.unlink(missing_ok=True)
     return len(paths)
 
 
-def _files(home: Path) -> list[Path]:
+def _list_result_files(home: Path) -> list[Path]:
     """Return the files that are results by their names; nothing else in the directory is touched."""
     try:
         return sorted(home / name for name in os.listdir(home) if NAMES.fullmatch(name))
@@ -318,7 +318,7 @@ def _read(path: Path) -> Known:
         newer = ": a newer version has written it" if isinstance(schema, int) and schema > SCHEMA else ""
         raise ValueError(f"it is of schema {schema!r}, not {SCHEMA}{newer}")
     try:
-        known = Known(**{**content, "job": Workload(**content["job"])})
+        known = Known(**{**content, "job": JobKind(**content["job"])})
     except TypeError as error:  # missing or unknown fields
         raise ValueError(str(error).partition("() ")[2] or str(error)) from None
     if known.job.file != path.name:
@@ -326,7 +326,7 @@ def _read(path: Path) -> Known:
     return known
 
 
-def _bound(home: Path) -> None:
+def _remove_old_files(home: Path) -> None:
     """Remove the oldest files beyond `MOST`, and temporary files of dead writers."""
     with contextlib.suppress(OSError):
         kept, late = [], time.time() - STALE

@@ -26,7 +26,7 @@ def checked_samples(samples: Sequence[float], what: str) -> list[float]:
     return values
 
 
-def location(samples: Array) -> float:
+def estimate_location(samples: Array) -> float:
     """Return the Hodges-Lehmann estimate: the median of the means of all pairs.
 
     It is sufficiently robust (29 % of the samples may be anything), and nearly as efficient as the mean: 95 % on normal
@@ -46,12 +46,12 @@ def location(samples: Array) -> float:
     return float(np.median((samples[first] + samples[second]) / 2))
 
 
-def scale(samples: Array) -> float:
+def estimate_scale(samples: Array) -> float:
     """Return the standard deviation estimated by the median absolute deviation."""
     return float(NORMAL_MAD * np.median(np.abs(samples - np.median(samples))))
 
 
-class Score:
+class TrialScore:
     """Score of a trial: logarithm of the seconds per step, and its standard error.
 
     Parameters
@@ -73,9 +73,9 @@ class Score:
     def __init__(self, samples: Sequence[float], usual: float) -> None:
         logs = np.log(np.asarray(samples, dtype=np.float64))
         n = len(logs)
-        own = scale(logs) if n > 2 else usual
+        own = estimate_scale(logs) if n > 2 else usual
         spread = math.sqrt((self.PRIOR * usual**2 + (n - 1) * own**2) / (self.PRIOR + n - 1))
-        self.log = location(logs)
+        self.log = estimate_location(logs)
         self.error = spread / math.sqrt(0.95 * n)
         self.spread = spread
         self.count = n

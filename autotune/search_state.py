@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from autotune import design
 from autotune.budget import Budget, at_once
-from autotune.history import History, weighted
+from autotune.history import History, average_logs
 from autotune.proof import Proof
 from autotune.space import Knobs, Space
 from autotune.surrogate import Surrogate
-from autotune.trials import Epoch, Settings, Told, Trial, key
+from autotune.trials import CompletedTrial, Epoch, Settings, Trial, make_setting_key
 
 Array = NDArray[np.float64]
 
@@ -66,73 +66,75 @@ class SearchState:
     @property
     def lost(self) -> float:
         """Steps that all trials so far have lost."""
-        return sum(sum(self.history.lost(number)) for number in range(self.epoch.number + 1))
+        return sum(sum(self.history.compute_losses(number)) for number in range(self.epoch.number + 1))
 
     @property
     def searched(self) -> int:
         """Number of trials of this epoch that the surrogate proposed."""
-        return sum(told.trial.phase == "search" for told in self.now())
+        return sum(told.trial.phase == "search" for told in self.list_trials())
 
-    def remember(self, trial: Trial, samples: list[float], status: str) -> None:
+    def record_trial(self, trial: Trial, samples: list[float], status: str) -> None:
         """Add a completed trial, and adapt the rest of the design to it."""
         epoch = self.epoch
         self.history.add(trial, epoch, samples, status)
         self.passed += self.history.told[-1].steps
         epoch.idle = 0
-        corner = epoch.outward.pop(key(trial.knobs), None)
-        slower = self.history.told[-1].score.log - self.history.reference(epoch.number)
+        corner = epoch.outward.pop(make_setting_key(trial.knobs), None)
+        slower = self.history.told[-1].score.log - self.history.get_reference(epoch.number)
         if corner is not None and epoch.corners > 0 and slower < WORSE:
             epoch.design.append(corner)
             epoch.corners -= 1
-        terrible = self.history.lost(epoch.number)[-1] > at_once(self.settings)
+        terrible = self.history.compute_losses(epoch.number)[-1] > at_once(self.settings)
         if terrible:  # the rest of the design may be as bad
-            epoch.design = design.closer(self.space, epoch.design, epoch.standing, self.first)
+            epoch.design = design.move_design_half_way(self.space, epoch.design, epoch.standing, self.first)
 
     def pass_steps(self, steps: int) -> None:
         """Count steps of the job outside trials."""
         self.passed += steps
         self.epoch.idle += steps
 
-    def now(self) -> list[Told]:
+    def list_trials(self) -> list[CompletedTrial]:
         """Return the trials of this epoch."""
-        return self.history.of(self.epoch.number)
+        return self.history.select_epoch(self.epoch.number)
 
-    def good(self) -> Array:
+    def select_good_settings(self) -> Array:
         """Return measured settings that are not much slower than the fastest: shape (n, w)."""
-        slowest = min(told.score.log for told in self.now()) + math.log(self.settings.abort_above)
-        return np.array([told.x for told in self.now() if told.score.log <= slowest])
+        slowest = min(told.score.log for told in self.list_trials()) + math.log(self.settings.abort_above)
+        return np.array([told.x for told in self.list_trials() if told.score.log <= slowest])
 
-    def surrogate(self) -> Surrogate:
+    def get_surrogate(self) -> Surrogate:
         """Return the surrogate after all trials so far; pending ones count with the expected result."""
         state = len(self.history.told), tuple(self.pending), self.epoch.number
         if self._known is None or self._known[0] != state:
-            self._known = state, self.history.learn(list(self.pending.values()), self.epoch.number)
+            self._known = state, self.history.fit_surrogate(list(self.pending.values()), self.epoch.number)
         return self._known[1]
 
-    def proof(self) -> Proof:
+    def build_proof(self) -> Proof:
         """Return the comparison of settings with the standing one, based on all trials."""
-        return Proof(self.history, self.surrogate(), self.epoch, self.settings)
+        return Proof(self.history, self.get_surrogate(), self.epoch, self.settings)
 
-    def budget(self) -> Budget:
+    def get_budget(self) -> Budget:
         """Return the current budget of the job's trials."""
         epoch = self.epoch
         state = len(self.history.told), tuple(self.pending), epoch.number, epoch.round, self.passed
         if self._balance is None or self._balance[0] != state:
-            stood = [told for told in self.now() if told.trial.knobs == epoch.standing]
-            standing = weighted(stood) if stood else 0.0
-            gain, steps = self.proof().least_gain() if stood else 0.0, self.history.steps(epoch.number)
-            cost, doubt = self.lost - self.history.gained(epoch.number), self.history.doubt(epoch.number)
-            usual = self.history.usual()
+            stood = [told for told in self.list_trials() if told.trial.knobs == epoch.standing]
+            standing = average_logs(stood) if stood else 0.0
+            gain = self.build_proof().least_gain() if stood else 0.0
+            steps = self.history.compute_median_steps(epoch.number)
+            cost = self.lost - self.history.compute_gain(epoch.number)
+            doubt = self.history.compute_loss_error(epoch.number)
+            usual = self.history.estimate_spread()
             self._balance = state, Budget(self.settings, cost, doubt, gain, self.passed, steps, standing, usual)
         return self._balance[1]
 
-    def limit(self, knobs: Knobs, *, bounded: bool) -> float:
+    def compute_limit(self, knobs: Knobs, *, bounded: bool) -> float:
         """Return the seconds per step above which a trial is a waste or, if `bounded`, would lose more than it may."""
-        fastest = min((told.score.log for told in self.now() if told.status == "ok"), default=math.inf)
+        fastest = min((told.score.log for told in self.list_trials() if told.status == "ok"), default=math.inf)
         if fastest == math.inf:
             return math.inf
         limit = math.exp(fastest) * self.settings.abort_above
-        known = [told for told in self.now() if told.trial.knobs == knobs]
-        if not bounded and known and weighted(known) < math.log(limit):
+        known = [told for told in self.list_trials() if told.trial.knobs == knobs]
+        if not bounded and known and average_logs(known) < math.log(limit):
             return math.inf  # if its first steps are slow, that is chance, and a trial cut short would have only these
-        return min(limit, self.budget().limit()) if bounded else limit
+        return min(limit, self.get_budget().compute_limit()) if bounded else limit

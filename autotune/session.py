@@ -62,10 +62,10 @@ class Session:
         self._decision: dict[str, Any] = {}
         self._again = False  # whether a search has ended before
         self._drift = False
-        self._kept: tuple[Path, result_cache.Workload] | None = None  # directory and job for which the result is kept
+        self._kept: tuple[Path, result_cache.JobKind] | None = None  # directory and job for which the result is kept
         self._warnings: list[str] = []
 
-    def answer(self, data: bytes) -> bytes:
+    def answer_message(self, data: bytes) -> bytes:
         """Return the answer to a message.
 
         Raises
@@ -74,31 +74,31 @@ class Session:
             The message is malformed, of another version, or out of sequence; scipy is missing; or the log cannot be
             written.
         """
-        message = decoded(data)
+        message = decode_message(data)
         kind = message["type"]
         if kind not in (("prepare", "recall", "begin") if self._tuner is None else ("told", "observe")):
             raise SessionError(f"a message {kind!r} is not expected {'first' if self._tuner is None else 'now'}")
         try:
-            answer = getattr(self, f"_{kind}")(message)
+            answer = getattr(self, f"_handle_{kind}")(message)
             if self._warnings:
                 answer["warnings"], self._warnings = self._warnings, []
-            return encoded(answer)
+            return encode_message(answer)
         except KeyError as error:
             raise SessionError(f"a message {kind!r} lacks {error}") from error
         except (TypeError, ValueError) as error:
             raise SessionError(f"a message {kind!r} makes no sense: {error}") from error
 
-    def _prepare(self, message: dict[str, Any]) -> dict[str, Any]:
-        _imported()
+    def _handle_prepare(self, message: dict[str, Any]) -> dict[str, Any]:
+        _import_tuner()
         return {"type": "ready"}
 
-    def _recall(self, message: dict[str, Any]) -> dict[str, Any]:
-        from autotune.journal import processor
+    def _handle_recall(self, message: dict[str, Any]) -> dict[str, Any]:
+        from autotune.journal import read_processor_model
 
-        job = result_cache.Workload(**message["job"], processor=processor())
+        job = result_cache.JobKind(**message["job"], processor=read_processor_model())
         try:
-            home = result_cache.directory() if message["cache"] is None else Path(message["cache"])
-            found, why, skipped = result_cache.recall(home, job)
+            home = result_cache.get_default_directory() if message["cache"] is None else Path(message["cache"])
+            found, why, skipped = result_cache.find_result(home, job)
         except OSError as error:
             self._warnings.append(f"nothing is recalled or kept: {error.filename}: {error.strerror}")
             return {"type": "known", "knobs": None, "why": "nothing is recalled or kept"}
@@ -108,8 +108,8 @@ class Session:
             self._warnings.append(f"a result that was kept is not used: {skipped[0]}{more}")
         return {"type": "known", "knobs": None if found is None else found.knobs, "why": why}
 
-    def _begin(self, message: dict[str, Any]) -> dict[str, Any]:
-        tuner = _imported()
+    def _handle_begin(self, message: dict[str, Any]) -> dict[str, Any]:
+        tuner = _import_tuner()
         from autotune.space import Space
         from autotune.transport_model import first_setting
         from autotune.trials import LARGEST_SEED, MOST_TRIALS
@@ -128,23 +128,23 @@ class Session:
             seed=whole(message, "seed", 0, LARGEST_SEED),
             max_trials=whole(message, "max_trials", 1, MOST_TRIALS),
             first=first,
-            settings=_settings(message),
-            journal=self._note,
+            settings=_read_settings(message),
+            journal=self._write_row,
         )
-        return self._ask()
+        return self._ask_trial()
 
-    def _told(self, message: dict[str, Any]) -> dict[str, Any]:
+    def _handle_told(self, message: dict[str, Any]) -> dict[str, Any]:
         assert self._tuner is not None
         self._tuner.tell(message["id"], message["samples"], message["status"], message.get("exposed"))
-        return self._done() if self._tuner.done else self._ask()
+        return self._done() if self._tuner.done else self._ask_trial()
 
-    def _observe(self, message: dict[str, Any]) -> dict[str, Any]:
+    def _handle_observe(self, message: dict[str, Any]) -> dict[str, Any]:
         assert self._tuner is not None
         self._drift = False
         more = self._tuner.observe(message["samples"], message.get("steps"))
-        return self._ask() | {"drift": self._drift} if more else {"type": "watching"}
+        return self._ask_trial() | {"drift": self._drift} if more else {"type": "watching"}
 
-    def _ask(self) -> dict[str, Any]:
+    def _ask_trial(self) -> dict[str, Any]:
         assert self._tuner is not None
         trial = self._tuner.ask()
         return {
@@ -164,7 +164,7 @@ class Session:
         gain = sure = None
         if "gap" in row:
             gain, sure = -math.expm1(row["gap"]), -math.expm1(row["gap"] + 2 * row["deviation"])
-        self._remember(gain, sure)
+        self._store_result(gain, sure)
         self._again |= not self._tuner.resting
         return {
             "type": "done",
@@ -178,7 +178,7 @@ class Session:
             "log": None if self._journal is None else str(self._journal.path),
         }
 
-    def _remember(self, gain: float | None, sure: float | None) -> None:
+    def _store_result(self, gain: float | None, sure: float | None) -> None:
         """Keep the result for the next job.
 
         A later search without a finding does not replace it. A search that only rests has no result yet, unless it has
@@ -187,20 +187,20 @@ class Session:
         assert self._tuner is not None
         if self._kept is None or (gain is None and (self._again or self._tuner.resting)):
             return
-        from autotune.journal import environment
+        from autotune.journal import describe_environment
 
         home, job = self._kept
         log = None if self._journal is None else str(self._journal.path)
-        knobs, trials, versions = self._tuner.best(), self._decision["trials"], environment()
+        knobs, trials, versions = self._tuner.best(), self._decision["trials"], describe_environment()
         try:
-            result_cache.remember(
+            result_cache.store_result(
                 home, result_cache.Known(job, knobs, gain, sure, trials, versions={**versions}, log=log)
             )
         except OSError as error:
             self._kept = None
             self._warnings.append(f"what was found cannot be kept in {home}: {error.strerror}")
 
-    def _note(self, row: dict[str, Any]) -> None:
+    def _write_row(self, row: dict[str, Any]) -> None:
         if row["row"] == "decide":
             self._decision = row
             self._drift |= row["decision"] == "reopen"
@@ -212,7 +212,7 @@ class Session:
                 raise SessionError(f"cannot write {self._journal.path}: {error.strerror}") from error
 
 
-def _imported() -> type[Tuner]:
+def _import_tuner() -> type[Tuner]:
     """Import the policy, which takes most of the process's start."""
     try:
         from autotune.policy import Tuner
@@ -223,7 +223,7 @@ def _imported() -> type[Tuner]:
     return Tuner
 
 
-def _settings(message: dict[str, Any]) -> Settings:
+def _read_settings(message: dict[str, Any]) -> Settings:
     """Return the policy's settings from a message: the job's steps and losses so far, and the length of a minute."""
     from autotune.trials import Settings
 
@@ -252,12 +252,12 @@ def _open(path: Path, about: dict[str, Any]) -> Journal:
     raise SessionError(f"cannot write {path}: there are {LOGS - 1} logs of that name; remove some")
 
 
-def encoded(message: dict[str, Any]) -> bytes:
+def encode_message(message: dict[str, Any]) -> bytes:
     """Encode a message."""
     return json.dumps({"version": VERSION, **message}, allow_nan=False).encode()
 
 
-def decoded(data: bytes) -> dict[str, Any]:
+def decode_message(data: bytes) -> dict[str, Any]:
     """Decode a message.
 
     Raises

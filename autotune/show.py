@@ -14,11 +14,11 @@ from rich.segment import Segment
 from rich.table import Table
 
 from autotune import horovod_csv
-from autotune.hindsight import regrets
-from autotune.log_summary import Line, Story, tell
+from autotune.hindsight import compute_regrets
+from autotune.log_summary import LogSummary, TrialLine, summarize_log
 from autotune.result_cache import Known
 from autotune.space import Knobs
-from autotune.terminal import plain
+from autotune.terminal import replace_unprintable
 from autotune.whatif import WhatIf
 
 BAR = 16  # characters of a bar
@@ -31,7 +31,7 @@ UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 def text_of(knobs: Knobs) -> str:
     """Format knobs on one line."""
-    return " ".join(f"{name}={_value(name, value)}" for name, value in knobs.items())
+    return " ".join(f"{name}={_format_value(name, value)}" for name, value in knobs.items())
 
 
 LEGEND = (
@@ -50,7 +50,7 @@ class PlainConsole(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
         """Render without control characters, except for rich's own."""
         for text, style, control in super().render(renderable, options):
-            yield Segment(text if control else "\n".join(map(plain, text.split("\n"))), style, control)
+            yield Segment(text if control else "\n".join(map(replace_unprintable, text.split("\n"))), style, control)
 
 
 def console_for(file: TextIO) -> Console:
@@ -61,56 +61,57 @@ def console_for(file: TextIO) -> Console:
 APART = ("recalled", "link")  # fields of `about` that are shown on a line of their own
 
 
-def show(rows: Sequence[dict[str, Any]], console: Console) -> None:
+def show_log(rows: Sequence[dict[str, Any]], console: Console) -> None:
     """Print the trials and decisions of a log."""
-    story = tell(rows)
+    summary = summarize_log(rows)
     head = rows[0]
     recalled = head.get("about", {}).get("recalled")
     about = " ".join(f"{name}={value}" for name, value in head.get("about", {}).items() if name not in APART)
     console.print(
-        f"seed {head['seed']}, at most {head['max_trials']} trials{', ' + plain(about) if about else ''}",
+        f"seed {head['seed']}, at most {head['max_trials']} trials{', ' + replace_unprintable(about) if about else ''}",
         highlight=False, markup=False,
     )  # fmt: skip
     if recalled is not None:
-        console.print(f"recalled: {plain(recalled)}", highlight=False, markup=False)
+        console.print(f"recalled: {replace_unprintable(recalled)}", highlight=False, markup=False)
     link = head.get("about", {}).get("link")
     if isinstance(link, dict) and all(isinstance(link.get(name), float) for name in ("latency", "bandwidth")):
         measured_link = f"{1e6 * link['latency']:.3g} us and {link['bandwidth'] / 1e9:.3g} GB/s"
         console.print(f"the transport, as batches of the warm-up have it: {measured_link}", highlight=False)
     for knobs in head["first"]:
         console.print(f"tried first: {text_of(knobs)}", highlight=False)
-    score = _scored(head)
-    measured = any(not math.isnan(line.exposed) for line in story.lines)
-    shares = ["" if math.isnan(line.exposed) else f"{line.exposed:.0%}" for line in story.lines]
-    console.print(_table(head["space"], story.lines, {"exposed": shares} if measured else None, score))
+    score = _get_score_heading(head)
+    measured = any(not math.isnan(line.exposed) for line in summary.lines)
+    shares = ["" if math.isnan(line.exposed) else f"{line.exposed:.0%}" for line in summary.lines]
+    console.print(_build_table(head["space"], summary.lines, {"exposed": shares} if measured else None, score))
     for line in LEGEND:
         console.print(line, highlight=False, markup=False)
-    for row in story.decisions:
-        why = escape(plain(row["why"]))
+    for row in summary.decisions:
+        why = escape(replace_unprintable(row["why"]))
         told = f"after trial {row['last']}: [bold]{row['decision']}[/] {text_of(row['knobs'])}: {why}"
-        told += f"; {escape(plain(str(row['because'])))}" if "because" in row else ""
+        told += f"; {escape(replace_unprintable(str(row['because'])))}" if "because" in row else ""
         console.print(told, highlight=False)
-    console.print(_curves(story, regrets(rows, story)), highlight=False)
-    if story.spent and not score.startswith("busy"):  # samples per byte do not add up to seconds
+    console.print(_format_curves(summary, compute_regrets(rows, summary)), highlight=False)
+    if summary.spent and not score.startswith("busy"):  # samples per byte do not add up to seconds
         console.print(
-            f"{len(story.lines)} trials, {story.spent:.3g} s of steps; slower trials lost {story.lost:.2g} s "
-            f"({story.lost / story.spent:.1%}), faster ones saved {story.saved:.2g} s", highlight=False,
+            f"{len(summary.lines)} trials, {summary.spent:.3g} s of steps; slower trials lost {summary.lost:.2g} s "
+            f"({summary.lost / summary.spent:.1%}), faster ones saved {summary.saved:.2g} s", highlight=False,
         )  # fmt: skip
-    if story.final is None:
+    if summary.final is None:
         console.print("the search was not finished")
 
 
 def show_what_if(found: WhatIf, name: str, opened: dict[str, Any], console: Console) -> None:
     """Print the estimated course of another search."""
-    console.print(_table(opened["space"], found.lines, {"from": found.sources}, _scored(opened)))
+    console.print(_build_table(opened["space"], found.lines, {"from": found.sources}, _get_score_heading(opened)))
     of = {source: found.sources.count(source) for source in ("log", "again", "model")}
     said = [
         f"{len(found.lines)} trials of {name}: {of['log']} answered by what the log has measured, "
         f"{of['again']} by samples used again, {of['model']} by the model",
         f"it would have deployed {text_of(found.best)}"
         + (", as the log did" if found.best == found.logged else f"; the log deployed {text_of(found.logged)}"),
-        f"a step's time by the model: {_ratio(found.of_default)} of the default's, {_ratio(found.of_logged)} of what "
-        f"the log deployed; the log has {found.trials_of_best or 'no'} trial{'s' * (found.trials_of_best != 1)} of it",
+        f"a step's time by the model: {_format_ratio(found.of_default)} of the default's, "
+        f"{_format_ratio(found.of_logged)} of what the log deployed; "
+        f"the log has {found.trials_of_best or 'no'} trial{'s' * (found.trials_of_best != 1)} of it",
         f"trials lost {found.lost:.3g} steps of the default, {found.lost_by_model:.3g} of them by the model; those of "
         f"the log {found.lost_in_log:.3g}",
     ]
@@ -138,9 +139,9 @@ def show_known(results: Sequence[Known], console: Console) -> None:
         )  # fmt: skip
 
 
-def show_samples(samples: Sequence[horovod_csv.Sample], console: Console) -> None:
+def show_samples(samples: Sequence[horovod_csv.HorovodSample], console: Console) -> None:
     """Print a log of Horovod's autotuner."""
-    best = horovod_csv.best(list(samples))
+    best = horovod_csv.find_best_sample(list(samples))
     most = max(sample.score for sample in samples)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("line", "knobs", "bytes/us", ""):
@@ -153,13 +154,13 @@ def show_samples(samples: Sequence[horovod_csv.Sample], console: Console) -> Non
     console.print("a log of Horovod's: each row was measured once, and the best of them looks better than it is")
 
 
-def _scored(head: Mapping[str, Any]) -> str:
+def _get_score_heading(head: Mapping[str, Any]) -> str:
     """Return the head of the column of scores, from a log's first row."""
     return SCORES.get(str(head.get("about", {}).get("score")), "ms/step")
 
 
-def _table(
-    space: Mapping[str, Any], lines: Sequence[Line], more: Mapping[str, Sequence[str]] | None, score: str
+def _build_table(
+    space: Mapping[str, Any], lines: Sequence[TrialLine], more: Mapping[str, Sequence[str]] | None, score: str
 ) -> Table:
     """Return a table of trials, with optional further columns."""
     more = more or {}
@@ -171,38 +172,38 @@ def _table(
         ratio = "running" if line.status == "running" else f"{line.ratio:.3f}{' cut' * (line.status == 'aborted')}"
         error = "" if math.isnan(line.error) else f" ± {1e3 * line.error:.1g}"
         seconds = "" if math.isnan(line.seconds) else f"{1e3 * line.seconds:.4g}{error}"
-        shown = [_value(name, value) for name, value in line.knobs.items()]
+        shown = [_format_value(name, value) for name, value in line.knobs.items()]
         table.add_row(str(line.id), line.phase, *shown, seconds, ratio, *(column[k] for column in more.values()))
     return table
 
 
-def _curves(story: Story, regret: Sequence[float]) -> str:
+def _format_curves(summary: LogSummary, regret: Sequence[float]) -> str:
     """Format the least ratio, the regret and the loss, one character per trial."""
-    best, lost = story.best_so_far(), story.lost_so_far()
+    best, lost = summary.best_so_far(), summary.lost_so_far()
     if not any(value < math.inf for value in best):
         return "no trial was told to its end"
     return (
-        f"least so far  {_drawn(best)}  {best[-1]:.3f} of what stood before\n"
-        f"regret        {_drawn(regret)}  {regret[-1]:.1%}: what had measured best by then, to the best tried, as "
-        f"believed at the end\n"
-        f"lost so far   {_drawn(lost)}  {lost[-1]:.3g} steps of what stood before, by slower trials"
+        f"least so far  {_format_sparkline(best)}  {best[-1]:.3f} of what stood before\n"
+        f"regret        {_format_sparkline(regret)}  {regret[-1]:.1%}: what had measured best by then, to the best "
+        f"tried, as believed at the end\n"
+        f"lost so far   {_format_sparkline(lost)}  {lost[-1]:.3g} steps of what stood before, by slower trials"
     )
 
 
-def _drawn(values: Sequence[float]) -> str:
+def _format_sparkline(values: Sequence[float]) -> str:
     marks = "▁▂▃▄▅▆▇█"
     finite = [value for value in values if math.isfinite(value)]
     step = (max(finite) - min(finite)) / (len(marks) - 1) or 1.0
     return "".join(marks[round((value - min(finite)) / step)] if math.isfinite(value) else " " for value in values)
 
 
-def _ratio(ratio: tuple[float, float]) -> str:
+def _format_ratio(ratio: tuple[float, float]) -> str:
     """Format a ratio of times from the mean and standard deviation of its logarithm."""
     mean, deviation = math.exp(ratio[0]), ratio[1]
     return f"{mean:.3f} ± {mean * deviation:.3f}"
 
 
-def _value(name: str, value: Any) -> str:
+def _format_value(name: str, value: Any) -> str:
     """Format a value, with bytes in a suitable unit."""
     if name in BYTES and isinstance(value, int):
         unit, size = next(((unit, size) for unit, size in UNITS if value >= size), ("B", 1))

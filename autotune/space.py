@@ -51,30 +51,30 @@ class Real:
     def encode(self, value: Any) -> list[float]:
         """Return the coordinates of a value: its position from low to high, and whether it is off."""
         if self.off is None:
-            return [self._share(float(value))]
-        return [0.0, 1.0] if value == self.off else [self._share(float(value)), 0.0]
+            return [self._compute_share(float(value))]
+        return [0.0, 1.0] if value == self.off else [self._compute_share(float(value)), 0.0]
 
     def decode(self, at: Sequence[float]) -> Any:
         """Return the value nearest to the coordinates, to four digits."""
         if self.off is not None and at[1] >= 0.5:
             return self.off
         share = min(max(float(at[0]), 0.0), 1.0)
-        low, high = self._scaled(self.low), self._scaled(self.high)
+        low, high = self._scale_value(self.low), self._scale_value(self.high)
         value = low + share * (high - low)
-        return self._fit(math.exp(value) if self.log else value)
+        return self._clamp_value(math.exp(value) if self.log else value)
 
-    def place(self, shares: Array) -> Array:
+    def encode_shares(self, shares: Array) -> Array:
         """Return coordinates, of shape (n, width), of values at `shares`, of shape (n,) and from 0 to 1."""
         if self.off is None:
-            return self.snap(shares[:, None])
+            return self.snap_coordinates(shares[:, None])
         inside = (shares - OFF_SHARE) / (1.0 - OFF_SHARE)
-        return self.snap(np.stack([inside, (shares < OFF_SHARE).astype(np.float64)], axis=1))
+        return self.snap_coordinates(np.stack([inside, (shares < OFF_SHARE).astype(np.float64)], axis=1))
 
-    def snap(self, at: Array) -> Array:
+    def snap_coordinates(self, at: Array) -> Array:
         """Return the nearest coordinates of valid values: shape (n, width) to the same."""
         share = np.clip(at[:, 0], 0.0, 1.0)
         if isinstance(self, Integer):
-            low, high = self._scaled(self.low), self._scaled(self.high)
+            low, high = self._scale_value(self.low), self._scale_value(self.high)
             value = np.rint(np.exp(low + share * (high - low)) if self.log else low + share * (high - low))
             value = np.clip(value, self.low, self.high)
             share = ((np.log(value) if self.log else value) - low) / (high - low)
@@ -92,15 +92,15 @@ class Real:
             return f"it is {self.low} to {self.high}{off}, not {value}"
         return None
 
-    def _fit(self, value: float) -> Any:
+    def _clamp_value(self, value: float) -> Any:
         return min(max(float(f"{value:.4g}"), self.low), self.high)
 
-    def _scaled(self, value: float) -> float:
+    def _scale_value(self, value: float) -> float:
         return math.log(value) if self.log else value
 
-    def _share(self, value: float) -> float:
-        low, high = self._scaled(self.low), self._scaled(self.high)
-        return (self._scaled(value) - low) / (high - low)
+    def _compute_share(self, value: float) -> float:
+        low, high = self._scale_value(self.low), self._scale_value(self.high)
+        return (self._scale_value(value) - low) / (high - low)
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Integer(Real):
             return f"it is a whole number, not {value}"
         return super().error(value)
 
-    def _fit(self, value: float) -> Any:
+    def _clamp_value(self, value: float) -> Any:
         return min(max(round(value), self.low), self.high)
 
 
@@ -153,15 +153,15 @@ class Choice:
         """Return the value nearest to the coordinates."""
         return self.values[int(np.argmax(at))]
 
-    def place(self, shares: Array) -> Array:
+    def encode_shares(self, shares: Array) -> Array:
         """Return coordinates, of shape (n, width), of values at `shares`, of shape (n,) and from 0 to 1."""
-        return self._corner(np.minimum((shares * len(self.values)).astype(np.int64), len(self.values) - 1))
+        return self._encode_choices(np.minimum((shares * len(self.values)).astype(np.int64), len(self.values) - 1))
 
-    def snap(self, at: Array) -> Array:
+    def snap_coordinates(self, at: Array) -> Array:
         """Return the nearest coordinates of valid values: shape (n, width) to the same."""
-        return self._corner(np.argmax(at, axis=1))
+        return self._encode_choices(np.argmax(at, axis=1))
 
-    def _corner(self, numbers: NDArray[np.int64]) -> Array:
+    def _encode_choices(self, numbers: NDArray[np.int64]) -> Array:
         return np.where(numbers[:, None] == np.arange(len(self.values)), math.sqrt(0.5), 0.0)
 
     def error(self, value: Any) -> str | None:
@@ -248,20 +248,20 @@ class Space:
             begin += knob.width
         return knobs
 
-    def spread(self, shares: Array) -> Array:
+    def encode_shares(self, shares: Array) -> Array:
         """Return encoded settings for numbers between 0 and 1, one per knob: shape (n, knobs) to (n, width)."""
-        return np.concatenate([knob.place(shares[:, g]) for g, knob in enumerate(self.knobs.values())], axis=1)
+        return np.concatenate([knob.encode_shares(shares[:, g]) for g, knob in enumerate(self.knobs.values())], axis=1)
 
-    def snap(self, at: Array) -> Array:
+    def snap_coordinates(self, at: Array) -> Array:
         """Return the encodings of the nearest settings: shape (n, width) to the same."""
         return np.concatenate(
-            [knob.snap(at[:, self.groups == g]) for g, knob in enumerate(self.knobs.values())], axis=1
+            [knob.snap_coordinates(at[:, self.groups == g]) for g, knob in enumerate(self.knobs.values())], axis=1
         )
 
     def describe(self) -> dict[str, dict[str, Any]]:
         """Describe the space in JSON's types, for `Space.from_description`."""
         return {
-            name: {"kind": type(knob).__name__, **{each: _plain(getattr(knob, each)) for each in vars(knob)}}
+            name: {"kind": type(knob).__name__, **{each: _listify_tuple(getattr(knob, each)) for each in vars(knob)}}
             for name, knob in self.knobs.items()
         }
 
@@ -289,5 +289,5 @@ class Space:
 OFF_SHARE = 0.15  # share of spread points at which a knob that has an off value is off
 
 
-def _plain(value: Any) -> Any:
+def _listify_tuple(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value

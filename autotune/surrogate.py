@@ -34,7 +34,7 @@ MEAN_SD = 0.3  # standard deviation of the constant mean
 KINSHIP = 0.6  # correlation of a surface with its state before a drift
 
 
-def sequence(n: int, width: int, shift: Array) -> Array:
+def spread_points(n: int, width: int, shift: Array) -> Array:
     """Return evenly spread points in the unit cube: shape (n, width). `shift`, of shape (width,), moves them around.
 
     References
@@ -48,7 +48,7 @@ def sequence(n: int, width: int, shift: Array) -> Array:
     return np.asarray((shift + np.arange(1, n + 1)[:, None] * steps) % 1.0)
 
 
-def matern(squared: Array) -> Array:
+def apply_matern(squared: Array) -> Array:
     """Apply the Matern 5/2 function to squared distances. This is the hot spot, so allocations are avoided."""
     distance = np.multiply(squared, 5.0)
     np.sqrt(distance, out=distance)
@@ -101,15 +101,15 @@ class Surrogate:
         self._knobs = int(groups.max()) + 1
         below = np.tril_indices(len(y))
         self._below = below[0] * len(y) + below[1]
-        self._squared = self._distances(x, x)[:, below[0], below[1]]
+        self._squared = self._compute_distances(x, x)[:, below[0], below[1]]
         self._same = (epochs[below[0]] == epochs[below[1]]).astype(np.float64)
         self._kin = np.where(self._same > 0.0, 1.0, KINSHIP)
         mean = np.array([LENGTHSCALE[0]] * self._knobs + [AMPLITUDE[0], NOISE[0]])
         deviation = np.array([LENGTHSCALE[1]] * self._knobs + [AMPLITUDE[1], NOISE[1]])
         shift = np.random.default_rng(seed).random(len(mean))
-        unit = ndtri(np.clip(sequence(2 * DRAWS, len(mean), shift), 1e-6, 1 - 1e-6))
+        unit = ndtri(np.clip(spread_points(2 * DRAWS, len(mean), shift), 1e-6, 1 - 1e-6))
         first = mean + deviation * unit[:DRAWS]
-        likely = self._likelihood(first)
+        likely = self._compute_likelihood(first)
         weights = np.exp(likely - likely.max())
         weights /= weights.sum()
         centre = weights @ first
@@ -119,7 +119,7 @@ class Surrogate:
         second = centre + unit[DRAWS:] @ root.T
         prior = -0.5 * np.sum(((second - mean) / deviation) ** 2, axis=1) - np.log(deviation).sum()
         proposed = -0.5 * np.sum(unit[DRAWS:] ** 2, axis=1) - np.log(np.diag(root)).sum()
-        likely_second = self._likelihood(second) + prior - proposed
+        likely_second = self._compute_likelihood(second) + prior - proposed
         draws = np.concatenate([first, second])
         logs = np.concatenate([likely, likely_second])
         best = np.argsort(-logs, kind="stable")[:KEPT]
@@ -128,7 +128,7 @@ class Surrogate:
         best = best[:count]
         self.draws, self.weights = draws[best], share[:count]
         self.weights /= self.weights.sum()
-        root = np.linalg.cholesky(self._covariance(self.draws))
+        root = np.linalg.cholesky(self._compute_covariance(self.draws))
         self._inverse = np.linalg.inv(root)  # (s, n, n): few, well conditioned, and used many times
         self._alpha = np.einsum("sji,sj->si", self._inverse, self._inverse @ y)
 
@@ -137,53 +137,53 @@ class Surrogate:
         """Standard deviation between trials of one setting, beyond what their own samples explain."""
         return float(self.weights @ np.exp(self.draws[:, -1]))
 
-    def lengthscales(self) -> Array:
+    def get_lengthscales(self) -> Array:
         """Return the lengthscale of each knob, in shares of its range: shape (g,). The shorter, the more it matters."""
         return np.asarray(np.exp(self.weights @ self.draws[:, : self._knobs]))
 
     def predict(self, x: Array, epoch: int) -> tuple[Array, Array]:
         """Return mean and deviation of the surface, without noise, for each hyperparameter sample: shapes (s, m)."""
-        cross = self._cross(x, epoch)
+        cross = self._compute_cross_covariance(x, epoch)
         mean = np.einsum("smn,sn->sm", cross, self._alpha)
         half = cross @ self._inverse.transpose(0, 2, 1)
         variance = (np.exp(2 * self.draws[:, -2]) + MEAN_SD**2)[:, None] - np.einsum("smn,smn->sm", half, half)
         return mean, np.sqrt(np.maximum(variance, JITTER))
 
-    def mixture(self, x: Array, epoch: int) -> tuple[Array, Array]:
+    def predict_mixture(self, x: Array, epoch: int) -> tuple[Array, Array]:
         """Return mean and standard deviation over all hyperparameters: shapes (m,)."""
-        return self.mixed(*self.predict(x, epoch))
+        return self.mix_predictions(*self.predict(x, epoch))
 
-    def mixed(self, mean: Array, deviation: Array) -> tuple[Array, Array]:
+    def mix_predictions(self, mean: Array, deviation: Array) -> tuple[Array, Array]:
         """Return mean and standard deviation over all hyperparameters, given those of each: shapes (s, m) to (m,)."""
         average = self.weights @ mean
         return average, np.sqrt(self.weights @ (deviation**2 + (mean - average) ** 2))
 
-    def difference(self, a: Array, b: Array, epoch: int) -> tuple[float, float]:
+    def predict_difference(self, a: Array, b: Array, epoch: int) -> tuple[float, float]:
         """Return mean and standard deviation of the surface at `a` minus that at `b`, each of shape (w,)."""
         both = np.stack([a, b])
-        cross = self._cross(both, epoch)
+        cross = self._compute_cross_covariance(both, epoch)
         mean = np.einsum("smn,sn->sm", cross, self._alpha)
         half = cross @ self._inverse.transpose(0, 2, 1)
-        apart = self._kernel(self.draws, self._distances(both, both))[:, 0, 1]
+        apart = self._compute_kernel(self.draws, self._compute_distances(both, both))[:, 0, 1]
         prior = 2.0 * np.exp(2 * self.draws[:, -2]) * (1.0 - apart)
         gap = mean[:, 0] - mean[:, 1]
         variance = np.maximum(prior - np.sum((half[:, 0] - half[:, 1]) ** 2, axis=1), JITTER)
         average = float(self.weights @ gap)
         return average, math.sqrt(float(self.weights @ (variance + (gap - average) ** 2)))
 
-    def _distances(self, a: Array, b: Array) -> Array:
+    def _compute_distances(self, a: Array, b: Array) -> Array:
         """Return squared distances for each knob: shape (g, len(a), len(b))."""
         squared = (a[:, None, :] - b[None, :, :]) ** 2
         return np.stack([squared[:, :, self.groups == g].sum(axis=2) for g in range(self._knobs)])
 
-    def _kernel(self, draws: Array, squared: Array) -> Array:
+    def _compute_kernel(self, draws: Array, squared: Array) -> Array:
         scales = np.exp(-2.0 * draws[:, : self._knobs])
-        return matern(np.tensordot(scales, squared, axes=1))
+        return apply_matern(np.tensordot(scales, squared, axes=1))
 
-    def _covariance(self, draws: Array) -> Array:
+    def _compute_covariance(self, draws: Array) -> Array:
         """Return the covariance of the observations as a lower triangle: shape (s, n, n)."""
         n = len(self.y)
-        kernel = self._kernel(draws, self._squared)
+        kernel = self._compute_kernel(draws, self._squared)
         kernel *= np.exp(2 * draws[:, -2])[:, None]
         kernel *= self._kin
         kernel += MEAN_SD**2 * self._same
@@ -196,19 +196,19 @@ class Surrogate:
         """Return the variance of one trial of each observation around the surface: shape (s, n)."""
         return np.asarray(self._errors**2 + np.exp(2 * draws[:, -1])[:, None] + JITTER)
 
-    def _cross(self, x: Array, epoch: int) -> Array:
+    def _compute_cross_covariance(self, x: Array, epoch: int) -> Array:
         """Return the covariance of points with the observations: shape (s, m, n)."""
-        kernel = self._kernel(self.draws, self._distances(x, self.x))
+        kernel = self._compute_kernel(self.draws, self._compute_distances(x, self.x))
         same = self.epochs == epoch
         kernel *= np.exp(2 * self.draws[:, -2])[:, None, None] * np.where(same, 1.0, KINSHIP)
         kernel += MEAN_SD**2 * same
         return kernel
 
-    def _likelihood(self, draws: Array) -> Array:
+    def _compute_likelihood(self, draws: Array) -> Array:
         """Return the logarithm of the marginal likelihood of each draw: shape (s,)."""
         n = len(self.y)
         with_y = np.zeros((len(draws), n + 1, n + 1))  # the last row of its Cholesky root is the whitened y
-        with_y[:, :n, :n] = self._covariance(draws)
+        with_y[:, :n, :n] = self._compute_covariance(draws)
         with_y[:, n, :n] = self.y
         with_y[:, n, n] = LARGE
         root = np.linalg.cholesky(with_y)

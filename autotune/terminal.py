@@ -6,11 +6,11 @@ import sys
 from typing import TextIO
 
 
-def plain(text: object) -> str:
+def replace_unprintable(text: object) -> str:
     """Replace characters that a terminal would interpret."""
     return "".join(each if each.isprintable() else "?" for each in str(text))
 
 
-def say(text: object, file: TextIO | None = None) -> None:
+def print_text(text: object, file: TextIO | None = None) -> None:
     """Print lines that may quote files."""
-    print("\n".join(map(plain, str(text).split("\n"))), file=sys.stdout if file is None else file)
+    print("\n".join(map(replace_unprintable, str(text).split("\n"))), file=sys.stdout if file is None else file)

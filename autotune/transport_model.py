@@ -42,7 +42,7 @@ class Link:
     bandwidth: float
 
 
-def fit(batches: Sequence[tuple[float, float]]) -> Link | None:
+def fit_link(batches: Sequence[tuple[float, float]]) -> Link | None:
     """Fit the model to the batches.
 
     Parameters
@@ -78,7 +78,7 @@ def fit(batches: Sequence[tuple[float, float]]) -> Link | None:
     return Link(max(latency, 1e-6), 1.0 / slope)
 
 
-def suggestion(link: Link, total: float, arriving: float) -> Knobs:
+def suggest_knobs(link: Link, total: float, arriving: float) -> Knobs:
     """Return the batches for which the optimizer waits least.
 
     Parameters
@@ -126,11 +126,11 @@ def first_setting(traffic: Mapping[str, Any], space: Space, default: Mapping[str
     (Link, dict) or None
         Model, and a setting in the space. None if there is no model, or no knob of the space to which it applies.
     """
-    link = fit(traffic["batches"])
+    link = fit_link(traffic["batches"])
     if link is None or not traffic["bytes"] or not traffic["arriving"]:
         return None
     suggested: Knobs = {}
-    for name, value in suggestion(link, traffic["bytes"], traffic["arriving"]).items():
+    for name, value in suggest_knobs(link, traffic["bytes"], traffic["arriving"]).items():
         knob = space.knobs.get(name)
         if knob is not None and not isinstance(knob, Choice):
             suggested[name] = knob.decode(knob.encode(value if value == knob.off else max(value, knob.low)))

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.score import Score
+from autotune.score import TrialScore
 from autotune.space import Knobs
 
 Array = NDArray[np.float64]
@@ -108,7 +108,7 @@ class Trial:
 
 
 @dataclass
-class Told:
+class CompletedTrial:
     """Completed trial."""
 
     trial: Trial
@@ -116,14 +116,14 @@ class Told:
     epoch: int
     samples: list[float]
     status: str
-    score: Score
+    score: TrialScore
     round: int = 0
     standing: str = ""  # key of the setting that the trial had to beat
     settling: int = 0  # steps after the change that were not counted
     key: str = field(init=False)  # key of the trial's setting
 
     def __post_init__(self) -> None:
-        self.key = key(self.trial.knobs)
+        self.key = make_setting_key(self.trial.knobs)
 
     @property
     def steps(self) -> int:
@@ -153,6 +153,6 @@ class Epoch:
         self.origin = self.standing
 
 
-def key(knobs: Knobs) -> str:
+def make_setting_key(knobs: Knobs) -> str:
     """Return a text that is equal for equal settings."""
     return repr(knobs)

@@ -21,9 +21,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from autotune.hindsight import after
+from autotune.hindsight import load_tuner
 from autotune.journal import JournalError
-from autotune.log_summary import Line, tell
+from autotune.log_summary import TrialLine, summarize_log
 from autotune.policies import Policy
 from autotune.replay import TOLERANCE
 from autotune.space import Knobs
@@ -60,7 +60,7 @@ class WhatIf:
         Whether the search ended with trials left, because its budget was used up.
     """
 
-    lines: list[Line]
+    lines: list[TrialLine]
     sources: list[Source]
     best: Knobs
     logged: Knobs
@@ -100,7 +100,7 @@ class Evidence:
     """
 
     def __init__(self, rows: Sequence[dict[str, Any]], seed: int) -> None:
-        self.tuner = after(rows)
+        self.tuner = load_tuner(rows)
         if not self.tuner.history:
             raise JournalError("the log ends before a trial was told: there is nothing to answer from")
         self._rng = np.random.default_rng([seed, 8])
@@ -121,30 +121,30 @@ class Evidence:
         """Return the number of trials of a setting in the log."""
         return len(self._logged.get(self.tuner.space.encode(knobs).tobytes(), ()))
 
-    def answer(self, knobs: Mapping[str, Any], limit: float) -> tuple[list[float], str, Source]:
+    def answer_trial(self, knobs: Mapping[str, Any], limit: float) -> tuple[list[float], str, Source]:
         """Return the samples of a trial, its status, and their source."""
         at = self.tuner.space.encode(knobs).tobytes()
         logged, turn = self._logged.get(at), self._given[at]
         self._given[at] += 1
         if logged is None:
-            return *_cut(self._modelled(knobs), limit), "model"
+            return *_cut_samples(self._draw_samples(knobs), limit), "model"
         trial = logged[turn % len(logged)]
         source: Source = "log" if turn < len(logged) else "again"
         lower = limit < trial.limit * (1.0 - TOLERANCE)
         if not trial.cut:
-            return *(_cut(trial.samples, limit) if lower else (trial.samples, "ok")), source
+            return *(_cut_samples(trial.samples, limit) if lower else (trial.samples, "ok")), source
         higher = limit > trial.limit * (1.0 + TOLERANCE)
         if not higher or float(np.median(trial.samples)) > limit:
             return trial.samples, "aborted", source
         more = self._rng.choice(trial.samples, max(0, self._steps - len(trial.samples)))
         return [*trial.samples, *more.tolist()], "ok", "again"
 
-    def compare(self, one: Knobs, other: Knobs) -> Ratio:
+    def compare_settings(self, one: Knobs, other: Knobs) -> Ratio:
         """Return the ratio of the times of two settings by the model, as mean and deviation of its logarithm."""
-        return (0.0, 0.0) if one == other else self.tuner.difference(one, other)
+        return (0.0, 0.0) if one == other else self.tuner.predict_difference(one, other)
 
-    def _modelled(self, knobs: Mapping[str, Any]) -> list[float]:
-        mean, _ = self.tuner.believe([knobs])
+    def _draw_samples(self, knobs: Mapping[str, Any]) -> list[float]:
+        mean, _ = self.tuner.predict([knobs])
         first = self.tuner.history[0].score.log  # beliefs are relative to it
         drawn = self._rng.choice(self._deviations, self._steps)
         return [float(each) for each in np.exp(first + mean[0] + drawn)]
@@ -179,7 +179,7 @@ def what_if(rows: Sequence[dict[str, Any]], policy: Policy, name: str, seed: int
     made: list[dict[str, Any]] = [mine[0]]
     sources: list[Source] = []
 
-    def checked(knobs: Mapping[str, Any], what: str) -> Knobs:
+    def check_knobs(knobs: Mapping[str, Any], what: str) -> Knobs:
         try:
             return space.check(knobs, f"--policy {name}: {what}")
         except ValueError as error:
@@ -189,8 +189,8 @@ def what_if(rows: Sequence[dict[str, Any]], policy: Policy, name: str, seed: int
         if len(sources) == max_trials:
             raise PolicyError(f"--policy {name} has asked for {max_trials} trials, as many as it may, and is not done")
         trial = policy.ask()
-        knobs = checked(trial.knobs, f"trial {len(sources)}")
-        samples, status, source = evidence.answer(knobs, getattr(trial, "limit", math.inf))
+        knobs = check_knobs(trial.knobs, f"trial {len(sources)}")
+        samples, status, source = evidence.answer_trial(knobs, getattr(trial, "limit", math.inf))
         sources.append(source)
         asked = {"phase": getattr(trial, "phase", ""), "why": getattr(trial, "why", "")}
         made += [
@@ -198,20 +198,20 @@ def what_if(rows: Sequence[dict[str, Any]], policy: Policy, name: str, seed: int
             {"row": "tell", "id": trial.id, "status": status, "samples": samples},
         ]
         policy.tell(trial.id, samples, status)
-    best, logged = checked(policy.best(), "what it deploys"), evidence.tuner.best()
-    lines = _against(tell(made).lines, evidence.reference)
-    lost = [_lost(line) for line in lines]
+    best, logged = check_knobs(policy.best(), "what it deploys"), evidence.tuner.best()
+    lines = _scale_ratios(summarize_log(made).lines, evidence.reference)
+    lost = [_compute_loss(line) for line in lines]
     return WhatIf(
         lines=lines,
         sources=sources,
         best=best,
         logged=logged,
-        of_default=evidence.compare(best, evidence.tuner.default),
-        of_logged=evidence.compare(best, logged),
+        of_default=evidence.compare_settings(best, evidence.tuner.default),
+        of_logged=evidence.compare_settings(best, logged),
         trials_of_best=evidence.trials_of(best),
         lost=sum(lost),
         lost_by_model=sum(steps for steps, source in zip(lost, sources, strict=True) if source == "model"),
-        lost_in_log=sum(map(_lost, _against(tell(mine).lines, evidence.reference))),
+        lost_in_log=sum(map(_compute_loss, _scale_ratios(summarize_log(mine).lines, evidence.reference))),
         drifted=len(mine) < len(rows),
         resting=getattr(policy, "resting", False) is True,
     )
@@ -227,17 +227,17 @@ def first_search(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return list(rows)
 
 
-def _cut(samples: list[float], limit: float) -> tuple[list[float], str]:
+def _cut_samples(samples: list[float], limit: float) -> tuple[list[float], str]:
     """Return the samples that a trial would have had under a limit, and its status."""
     if float(np.median(samples[:FIRST])) > limit:
         return samples[:FIRST], "aborted"
     return samples, "ok"
 
 
-def _against(lines: Sequence[Line], reference: float) -> list[Line]:
+def _scale_ratios(lines: Sequence[TrialLine], reference: float) -> list[TrialLine]:
     return [replace(line, ratio=line.seconds / reference) for line in lines]
 
 
-def _lost(line: Line) -> float:
+def _compute_loss(line: TrialLine) -> float:
     """Return the loss in steps of the default; 0 for a trial without a result."""
     return max(0.0, line.ratio - 1.0) * line.samples if line.samples else 0.0

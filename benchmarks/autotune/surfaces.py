@@ -173,4 +173,4 @@ def least(surface: Surface) -> float:
     """Return the least time on a grid over all knobs."""
     ends = np.linspace(0.0, 1.0, GRID)
     points = np.array([(a, b, c) for a in ends for b in ends for c in (0.0, 1.0)])
-    return min(surface(SPACE.decode(row)) for row in SPACE.spread(points))
+    return min(surface(SPACE.decode(row)) for row in SPACE.encode_shares(points))

@@ -14,9 +14,9 @@ import pytest
 from autotune import Choice, Integer, Real, Settings, Space, Tuner
 from autotune.account import excesses, steps_lost
 from autotune.budget import Budget
-from autotune.design import corners, levels
-from autotune.log_summary import tell
-from autotune.replay import replay
+from autotune.design import build_corners, build_orthogonal_array
+from autotune.log_summary import summarize_log
+from autotune.replay import replay_log
 
 from .surfaces import DEFAULT, SPACE, flat, measured, search, shares
 
@@ -44,7 +44,7 @@ def test_a_terrible_setting_costs_time_and_not_the_search(seed: int) -> None:
     search(tuner, terrible, rng, 0.06)
     watched(tuner, terrible, rng, 8000)
     assert terrible(tuner.best()) < 1.1 * 0.1 < 0.65 * terrible(DEFAULT)
-    lost = sum(line.lost for line in tell(rows).lines)
+    lost = sum(line.lost for line in summarize_log(rows).lines)
     assert lost < 40 + 0.02 * 8000 + 20 + 2 * 3 * 29
 
 
@@ -56,8 +56,8 @@ def test_what_earlier_searches_of_a_job_have_lost_is_not_lost_once_more(spent: f
         SPACE, DEFAULT, seed=2, max_trials=20, settings=Settings(spent=spent, background=0), journal=rows.append
     )
     search(tuner, terrible, rng, 0.06)
-    assert replay(rows).exact
-    assert tuner.lost == pytest.approx(sum(line.lost for line in tell(rows).lines))
+    assert replay_log(rows).exact
+    assert tuner.lost == pytest.approx(sum(line.lost for line in summarize_log(rows).lines))
     allowance = 40.0
     if spent > 1.5 * allowance - 1:
         assert tuner.resting and len(tuner.history) <= 2  # only the setting in force was tried
@@ -124,7 +124,7 @@ def test_a_search_that_cannot_win_costs_a_job_of_a_minute_two_percent_and_says_s
     ended = [row["because"] for row in rows if row["row"] == "decide" and row["decision"] == "rest"]
     assert all("the search ended: its trials have lost the time of" in because for because in ended)
     assert ended or any(row["row"] == "decide" and row["decision"] == "finish" for row in rows)
-    assert replay(rows).exact
+    assert replay_log(rows).exact
 
 
 def test_a_search_rests_when_less_is_left_than_a_trial_may_lose_that_is_not_cut_short() -> None:
@@ -147,11 +147,12 @@ def test_no_chance_cuts_the_default_short() -> None:
     assert design.limit < math.inf
     tuner.tell(design.id, [0.05] * 20)
     state = tuner._state
-    assert state.limit(DEFAULT, bounded=False) == pytest.approx(0.075)  # known to be slow: not worth a whole trial
+    # The default is known to be slow: not worth a whole trial.
+    assert state.compute_limit(DEFAULT, bounded=False) == pytest.approx(0.075)
     quick = Tuner(SPACE, DEFAULT, max_trials=20)
     quick.tell(quick.ask().id, [0.1] * 20)
     quick.tell(quick.ask().id, [0.09] * 20)
-    assert quick._state.limit(DEFAULT, bounded=False) == math.inf
+    assert quick._state.compute_limit(DEFAULT, bounded=False) == math.inf
 
 
 def test_where_only_two_large_values_together_help_they_are_found() -> None:
@@ -176,7 +177,8 @@ def test_a_long_job_searches_on_and_its_log_is_reproduced() -> None:
     before = dent(tuner.best())
     assert watched(tuner, dent, rng, 12_000) > 4
     assert dent(tuner.best()) < 1.03 * 0.1 < before
-    assert len(tell(rows).lines) < 150 and replay([{**row, "n": k} for k, row in enumerate(rows)]).decisions > 8
+    assert len(summarize_log(rows).lines) < 150
+    assert replay_log([{**row, "n": k} for k, row in enumerate(rows)]).decisions > 8
 
 
 def test_rounds_become_rarer_and_leave_the_default_where_nothing_matters() -> None:
@@ -229,26 +231,26 @@ def test_a_machine_that_becomes_slower_costs_the_trials_nothing() -> None:
 
 @pytest.mark.parametrize("knobs", range(2, 9))
 def test_every_two_knobs_meet_in_all_combinations(knobs: int) -> None:
-    high = levels(knobs)
+    high = build_orthogonal_array(knobs)
     assert len(high) <= 2 * max(2, knobs)
     assert all(len({(row[a], row[b]) for row in high.tolist()}) == 4 for a, b in combinations(range(knobs), 2))
 
 
 def test_corners_are_settings_near_the_ends_of_the_ranges() -> None:
     space = Space(a=Real(0.1, 10.0, log=True, off=0.0), b=Integer(1, 1 << 20, log=True), c=Choice(["x", "y", "z"]))
-    found = corners(space, 9, np.random.default_rng(0))
+    found = build_corners(space, 9, np.random.default_rng(0))
     assert len(found) == 4 and all(space.check(knobs) == knobs for knobs in found)
     assert {(knobs["a"] > 1.0, knobs["b"] > 1 << 10) for knobs in found} == {(x, y) for x in (0, 1) for y in (0, 1)}
 
 
 def test_a_story_is_told_on_whole_lines_with_a_legend() -> None:
-    from autotune.show import console_for, show
+    from autotune.show import console_for, show_log
 
     rows: list[dict[str, Any]] = []
     tuner = Tuner(SPACE, DEFAULT, max_trials=6, journal=rows.append)
     search(tuner, flat, np.random.default_rng(0))
     file = io.StringIO()
-    show(rows, console_for(file))
+    show_log(rows, console_for(file))
     lines = file.getvalue().splitlines()
     assert any("confirm, the best so far and what stood, measured again" in line for line in lines)
     assert any("fusion_threshold=128 MiB cycle_time_ms=1 stores=cached" in line for line in lines)

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from autotune import Tuner, cli, journal, picture
-from autotune.hindsight import regrets
+from autotune.hindsight import compute_regrets
 from autotune.journal import Journal, JournalError
-from autotune.log_summary import tell
-from autotune.replay import replay
+from autotune.log_summary import summarize_log
+from autotune.replay import replay_log
 
 from .surfaces import DEFAULT, SPACE, bowl, measured, search
 
@@ -47,7 +47,7 @@ def changed(log: Path, path: Path, change: Callable[[list[dict[str, Any]]], Any]
 
 def test_a_replay_reproduces_every_row_exactly(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = journal.read(log)
-    result = replay(rows)
+    result = replay_log(rows)
     assert result.exact and not result.differences
     assert result.proposals == sum(row["row"] == "ask" for row in rows) > 14
     assert result.decisions >= 3
@@ -74,7 +74,7 @@ def test_a_killed_search_leaves_whole_rows(tmp_path: Path) -> None:
     killed = subprocess.run([sys.executable, "-c", script, str(path)], check=False)
     assert killed.returncode == -9
     assert [row["row"] for row in journal.read(path)] == ["open", *["ask", "tell"] * 6]
-    assert replay(journal.read(path)).proposals == 6
+    assert replay_log(journal.read(path)).proposals == 6
 
 
 def _swap(rows: list[dict[str, Any]]) -> None:
@@ -157,7 +157,7 @@ def test_a_log_that_tells_another_story_is_not_reproduced(
 ) -> None:
     path = changed(log, tmp_path / "log.jsonl", change)
     with pytest.raises(JournalError, match=said):
-        replay(journal.read(path))
+        replay_log(journal.read(path))
     assert cli.main(["replay", str(path)]) == 1
     assert "not reproduced" in capsys.readouterr().err
 
@@ -223,11 +223,11 @@ def test_under_other_versions_last_digits_may_differ_and_no_more(log: Path, tmp_
         elsewhere(rows)
         next(row for row in rows if row["row"] == "ask" and row["phase"] == "search")["knobs"]["cycle_time_ms"] = 17.0
 
-    result = replay(journal.read(changed(log, tmp_path / "close", last_digits)))
+    result = replay_log(journal.read(changed(log, tmp_path / "close", last_digits)))
     assert not result.exact
     assert result.differences == [f"numpy 1.0 there, {np.__version__} here"]
     with pytest.raises(JournalError, match=r"cycle_time_ms=17\.0"):
-        replay(journal.read(changed(log, tmp_path / "far", another)))
+        replay_log(journal.read(changed(log, tmp_path / "far", another)))
 
 
 def test_show_tells_the_story_and_draws_it(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -249,7 +249,7 @@ def test_a_log_of_another_version_is_shown(log: Path, tmp_path: Path, capsys: py
 
 
 def test_a_picture_has_a_curve_for_each_search_a_slice_for_each_knob_and_a_map_for_each_two_numbers(log: Path) -> None:
-    figure = picture.drawn(journal.read(log))
+    figure = picture.draw_figure(journal.read(log))
     labels = [(axes.get_xlabel(), axes.get_ylabel()) for axes in figure.axes if axes.get_title()]
     believed = picture.BELIEVED
     assert labels == [
@@ -268,17 +268,17 @@ def test_a_search_that_has_told_nothing_is_shown(log: Path, tmp_path: Path) -> N
 
 def test_regret_is_by_what_is_believed_at_the_end_of_each_search(log: Path) -> None:
     rows = journal.read(log)
-    story = tell(rows)
-    regret = regrets(rows, story)
-    epochs = [line.epoch for line in story.lines]
-    assert len(regret) == len(story.lines) and set(epochs) == {0, 1}
+    summary = summarize_log(rows)
+    regret = compute_regrets(rows, summary)
+    epochs = [line.epoch for line in summary.lines]
+    assert len(regret) == len(summary.lines) and set(epochs) == {0, 1}
     second = epochs.index(1)
     for first, last in ((0, second - 1), (second, -1)):
         assert regret[first] > 0.05 > 0.02 > regret[last] >= 0.0
     # The regret changes only when another setting looks best.
-    best = story.best_so_far()
+    best = summary.best_so_far()
     assert all(regret[k] == regret[k - 1] for k in range(1, second) if best[k] == best[k - 1])
-    lost = story.lost_so_far()
+    lost = summary.lost_so_far()
     assert lost == sorted(lost) and lost[0] == 0.0 < lost[-1]
 
 

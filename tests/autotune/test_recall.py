@@ -13,7 +13,7 @@ import pytest
 
 import engine
 from autotune import cli, journal, result_cache
-from autotune.replay import replay
+from autotune.replay import replay_log
 from autotune.session import Session, SessionError
 from engine.config import config
 from engine.errors import ConfigError
@@ -42,7 +42,7 @@ def test_a_search_begins_with_what_the_last_one_has_found(tmp_path: Path, capsys
     found = two.values[0]
     logs = [journal.read(tmp_path / name) for name in ("2.0.jsonl", "2.1.jsonl", "2.2.jsonl", "3.0.jsonl")]
     first, again, other, wider = (rows[0] for rows in logs)
-    assert all(replay(rows).exact for rows in logs)
+    assert all(replay_log(rows).exact for rows in logs)
     # The first job has nothing to recall. Each later one tries the nearest result right after the default.
     suggested = first["about"]["link"]["suggests"] if "link" in first["about"] else None
     assert first["first"] == [suggested] * (suggested is not None) and "nothing is known" in first["about"]["recalled"]
@@ -159,7 +159,7 @@ def reduced(**changes: Any) -> dict[str, Any]:
 
 
 def told(session: Session, **message: Any) -> dict[str, Any]:
-    return dict(json.loads(session.answer(packed(**message))))
+    return dict(json.loads(session.answer_message(packed(**message))))
 
 
 def told_what_is_known(home: Path, about: dict[str, Any]) -> dict[str, Any]:
@@ -184,7 +184,7 @@ def test_a_search_is_recalled_by_messages(tmp_path: Path) -> None:
     assert recalled["knobs"] == done["best"] and recalled["why"].startswith("this job: ")
     (result,), _ = result_cache.read(tmp_path)
     assert (result.gain, result.sure, result.trials) == (done["gain"], done["sure"], done["trials"])
-    assert result.job.processor == journal.processor() and result.versions["scipy"]
+    assert result.job.processor == journal.read_processor_model() and result.versions["scipy"]
     recalled, _ = search_with(tmp_path, ranks=3)
     assert recalled["why"].startswith("the same model, on 2 ranks: ")
     assert len(list(tmp_path.iterdir())) == 2
@@ -253,7 +253,7 @@ def test_a_search_after_a_drift_that_finds_nothing_leaves_what_is_kept(tmp_path:
 )
 def test_junk_is_not_recalled(message: dict[str, Any], says: str) -> None:
     with pytest.raises(SessionError, match=says):
-        Session().answer(packed(type="recall", **message))
+        Session().answer_message(packed(type="recall", **message))
 
 
 def test_what_is_recalled_cannot_come_in_a_search(tmp_path: Path) -> None:

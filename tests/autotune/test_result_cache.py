@@ -14,20 +14,20 @@ from typing import Any
 import pytest
 
 from autotune import cli, result_cache
-from autotune.result_cache import Known, Workload
+from autotune.result_cache import JobKind, Known
 
 from ..waiting import until
 
-JOB = Workload("a1b2", 60, 100_000_000, 4, 1, "shm", "A processor", 8, "0.1", {})
+JOB = JobKind("a1b2", 60, 100_000_000, 4, 1, "shm", "A processor", 8, "0.1", {})
 FOUND = Known(JOB, {"fusion_threshold": 1 << 20, "cycle_time_ms": 0.5, "stores": "cached"}, 0.11, 0.04, 30)
 
 
-def nothing(job: Workload = JOB) -> Known:
+def nothing(job: JobKind = JOB) -> Known:
     return replace(FOUND, job=job, knobs={"cycle_time_ms": 5.0}, gain=None, sure=None)
 
 
-def recalled(home: Path, job: Workload = JOB) -> tuple[Known | None, str]:
-    found, why, skipped = result_cache.recall(home, job)
+def recalled(home: Path, job: JobKind = JOB) -> tuple[Known | None, str]:
+    found, why, skipped = result_cache.find_result(home, job)
     assert skipped == []
     return found, why
 
@@ -35,7 +35,7 @@ def recalled(home: Path, job: Workload = JOB) -> tuple[Known | None, str]:
 def test_a_result_is_recalled_as_it_was_and_is_private_and_can_be_read(tmp_path: Path) -> None:
     home = tmp_path / "a" / "b"
     assert recalled(home) == (None, "nothing is known of this job, nor of one like it")
-    result_cache.remember(home, FOUND)
+    result_cache.store_result(home, FOUND)
     found, why = recalled(home)
     assert found == FOUND
     assert why == f"this job: on {FOUND.when[:10]} a step took 11% less time than by default"
@@ -75,10 +75,10 @@ UNLIKE = [
 
 def test_the_nearest_result_is_offered(tmp_path: Path) -> None:
     for job in UNLIKE:
-        result_cache.remember(tmp_path, replace(FOUND, job=job))
+        result_cache.store_result(tmp_path, replace(FOUND, job=job))
     assert recalled(tmp_path)[0] is None
     for k, job in enumerate(NEARER_LAST):
-        result_cache.remember(tmp_path, replace(FOUND, job=job, trials=k))
+        result_cache.store_result(tmp_path, replace(FOUND, job=job, trials=k))
         found, why = recalled(tmp_path)
         assert found is not None and found.trials == k, why
     assert len(list(tmp_path.iterdir())) == len(UNLIKE) + len(NEARER_LAST)
@@ -93,49 +93,49 @@ def test_the_nearest_result_is_offered(tmp_path: Path) -> None:
         (replace(JOB, model="b", bytes=4_000_000), "another model, of 4 MB and not 100 MB: on "),
     ],
 )
-def test_how_alike_the_jobs_are_is_told(other: Workload, says: str, tmp_path: Path) -> None:
-    result_cache.remember(tmp_path, replace(FOUND, job=other))
+def test_how_alike_the_jobs_are_is_told(other: JobKind, says: str, tmp_path: Path) -> None:
+    result_cache.store_result(tmp_path, replace(FOUND, job=other))
     assert recalled(tmp_path)[1].startswith(says)
 
 
 def test_of_equally_near_results_the_newest_is_offered(tmp_path: Path) -> None:
     for hour, ranks in ((3, 2), (5, 8), (4, 2)):
         when = f"2026-01-01T0{hour}:00:00+00:00"
-        result_cache.remember(tmp_path, replace(FOUND, job=replace(JOB, ranks=ranks), trials=hour, when=when))
+        result_cache.store_result(tmp_path, replace(FOUND, job=replace(JOB, ranks=ranks), trials=hour, when=when))
     found = recalled(tmp_path)[0]
     assert found is not None and found.trials == 5
 
 
 def test_that_nothing_was_better_is_offered_to_the_very_job_alone(tmp_path: Path) -> None:
-    result_cache.remember(tmp_path, nothing(replace(JOB, ranks=2)))
+    result_cache.store_result(tmp_path, nothing(replace(JOB, ranks=2)))
     assert recalled(tmp_path)[0] is None
-    result_cache.remember(tmp_path, replace(FOUND, job=replace(JOB, ranks=64)))
+    result_cache.store_result(tmp_path, replace(FOUND, job=replace(JOB, ranks=64)))
     assert recalled(tmp_path)[0] is not None
-    result_cache.remember(tmp_path, nothing())
+    result_cache.store_result(tmp_path, nothing())
     found, why = recalled(tmp_path)
     assert found is not None and found.knobs == nothing().knobs and "nothing was proven better" in why
 
 
 def test_what_was_proven_is_given_up_after_three_searches_that_prove_nothing(tmp_path: Path) -> None:
-    result_cache.remember(tmp_path, FOUND)
+    result_cache.store_result(tmp_path, FOUND)
     for k in (1, 2):
-        result_cache.remember(tmp_path, nothing())
+        result_cache.store_result(tmp_path, nothing())
         assert recalled(tmp_path)[0] == replace(FOUND, fruitless=k)
-    result_cache.remember(tmp_path, FOUND)  # a proof resets the count
+    result_cache.store_result(tmp_path, FOUND)  # a proof resets the count
     for _ in range(3):
-        result_cache.remember(tmp_path, nothing())
+        result_cache.store_result(tmp_path, nothing())
     found = recalled(tmp_path)[0]
     assert found is not None and found.gain is None
-    result_cache.remember(tmp_path, FOUND)
+    result_cache.store_result(tmp_path, FOUND)
     assert recalled(tmp_path)[0] == FOUND
 
 
 # Files that may be in the directory
 
 
-def written(home: Path, changes: dict[str, Any], job: Workload = JOB) -> Path:
+def written(home: Path, changes: dict[str, Any], job: JobKind = JOB) -> Path:
     """Return a written result with some fields changed."""
-    result_cache.remember(home, replace(FOUND, job=job))
+    result_cache.store_result(home, replace(FOUND, job=job))
     path = home / job.file
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
     return path
@@ -177,18 +177,18 @@ def test_a_result_that_makes_no_sense_is_skipped_with_its_reason(
     changes: dict[str, Any], says: str, tmp_path: Path
 ) -> None:
     path = written(tmp_path, changes)
-    found, _, skipped = result_cache.recall(tmp_path, JOB)
+    found, _, skipped = result_cache.find_result(tmp_path, JOB)
     assert found is None
     assert len(skipped) == 1 and skipped[0].startswith(f"{path}: ") and says in skipped[0]
     assert len(skipped[0]) <= len(f"{path}: ") + result_cache.SHOWN
-    result_cache.remember(tmp_path, nothing())  # replaces the other
+    result_cache.store_result(tmp_path, nothing())  # replaces the other
     assert recalled(tmp_path)[0] == nothing()
 
 
 def test_junk_of_any_kind_is_skipped_and_hides_no_result(tmp_path: Path) -> None:
     rng = random.Random(0)
     good = replace(JOB, ranks=2)
-    result_cache.remember(tmp_path, replace(FOUND, job=good))
+    result_cache.store_result(tmp_path, replace(FOUND, job=good))
     whole = (tmp_path / good.file).read_bytes()
     kinds = [
         lambda: b"",
@@ -209,7 +209,7 @@ def test_junk_of_any_kind_is_skipped_and_hides_no_result(tmp_path: Path) -> None
     (tmp_path / "a-3-000000000000.json").symlink_to("/nowhere")
     (tmp_path / "a-4-000000000000.json").symlink_to("/dev/zero")
     (tmp_path / "other.json").write_text("not ours, and not looked at")
-    found, _, skipped = result_cache.recall(tmp_path, JOB)
+    found, _, skipped = result_cache.find_result(tmp_path, JOB)
     assert found is not None and found.job == good
     # A dangling link counts as no file.
     assert len(skipped) == len(paths) + 3 and all(os.fspath(tmp_path) in each for each in skipped)
@@ -217,15 +217,15 @@ def test_junk_of_any_kind_is_skipped_and_hides_no_result(tmp_path: Path) -> None
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read and write everything")
 def test_what_may_not_be_read_or_written_is_told(tmp_path: Path) -> None:
-    result_cache.remember(tmp_path, FOUND)
+    result_cache.store_result(tmp_path, FOUND)
     (tmp_path / JOB.file).chmod(0)
-    assert result_cache.recall(tmp_path, JOB)[2] == [f"{tmp_path / JOB.file}: Permission denied"]
-    result_cache.remember(tmp_path, FOUND)  # replaces the file
+    assert result_cache.find_result(tmp_path, JOB)[2] == [f"{tmp_path / JOB.file}: Permission denied"]
+    result_cache.store_result(tmp_path, FOUND)  # replaces the file
     assert recalled(tmp_path)[0] == FOUND
     tmp_path.chmod(0o500)
     try:
         with pytest.raises(PermissionError):
-            result_cache.remember(tmp_path, nothing())
+            result_cache.store_result(tmp_path, nothing())
     finally:
         tmp_path.chmod(0o700)
     assert recalled(tmp_path)[0] == FOUND
@@ -242,15 +242,15 @@ def test_the_oldest_go_and_what_is_not_ours_stays(tmp_path: Path, monkeypatch: p
     os.utime(left, (1.0, 1.0))
     for ranks in range(1, 9):
         job = replace(JOB, ranks=ranks)
-        result_cache.remember(tmp_path, replace(FOUND, job=job))
+        result_cache.store_result(tmp_path, replace(FOUND, job=job))
         os.utime(tmp_path / job.file, (100.0 + ranks, 100.0 + ranks))
     results, _ = result_cache.read(tmp_path)
     assert sorted(each.job.ranks for each in results) == [4, 5, 6, 7, 8]
     left = (path.name for path in tmp_path.iterdir() if not result_cache.NAMES.fullmatch(path.name))
     assert sorted(left) == sorted(others)
-    assert result_cache.forget(tmp_path) == 5
+    assert result_cache.remove_results(tmp_path) == 5
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(others)
-    assert result_cache.forget(tmp_path / "none") == 0
+    assert result_cache.remove_results(tmp_path / "none") == 0
 
 
 WRITER = """
@@ -265,9 +265,9 @@ home, number, end = Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
 k = 0
 while k < 150 or not end.exists():
     found = replace(FOUND, trials=1000 * number + k % 900, log="x" * (1 + k * 97 % 8000))
-    result_cache.remember(home, found)
+    result_cache.store_result(home, found)
     k += 1
-result_cache.remember(home, replace(FOUND, trials=1000 * number + 999))
+result_cache.store_result(home, replace(FOUND, trials=1000 * number + 999))
 """
 
 
@@ -276,7 +276,7 @@ def test_jobs_that_write_at_once_leave_one_whole_result(tmp_path: Path) -> None:
     command = [sys.executable, "-P", "-c", WRITER, str(home)]
     path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(Path(__file__).parents[2])])
     environ = {**os.environ, "PYTHONPATH": path}
-    result_cache.remember(home, FOUND)
+    result_cache.store_result(home, FOUND)
     writers = [
         subprocess.Popen([*command, str(k), str(end)], env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         for k in range(3)
@@ -322,15 +322,15 @@ def test_the_directory_is_the_users(environ: dict[str, str], expected: str, monk
         monkeypatch.delenv(name, raising=False)
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    assert result_cache.directory() == Path(expected)
+    assert result_cache.get_default_directory() == Path(expected)
 
 
 def test_the_command_lists_and_forgets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["known", "--cache", str(tmp_path)]
     assert cli.main(options) == 0
     assert capsys.readouterr().out == f"0 results in {tmp_path}\n"
-    result_cache.remember(tmp_path, FOUND)
-    result_cache.remember(tmp_path, nothing(replace(JOB, model="beef", held={"stores": "[red]"})))
+    result_cache.store_result(tmp_path, FOUND)
+    result_cache.store_result(tmp_path, nothing(replace(JOB, model="beef", held={"stores": "[red]"})))
     path = written(tmp_path, {"schema": 7}, replace(JOB, ranks=3))
     assert cli.main(options) == 0
     shown, errors = capsys.readouterr()

@@ -15,7 +15,7 @@ import pytest
 import engine
 from autotune import cli, journal
 from autotune.journal import JournalError
-from autotune.replay import replay
+from autotune.replay import replay_log
 from engine.tuning import steps as stepping
 from engine.tuning.listener import ACTIVE, Listener, choose_anchor, find_rarest_optimizer, is_periodic
 from engine.tuning.steps import TRAFFIC, Changed, Mark, Score, Steps
@@ -46,7 +46,7 @@ def test_without_an_optimizer_periods_of_the_traffic_are_tuned(
     assert first == second and first["cycle_time_ms"] <= 2.0
     rows = journal.read(log)
     assert rows[0]["about"]["score"] == "seconds per period"
-    assert replay(rows).exact and all(0 <= row["exposed"] <= 1 for row in told(log))
+    assert replay_log(rows).exact and all(0 <= row["exposed"] <= 1 for row in told(log))
     (said,) = (line for line in finished.ranks[0].stderr.splitlines() if "autotune: " in line)
     assert ": a period of 'p" in said and "less time than before" in said
     assert cli.main(["show", str(log)]) == 0

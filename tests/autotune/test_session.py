@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from autotune import daemon, journal
-from autotune.replay import replay
+from autotune.replay import replay_log
 from autotune.session import LIMIT, Session, SessionError
 from engine.host import processes
 from engine.tuning import process as tuner_process
@@ -59,17 +59,17 @@ def test_a_search_by_messages(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     for name in ("log.jsonl", "log.2.jsonl", "log.3.jsonl"):  # one log is one search
         session = Session()
-        done = searched(lambda s=session, **message: json.loads(s.answer(packed(**message))), log=str(log))
+        done = searched(lambda s=session, **message: json.loads(s.answer_message(packed(**message))), log=str(log))
         assert done["type"] == "done" and done["log"] == str(tmp_path / name)
         rows = journal.read(tmp_path / name)
-        assert replay(rows).exact
+        assert replay_log(rows).exact
         assert [row["knobs"]["size"] for row in rows if row["row"] == "ask"][:2] == [512, 64]
         assert rows[-1]["knobs"] == done["best"] and done["trials"] == rows[-1]["trials"] <= 8
         assert done["gain"] > 0.15 and 0 < done["sure"] < done["gain"]
     steady = [seconds(done["best"]["size"])] * 9
-    assert json.loads(session.answer(packed(type="observe", samples=steady)))["type"] == "watching"
+    assert json.loads(session.answer_message(packed(type="observe", samples=steady)))["type"] == "watching"
     slower = packed(type="observe", samples=[3 * steady[0]] * 9)
-    answers = [json.loads(session.answer(slower))["type"] for _ in range(3)]
+    answers = [json.loads(session.answer_message(slower))["type"] for _ in range(3)]
     assert answers[-1] == "trial"
 
 
@@ -92,7 +92,7 @@ def test_a_search_by_messages(tmp_path: Path) -> None:
 )
 def test_junk_is_told_what_is_wrong_with_it(data: bytes, says: str) -> None:
     with pytest.raises(SessionError, match=says):
-        Session().answer(data)
+        Session().answer_message(data)
 
 
 @pytest.mark.parametrize(
@@ -111,9 +111,9 @@ def test_junk_is_told_what_is_wrong_with_it(data: bytes, says: str) -> None:
 )
 def test_junk_in_a_search_is_told_so_too(message: dict[str, Any], says: str) -> None:
     session = Session()
-    session.answer(packed(**BEGIN))
+    session.answer_message(packed(**BEGIN))
     with pytest.raises(SessionError, match=says):
-        session.answer(packed(**message))
+        session.answer_message(packed(**message))
 
 
 @pytest.mark.parametrize(("data", "says"), [(b" " * (LIMIT + 1), f"longer than {LIMIT} bytes"), (b"{", "malformed")])

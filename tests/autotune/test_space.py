@@ -23,26 +23,26 @@ SPACE = Space(
 
 @given(st.lists(st.floats(0.0, 1.0), min_size=5, max_size=5))
 def test_every_point_is_a_setting_which_is_encoded_as_that_point(shares: list[float]) -> None:
-    at = SPACE.spread(np.array([shares]))
+    at = SPACE.encode_shares(np.array([shares]))
     knobs = SPACE.decode(at[0])
     assert SPACE.check(knobs) == knobs
     assert np.allclose(SPACE.encode(knobs), at[0], atol=1e-4)  # real numbers are given to four digits
-    assert np.allclose(SPACE.snap(at), at, atol=1e-12)
+    assert np.allclose(SPACE.snap_coordinates(at), at, atol=1e-12)
 
 
 @given(st.lists(st.floats(-3.0, 3.0), min_size=8, max_size=8))
 def test_points_anywhere_snap_to_settings(at: list[float]) -> None:
-    snapped = SPACE.snap(np.array([at]))
+    snapped = SPACE.snap_coordinates(np.array([at]))
     assert SPACE.check(SPACE.decode(snapped[0]))
-    assert np.allclose(SPACE.snap(snapped), snapped, atol=1e-12)
+    assert np.allclose(SPACE.snap_coordinates(snapped), snapped, atol=1e-12)
 
 
 def test_ends_choices_and_off_are_reached() -> None:
-    low = SPACE.decode(SPACE.spread(np.array([[0.0, 0.2, 0.0, 0.0, 0.0]]))[0])
-    high = SPACE.decode(SPACE.spread(np.array([[1.0, 1.0, 1.0, 1.0, 1.0]]))[0])
+    low = SPACE.decode(SPACE.encode_shares(np.array([[0.0, 0.2, 0.0, 0.0, 0.0]]))[0])
+    high = SPACE.decode(SPACE.encode_shares(np.array([[1.0, 1.0, 1.0, 1.0, 1.0]]))[0])
     assert low == {"size": 1 << 16, "time": pytest.approx(0.075, rel=0.01), "share": -1.0, "few": 1, "way": "one"}
     assert high == {"size": 1 << 30, "time": 50.0, "share": 1.0, "few": 5, "way": 3}
-    assert SPACE.decode(SPACE.spread(np.array([[0.5, 0.1, 0.5, 0.5, 0.5]]))[0])["time"] == 0.0
+    assert SPACE.decode(SPACE.encode_shares(np.array([[0.5, 0.1, 0.5, 0.5, 0.5]]))[0])["time"] == 0.0
 
 
 def test_any_two_values_of_a_choice_are_equally_far_apart() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.space import Choice, Integer, Real, Space
-from autotune.transport_model import Link, first_setting, fit, suggestion
+from autotune.transport_model import Link, first_setting, fit_link, suggest_knobs
 from engine.tuning.batches import summarize_traffic
 
 
@@ -26,7 +26,7 @@ def test_latency_and_bandwidth_are_found_among_batches_that_waited_for_late_rank
     sizes = 2.0 ** rng.uniform(12, 24, 200)
     late = np.where(rng.random(200) < 0.3, rng.exponential(5e-3, 200), 0.0)
     seconds = (40e-6 + sizes / 5e9) * np.exp(rng.normal(0.0, 0.05, 200)) + late
-    link = fit(list(zip(sizes, seconds, strict=True)))
+    link = fit_link(list(zip(sizes, seconds, strict=True)))
     assert link is not None
     assert link.latency == pytest.approx(40e-6, rel=0.25) and link.bandwidth == pytest.approx(5e9, rel=0.15)
 
@@ -42,7 +42,7 @@ def test_latency_and_bandwidth_are_found_among_batches_that_waited_for_late_rank
     ],
 )
 def test_what_says_nothing_gives_no_model(batches: list[tuple[float, float]]) -> None:
-    assert fit(batches) is None
+    assert fit_link(batches) is None
 
 
 @given(
@@ -55,7 +55,7 @@ def test_no_other_batch_size_would_be_better_by_the_model(
     latency: float, bandwidth: float, total: float, arriving: float
 ) -> None:
     link = Link(latency, bandwidth)
-    knobs = suggestion(link, total, arriving)
+    knobs = suggest_knobs(link, total, arriving)
     found = waited(link, total, arriving, knobs["fusion_threshold"])
     tried = np.exp(np.linspace(0.0, np.log(total), 400))
     least = min(waited(link, total, arriving, batch) for batch in tried)
@@ -77,7 +77,7 @@ def test_where_to_look_first_is_in_the_space_and_leaves_other_knobs() -> None:
     assert found is not None
     link, knobs = found
     assert knobs == SPACE.check(knobs) and knobs["stores"] == "auto"
-    expected = suggestion(link, 1e8, 0.05)
+    expected = suggest_knobs(link, 1e8, 0.05)
     assert knobs["fusion_threshold"] == pytest.approx(expected["fusion_threshold"], rel=1e-3)
     assert knobs["cycle_time_ms"] == pytest.approx(expected["cycle_time_ms"], rel=1e-3)
     small = first_setting({"batches": BATCHES, "bytes": 1e4, "arriving": 0.05}, SPACE, DEFAULT)

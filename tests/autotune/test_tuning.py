@@ -16,7 +16,7 @@ import pytest
 
 import engine
 from autotune import Space, Tuner, cli, journal
-from autotune.replay import replay
+from autotune.replay import replay_log
 from engine.config import config
 from engine.errors import ConfigError
 from engine.tuning import trial_loop as tuning
@@ -57,7 +57,7 @@ def test_a_search_finds_a_faster_setting_for_all_ranks_and_its_log_is_reproduced
     assert first == second
     assert stat.S_IMODE(log.stat().st_mode) == 0o600
     rows = journal.read(log)
-    result = replay(rows)
+    result = replay_log(rows)
     assert result.exact and result.proposals >= 6
     # A knob that the user has set is held; the default is the setting that ran, and is measured first.
     held = {"fusion_threshold": 1 << 20, "chunk_bytes": 1 << 16}

@@ -12,7 +12,7 @@ import pytest
 
 from autotune import Tuner, cli, journal
 from autotune.journal import Journal, JournalError
-from autotune.policies import changed, made
+from autotune.policies import apply_changes, make_policy
 from autotune.trials import PolicyError
 from autotune.whatif import Evidence, WhatIf, first_search, what_if
 
@@ -37,8 +37,8 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def go(log: Path, name: str = "tuner", *changes: str) -> WhatIf:
     rows = journal.read(log)
-    row = changed(rows[0], changes, name)
-    return what_if(rows, made(name, row), name, row["seed"], row["max_trials"])
+    row = apply_changes(rows[0], changes, name)
+    return what_if(rows, make_policy(name, row), name, row["seed"], row["max_trials"])
 
 
 def test_the_same_policy_does_what_it_did_up_to_the_drift(log: Path) -> None:
@@ -71,13 +71,13 @@ def test_the_model_has_the_mean_and_the_scatter_of_what_was_measured(tmp_path: P
         search(Tuner(SPACE, DEFAULT, seed=1, max_trials=20, journal=rows), SURFACE, rng, sd=0.05)
     evidence = Evidence(journal.read(path), seed=0)
     near = {"fusion_threshold": 1 << 21, "cycle_time_ms": 0.5, "stores": "streaming"}
-    answers = [evidence.answer(near, math.inf) for _ in range(50)]
+    answers = [evidence.answer_trial(near, math.inf) for _ in range(50)]
     assert {(status, source) for _, status, source in answers} == {("ok", "model")}
     logs = np.log([samples for samples, _, _ in answers])
     assert logs.shape == (50, 30)
     assert logs.mean() == pytest.approx(math.log(SURFACE(near)), abs=0.05)
     assert logs.std() == pytest.approx(0.05, rel=0.15)
-    assert Evidence(journal.read(path), seed=0).answer(near, math.inf)[0] == answers[0][0]
+    assert Evidence(journal.read(path), seed=0).answer_trial(near, math.inf)[0] == answers[0][0]
 
 
 def logged(*trials: tuple[list[float], str, float]) -> Evidence:
@@ -97,21 +97,21 @@ TEN = [0.1 + 0.001 * k for k in range(10)]
 
 def test_samples_are_given_in_the_order_in_which_they_were_measured_and_then_again() -> None:
     evidence = logged((TEN, "ok", 0.2), (TEN[::-1], "ok", 0.2))
-    given = [evidence.answer(OTHER, 0.2) for _ in range(3)]
+    given = [evidence.answer_trial(OTHER, 0.2) for _ in range(3)]
     assert given == [(TEN, "ok", "log"), (TEN[::-1], "ok", "log"), (TEN, "ok", "again")]
 
 
 def test_a_trial_is_cut_as_its_limit_now_has_it() -> None:
     evidence = logged((TEN, "ok", 0.2))
-    assert evidence.answer(OTHER, 0.1) == (TEN[:3], "aborted", "log")
-    assert evidence.answer({**OTHER, "cycle_time_ms": 3.0}, 0.01)[1:] == ("aborted", "model")
+    assert evidence.answer_trial(OTHER, 0.1) == (TEN[:3], "aborted", "log")
+    assert evidence.answer_trial({**OTHER, "cycle_time_ms": 3.0}, 0.01)[1:] == ("aborted", "model")
 
 
 def test_a_trial_that_was_cut_is_drawn_out_if_it_is_not_cut_now() -> None:
     few = [0.3, 0.32, 0.31, 0.33]
-    assert logged((few, "aborted", 0.2)).answer(OTHER, 0.2) == (few, "aborted", "log")
-    assert logged((few, "aborted", 0.2)).answer(OTHER, 0.25) == (few, "aborted", "log")
-    samples, status, source = logged((few, "aborted", 0.2)).answer(OTHER, math.inf)
+    assert logged((few, "aborted", 0.2)).answer_trial(OTHER, 0.2) == (few, "aborted", "log")
+    assert logged((few, "aborted", 0.2)).answer_trial(OTHER, 0.25) == (few, "aborted", "log")
+    samples, status, source = logged((few, "aborted", 0.2)).answer_trial(OTHER, math.inf)
     assert (samples[:4], len(samples), status, source) == (few, 10, "ok", "again")
     assert set(samples) <= set(few)
 

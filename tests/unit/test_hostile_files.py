@@ -180,10 +180,10 @@ def samples(home: Path) -> Case:
 
 
 def known(home: Path) -> Case:
-    from autotune.result_cache import Known, Workload, remember
+    from autotune.result_cache import JobKind, Known, store_result
 
-    job = Workload("a1b2", 10, 1000, 4, 1, "shm", "a processor", 8, "1.0", {})
-    remember(home, Known(job, {"fusion_threshold": 1 << 20}, 0.1, 0.05, 12))
+    job = JobKind("a1b2", 10, 1000, 4, 1, "shm", "a processor", 8, "1.0", {})
+    store_result(home, Known(job, {"fusion_threshold": 1 << 20}, 0.1, 0.05, 12))
     path = home / job.file
     return path.read_bytes(), of_file(path, lambda: ends(0)(cli.main(["known", "--cache", str(home)])))
 

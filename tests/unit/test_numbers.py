@@ -333,6 +333,6 @@ def test_what_is_no_number_of_a_replay_is_refused(name: str) -> None:
     for text in NO_NUMBERS:
         if name != "seed" or text != "9" * 19:
             with pytest.raises(PolicyError, match=f"--set {name} takes a"):
-                policies.changed(row, [f"{name}={text}"], "tuner")
-    changed = policies.changed(row, [f"{name}=7"], "tuner")
+                policies.apply_changes(row, [f"{name}={text}"], "tuner")
+    changed = policies.apply_changes(row, [f"{name}=7"], "tuner")
     assert 7 in (changed.get(name), changed["settings"].get(name))
