@@ -17,7 +17,7 @@ from autotune.trials import CompletedTrial, Epoch, Trial, make_setting_key
 
 Array = NDArray[np.float64]
 
-BAD = 0.3  # logarithm of a ratio to the best time above which the surrogate gets softened values: see `softened`
+BAD = 0.3  # logarithm of a ratio to the best time above which the surrogate gets compressed values: see `soften_excess`
 MOST = 32  # maximum observations, each of a setting in an epoch, from which the surrogate learns
 SURE = 2.0  # standard errors of the standing setting by which trials must be faster to count as a gain
 WALL = 0.7  # additional standard error of a terrible setting, in multiples of `BAD`: it tells little of its neighbours

@@ -3,7 +3,7 @@
 | from the trainer | holds | answered by |
 |---|---|---|
 | `prepare` | | `ready`: slow imports are done |
-| `recall` | `job` (a `result_cache.Workload` without `processor`), `cache` (a directory; null: the user's) | `known` |
+| `recall` | `job` (a `result_cache.JobKind` without `processor`), `cache` (a directory; null: the user's) | `known` |
 | `begin` | `space`, `default`, `first`, `traffic`, `seed`, `max_trials`, `log` (a path, or null), `about`; perhaps \
 `spent`, steps that earlier searches of the job have lost; `ran`, steps of the job so far; `settling`, steps after a \
 change that no trial counts; `minute`, what a minute is in the unit of samples, null if they are no times | `trial` |

@@ -43,16 +43,16 @@ MARKS = ("<!-- {}: begin -->", "<!-- {}: end -->")
 """Lines of a page between which tables are written."""
 
 
-def _parser() -> argparse.ArgumentParser:
+def _build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description="Measure the engine beside its baselines."
     )
     commands = parser.add_subparsers(dest="command", required=True)
 
-    def command(name: str, what: str) -> Callable[..., Any]:
+    def add_command(name: str, what: str) -> Callable[..., Any]:
         return commands.add_parser(name, help=what).add_argument
 
-    add = command("collective", "allreduce and other operations by size, cost of a call, idle engine")
+    add = add_command("collective", "allreduce and other operations by size, cost of a call, idle engine")
     add("--quick", action="store_true", help="about a minute: fewer sizes, shorter blocks")
     add("--ranks", type=int, nargs="+", help="world sizes (2 4)")
     add("--sizes", type=int, nargs="+", help="in bytes, multiples of 4; of operations with --only or --parts")
@@ -62,14 +62,14 @@ def _parser() -> argparse.ArgumentParser:
     add("--parts", nargs="+", choices=collective.PARTS)
     add("--against", metavar="DIR", help="also another build of the engine, from `pip install --target DIR`")
 
-    add = command("training", "what data parallelism adds to a training step")
+    add = add_command("training", "what data parallelism adds to a training step")
     add("--quick", action="store_true", help="4 rounds of short blocks")
     add("--workloads", nargs="+", choices=training.WORKLOADS)
     add("--variants", nargs="+", choices=training.VARIANTS)
     add("--ranks", type=int)
     add("--rounds", type=int, help="rounds in which the variants take turns")
 
-    add = command("frameworks", "calls from TensorFlow, JAX and torch, and steps of Keras, beside the bare ones")
+    add = add_command("frameworks", "calls from TensorFlow, JAX and torch, and steps of Keras, beside the bare ones")
     add("--parts", nargs="+", choices=frameworks.PARTS)
     add("--frameworks", nargs="+", choices=frameworks.BACKENDS, help="of the calls; of `fit` the backends of Keras")
     add("--models", nargs="+", choices=frameworks.MODELS, help="of `fit`")
@@ -77,9 +77,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--rounds", type=int, help="rounds in which everything takes turns")
     add("--merge", action="store_true", help="keep what the last run has, and is not measured now")
 
-    gpu.add_options(command("gpu", gpu.HELP))
+    gpu.add_options(add_command("gpu", gpu.HELP))
 
-    add = command("hosts", "allreduce, training and idleness on hosts that are namespaces of this machine; needs root")
+    add = add_command(
+        "hosts", "allreduce, training and idleness on hosts that are namespaces of this machine; needs root"
+    )
     add("--quick", action="store_true", help="about three minutes: fewer sizes and rounds")
     add("--parts", nargs="+", choices=hosts.PARTS)
     add("--cables", nargs="+", choices=CABLES)
@@ -91,47 +93,49 @@ def _parser() -> argparse.ArgumentParser:
     add("--rounds", type=int, help="rounds in which the contenders take turns")
     add("--merge", action="store_true", help="keep what the last run has, and is not measured now")
 
-    add = command("compression", "allreduce that travels as halves, beside the uncompressed one")
+    add = add_command("compression", "allreduce that travels as halves, beside the uncompressed one")
     add("--ranks", type=int)
     add("--bytes", type=int, dest="nbytes", help="of the float32 tensor")
     add("--rounds", type=int, help="rounds in which the variants take turns")
 
-    add = command(
+    add = add_command(
         "scaling", "the simulator of `enginerun foresee` beside Horovod's published scaling; measures nothing"
     )
     add("--measured", action="store_true", help="beside 1 to 8 hosts that are namespaces of this machine; needs root")
-    add("--models", nargs="+", choices=measured.Settings().models, help="of what is measured")
+    add("--models", nargs="+", choices=measured.MeasuredSettings().models, help="of what is measured")
 
-    add = command("start", "how a job on several hosts starts, by its parts; needs root")
+    add = add_command("start", "how a job on several hosts starts, by its parts; needs root")
     add("--hosts", type=int, help="namespaces of this machine (4)")
     add("--per-host", type=int, help="ranks on each (4)")
     add("--rounds", type=int, help="jobs")
-    add = command("hub", "what the coordinator's rank spends on a step, by the number of ranks; other hosts are played")
+    add = add_command(
+        "hub", "what the coordinator's rank spends on a step, by the number of ranks; other hosts are played"
+    )
     add("--ranks", type=int, nargs="+", help="world sizes (8 32 64 128 256)")
     add("--steps", type=int)
 
-    add = command("sets", "allreduce in process sets, beside the world's and other libraries' groups")
+    add = add_command("sets", "allreduce in process sets, beside the world's and other libraries' groups")
     add("--ranks", type=int, help="of the world; half of them in each set")
     add("--sizes", type=int, nargs="+", help="message sizes in bytes, multiples of 4")
     add("--rounds", type=int, help="rounds in which the contenders take turns")
     add("--contenders", nargs="+", choices=sets.NAMES)
 
-    add = command("observing", "what a timeline, and what metrics cost 2000 tensors of 1 KiB")
+    add = add_command("observing", "what a timeline, and what metrics cost 2000 tensors of 1 KiB")
     add("--workloads", nargs="+", choices=observing.WORKLOADS)
     add("--against", metavar="DIR", help="also another build of the engine, from `pip install --target DIR`")
     add("--variants", nargs="+", choices=[name for name in observing.VARIANTS if name != observing.OTHER])
     add("--rounds", type=int, help="rounds in which the variants take turns")
     add("--steps", type=int, help="timed steps in a block: the fewer, the less the machine changes meanwhile")
 
-    add = command("autotune", "the tuner beside other policies, on synthetic and recorded surfaces")
+    add = add_command("autotune", "the tuner beside other policies, on synthetic and recorded surfaces")
     add("--parts", nargs="+", choices=autotune.PARTS)
-    add("--surfaces", nargs="+", choices=autotune.surfaces(), help="of the searches")
+    add("--surfaces", nargs="+", choices=autotune.list_surfaces(), help="of the searches")
     add("--noises", nargs="+", choices=[noise.name for noise in NOISES], help="of synthetic surfaces")
     add("--contenders", nargs="+", choices=tuple(POLICIES))
     add("--seeds", type=int, help="searches of each kind; where nothing matters five times as many of ours")
     add("--merge", action="store_true", help="keep what the last run has, and is not run now")
 
-    add = command("autotune-jobs", "the tuner on jobs that train, against every setting of a grid")
+    add = add_command("autotune-jobs", "the tuner on jobs that train, against every setting of a grid")
     add("--workloads", nargs="+", choices=jobs.WORKLOADS)
     for name, what in (
         ("searches", "by the tuner, each in a job of its own"),
@@ -142,10 +146,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--merge", action="store_true", help="keep workloads of the last run that are not run now")
     add("--record", action="store_true", help="keep the grid as a surface for `autotune`")
 
-    add = command("all", "collective and training, then the report")
+    add = add_command("all", "collective and training, then the report")
     add("--quick", action="store_true")
 
-    add = command("report", "tables from the JSON of the last runs")
+    add = add_command("report", "tables from the JSON of the last runs")
     add("--markdown", action="store_true", help="print Markdown")
     add("--only", nargs="+", choices=REPORTS, help="of these alone")
     name = "tables, or what --only says"
@@ -158,8 +162,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _collective(options: argparse.Namespace, console: Console) -> None:
-    settings = collective.Settings.quick() if options.quick else collective.Settings()
+def _run_collective(options: argparse.Namespace, console: Console) -> None:
+    settings = collective.CollectiveSettings.for_quick_run() if options.quick else collective.CollectiveSettings()
     if options.command == "collective":
         given = {name: tuple(getattr(options, name) or ()) for name in ("ranks", "sizes", "contenders", "parts")}
         changes: dict[str, Any] = {name: value for name, value in given.items() if value}
@@ -173,29 +177,29 @@ def _collective(options: argparse.Namespace, console: Console) -> None:
             changes["rounds"] = changes["operation_rounds"] = options.rounds
         settings = dataclasses.replace(settings, **changes)
         if options.only:
-            settings = settings.only(options.only)
+            settings = settings.select_operations(options.only)
         try:
             settings.check()
         except ValueError as error:
             raise SystemExit(f"--sizes: {error}") from None
     path = collective.run(settings, console)
     content = records.read("collective") or {}
-    _show(console, collective_report.tables(content), path, collective_report.picture(content))
+    _print_results(console, collective_report.build_tables(content), path, collective_report.draw_figure(content))
 
 
-def _training(options: argparse.Namespace, console: Console) -> None:
-    settings = training.Settings(rounds=4, block_seconds=0.5) if options.quick else training.Settings()
+def _run_training(options: argparse.Namespace, console: Console) -> None:
+    settings = training.TrainingSettings(rounds=4, block_seconds=0.5) if options.quick else training.TrainingSettings()
     if options.command == "training":
         changes: dict[str, Any] = {name: tuple(getattr(options, name) or ()) for name in ("workloads", "variants")}
         changes |= {name: getattr(options, name) for name in ("ranks", "rounds")}
         settings = dataclasses.replace(settings, **{name: value for name, value in changes.items() if value})
     path = training.run(settings, console)
     content = records.read("training") or {}
-    _show(console, training_report.tables(content), path, training_report.picture(content))
+    _print_results(console, training_report.build_tables(content), path, training_report.draw_figure(content))
 
 
-def _hosts(options: argparse.Namespace, console: Console) -> None:
-    settings = hosts.Settings.quick() if options.quick else hosts.Settings()
+def _run_hosts(options: argparse.Namespace, console: Console) -> None:
+    settings = hosts.HostsSettings.for_quick_run() if options.quick else hosts.HostsSettings()
     names = ("parts", "cables", "per_host", "sizes", "contenders", "also", "workloads")
     changes: dict[str, Any] = {name: tuple(getattr(options, name)) for name in names if getattr(options, name)}
     if options.rounds:
@@ -207,34 +211,34 @@ def _hosts(options: argparse.Namespace, console: Console) -> None:
         raise SystemExit(str(error)) from None
     path = hosts.run(settings, console, options.merge)
     content = records.read("hosts") or {}
-    _show(console, hosts_report.tables(content), path, hosts_report.picture(content))
+    _print_results(console, hosts_report.build_tables(content), path, hosts_report.draw_figure(content))
 
 
-def _compression(options: argparse.Namespace, console: Console) -> None:
+def _run_compression(options: argparse.Namespace, console: Console) -> None:
     given = {name: getattr(options, name) for name in ("ranks", "nbytes", "rounds") if getattr(options, name)}
-    path = compression.run(compression.Settings(**given), console)
-    _show(console, compression.tables(records.read("compression") or {}), path, None)
+    path = compression.run(compression.CompressionSettings(**given), console)
+    _print_results(console, compression.build_tables(records.read("compression") or {}), path, None)
 
 
-def _hub(options: argparse.Namespace, console: Console) -> None:
+def _run_hub(options: argparse.Namespace, console: Console) -> None:
     changes: dict[str, Any] = {"ranks": tuple(options.ranks)} if options.ranks else {}
     changes |= {"steps": options.steps} if options.steps else {}
-    path = hub.run(hub.Settings(**changes), console)
+    path = hub.run(hub.HubSettings(**changes), console)
     content = records.read("hub") or {}
-    _show(console, hub.tables(content), path, hub.picture(content))
+    _print_results(console, hub.build_tables(content), path, hub.draw_figure(content))
 
 
-def _scaling(options: argparse.Namespace, console: Console) -> None:
+def _run_scaling(options: argparse.Namespace, console: Console) -> None:
     if options.measured:
-        settings = measured.Settings(tuple(options.models)) if options.models else measured.Settings()
+        settings = measured.MeasuredSettings(**({"models": tuple(options.models)} if options.models else {}))
         path = measured.run(settings, console)
-        _show(console, measured.tables(records.read("scaling-measured") or {}), path, None)
+        _print_results(console, measured.build_tables(records.read("scaling-measured") or {}), path, None)
         return
-    path = scaling.run(scaling.Settings())
-    _show(console, scaling.tables(records.read("scaling") or {}), path, None)
+    path = scaling.run(scaling.ScalingSettings())
+    _print_results(console, scaling.build_tables(records.read("scaling") or {}), path, None)
 
 
-def _autotune(options: argparse.Namespace, console: Console) -> None:
+def _run_autotune(options: argparse.Namespace, console: Console) -> None:
     changes: dict[str, Any] = {
         name: tuple(getattr(options, name))
         for name in ("parts", "surfaces", "noises", "contenders")
@@ -243,64 +247,66 @@ def _autotune(options: argparse.Namespace, console: Console) -> None:
     if options.seeds:
         changes |= {"seeds": options.seeds, "flat_seeds": 5 * options.seeds}
     try:
-        path = autotune.run(autotune.Settings(**changes), console, options.merge)
+        path = autotune.run(autotune.AutotuneSettings(**changes), console, options.merge)
     except ValueError as error:
         raise SystemExit(str(error)) from None
     content = records.read("autotune") or {}
-    _show(console, autotune_report.tables(content), path, autotune_report.picture(content))
+    _print_results(console, autotune_report.build_tables(content), path, autotune_report.draw_figure(content))
 
 
-def _jobs(options: argparse.Namespace, console: Console) -> None:
+def _run_autotune_jobs(options: argparse.Namespace, console: Console) -> None:
     names = ("searches", "rounds", "grid_rounds", "record")
     changes: dict[str, Any] = {name: getattr(options, name) for name in names if getattr(options, name)}
     if options.workloads:
         changes["workloads"] = tuple(options.workloads)
-    path = jobs.run(jobs.Settings(**changes), console, options.merge)
+    path = jobs.run(jobs.TunedJobsSettings(**changes), console, options.merge)
     content = records.read("autotune-jobs") or {}
-    _show(console, jobs_report.tables(content), path, jobs_report.picture(content))
+    _print_results(console, jobs_report.build_tables(content), path, jobs_report.draw_figure(content))
 
 
-def _sets(options: argparse.Namespace, console: Console) -> None:
+def _run_sets(options: argparse.Namespace, console: Console) -> None:
     changes = {name: getattr(options, name) for name in ("ranks", "rounds") if getattr(options, name)}
     changes |= {name: tuple(getattr(options, name)) for name in ("sizes", "contenders") if getattr(options, name)}
-    settings = sets.Settings(**changes)
+    settings = sets.ProcessSetSettings(**changes)
     try:
         settings.check()
     except ValueError as error:
         raise SystemExit(str(error)) from None
     path = sets.run(settings, console)
     content = records.read("sets") or {}
-    _show(console, sets.tables(content), path, sets.picture(content))
+    _print_results(console, sets.build_tables(content), path, sets.draw_figure(content))
 
 
-def _start(options: argparse.Namespace, console: Console) -> None:
+def _run_start(options: argparse.Namespace, console: Console) -> None:
     names = ("hosts", "per_host", "rounds")
-    settings = start.Settings(**{name: getattr(options, name) for name in names if getattr(options, name) is not None})
+    settings = start.StartSettings(
+        **{name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    )
     try:
         settings.check()
     except ValueError as error:
         raise SystemExit(str(error)) from None
     path = start.run(settings, console)
-    _show(console, start.tables(records.read("start") or {}), path, None)
+    _print_results(console, start.build_tables(records.read("start") or {}), path, None)
 
 
-def _frameworks(options: argparse.Namespace, console: Console) -> None:
+def _run_frameworks(options: argparse.Namespace, console: Console) -> None:
     changes: dict[str, Any] = {name: getattr(options, name) for name in ("ranks", "rounds") if getattr(options, name)}
     changes |= {
         name: tuple(getattr(options, name)) for name in ("parts", "frameworks", "models") if getattr(options, name)
     }
-    path = frameworks.run(frameworks.Settings(**changes), console, options.merge)
-    _show(console, frameworks_report.tables(records.read("frameworks") or {}), path, None)
+    path = frameworks.run(frameworks.FrameworkSettings(**changes), console, options.merge)
+    _print_results(console, frameworks_report.build_tables(records.read("frameworks") or {}), path, None)
 
 
-def _observing(options: argparse.Namespace, console: Console) -> None:
+def _run_observing(options: argparse.Namespace, console: Console) -> None:
     changes = {name: getattr(options, name) for name in ("against", "rounds") if getattr(options, name)}
     changes |= {name: tuple(getattr(options, name)) for name in ("workloads", "variants") if getattr(options, name)}
     if options.steps:
         changes["steps"] = tuple((name, options.steps) for name in observing.WORKLOADS)
-    path = observing.run(observing.Settings(**changes), console)
+    path = observing.run(observing.ObservingSettings(**changes), console)
     content = records.read("observing") or {}
-    _show(console, observing.tables(content), path, observing.picture(content))
+    _print_results(console, observing.build_tables(content), path, observing.draw_figure(content))
 
 
 REPORTS: dict[str, Any] = {
@@ -322,28 +328,28 @@ REPORTS: dict[str, Any] = {
 """Modules that make the tables of each record."""
 
 
-def _report(options: argparse.Namespace, console: Console) -> None:
+def _write_report(options: argparse.Namespace, console: Console) -> None:
     found = {name: content for name in options.only or REPORTS if (content := records.read(name))}
     if not found:
         raise SystemExit("nothing to report: run `python -m benchmarks all` first")
-    tables = [] if options.only else [acceptance.table(found.get("collective"), found.get("training"))]
+    tables = [] if options.only else [acceptance.build_table(found.get("collective"), found.get("training"))]
     for name, content in found.items():
-        made: list[Table] = REPORTS[name].tables(content)
+        made: list[Table] = REPORTS[name].build_tables(content)
         if made:
             command = f"Made by `{content['environment']['command']}` in {content['seconds']:.0f} s."
             made[0].note = "\n\n".join(filter(None, (made[0].note, command)))
         tables += made
-    text = "\n".join(table.markdown() for table in tables)
+    text = "\n".join(table.to_markdown() for table in tables)
     if options.write:
-        _replace(options.write, text, "-".join(options.only or ("tables",)))
+        _replace_section(options.write, text, "-".join(options.only or ("tables",)))
     elif options.markdown:
         sys.stdout.write(text)
     else:
         for table in tables:
-            table.show(console)
+            table.print_to(console)
 
 
-def _replace(page: Path, text: str, name: str) -> None:
+def _replace_section(page: Path, text: str, name: str) -> None:
     """Replace the text between two marks of a page."""
     begin, end = MARKS[0].format(name), MARKS[1].format(name)
     whole = page.read_text(encoding="utf-8")
@@ -353,34 +359,34 @@ def _replace(page: Path, text: str, name: str) -> None:
     page.write_text(f"{before}{begin}\n\n{text}\n{end}{after}", encoding="utf-8")
 
 
-def _show(console: Console, tables: list[Table], path: Path, picture: Path | None) -> None:
+def _print_results(console: Console, tables: list[Table], path: Path, picture: Path | None) -> None:
     for table in tables:
-        table.show(console)
+        table.print_to(console)
     console.print(f"written: {path}" + (f", {picture}" if picture else ""), soft_wrap=True)
 
 
 COMMANDS: dict[str, Callable[[argparse.Namespace, Console], None]] = {
-    "collective": _collective,
-    "training": _training,
-    "sets": _sets,
-    "start": _start,
-    "frameworks": _frameworks,
-    "observing": _observing,
-    "autotune": _autotune,
-    "autotune-jobs": _jobs,
-    "gpu": gpu.execute,
-    "hosts": _hosts,
-    "compression": _compression,
-    "hub": _hub,
-    "scaling": _scaling,
-    "report": _report,
+    "collective": _run_collective,
+    "training": _run_training,
+    "sets": _run_sets,
+    "start": _run_start,
+    "frameworks": _run_frameworks,
+    "observing": _run_observing,
+    "autotune": _run_autotune,
+    "autotune-jobs": _run_autotune_jobs,
+    "gpu": gpu.run_command,
+    "hosts": _run_hosts,
+    "compression": _run_compression,
+    "hub": _run_hub,
+    "scaling": _run_scaling,
+    "report": _write_report,
 }
 ALL = ("collective", "training", "report")
 
 
 def main() -> None:
     """Run one command. Ctrl-C and SIGTERM end all ranks first."""
-    options = _parser().parse_args()
+    options = _build_parser().parse_args()
     console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
     try:
         with termination_as_interrupt():

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.common import stats
-from benchmarks.common.tables import MISSING, Table, digits, duration, size
+from benchmarks.common.tables import MISSING, Table, format_digits, format_duration, format_size
 from benchmarks.training.report import TITLES, ratio_to_peer
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -16,7 +16,7 @@ RANKS = 2
 
 
 @dataclass(frozen=True)
-class Line:
+class Requirement:
     """One requirement. `ratio` is the measured value divided by the allowed one: at most 1 passes."""
 
     work: str
@@ -25,36 +25,36 @@ class Line:
     ratio: float
     interval: str = MISSING
 
-    def cells(self) -> list[str]:
+    def format_cells(self) -> list[str]:
         """Return the requirement as a row."""
         return [
             self.work,
             self.measured,
             self.allowed,
-            digits(self.ratio),
+            format_digits(self.ratio),
             self.interval,
             "pass" if self.ratio <= 1 else "miss",
         ]
 
 
-def table(collective: dict[str, Any] | None, training: dict[str, Any] | None) -> Table:
+def build_table(collective: dict[str, Any] | None, training: dict[str, Any] | None) -> Table:
     """Return a row for each requirement with measurements."""
     found = Table(
         f"What it must reach ({RANKS} ranks, medians)",
         ["work", "measured", "at most", "measured / allowed", "95 % interval", "result"],
         left=("result",),
     )
-    lines: list[Line] = []
+    lines: list[Requirement] = []
     if collective:
-        lines += itertools.chain(_against_limits(collective), _against_gloo(collective), _latency(collective))
-        lines += itertools.chain(_calls(collective), _idle(collective))
+        lines += itertools.chain(_against_limits(collective), _against_gloo(collective), _check_latency(collective))
+        lines += itertools.chain(_check_calls(collective), _check_idle(collective))
     if training:
-        lines += _training(training)
-    found.rows = [line.cells() for line in lines]
+        lines += _check_training(training)
+    found.rows = [line.format_cells() for line in lines]
     return found
 
 
-def _row(content: dict[str, Any], contender: str, case: str, nbytes: int) -> dict[str, Any] | None:
+def _find_row(content: dict[str, Any], contender: str, case: str, nbytes: int) -> dict[str, Any] | None:
     key = (RANKS, False, contender, case, nbytes)
     for row in content["sizes"]:
         if (row["ranks"], row["busy"], row["contender"], row["case"], row["bytes"]) == key:
@@ -63,46 +63,54 @@ def _row(content: dict[str, Any], contender: str, case: str, nbytes: int) -> dic
     return None
 
 
-def compare(
+def compare_rows(
     work: str, ours: dict[str, Any] | None, base: dict[str, Any] | None, factor: float, of: str
-) -> Iterator[Line]:
+) -> Iterator[Requirement]:
     """Yield the requirement that `ours` take at most `factor` times as long as `base`, if both were measured."""
     if ours is None or base is None:
         return
-    interval = stats.ratio(ours["round_medians"], base["round_medians"])
-    yield Line(
+    interval = stats.estimate_ratio(ours["round_medians"], base["round_medians"])
+    yield Requirement(
         work,
-        duration(ours["median"]),
-        f"{duration(base['median'] * factor)} ({factor:.3g} x {of})",
+        format_duration(ours["median"]),
+        f"{format_duration(base['median'] * factor)} ({factor:.3g} x {of})",
         ours["median"] / base["median"] / factor,
-        f"[{digits(interval.low / factor)}, {digits(interval.high / factor)}]",
+        f"[{format_digits(interval.low / factor)}, {format_digits(interval.high / factor)}]",
     )
 
 
-def _against_limits(content: dict[str, Any]) -> Iterator[Line]:
+def _against_limits(content: dict[str, Any]) -> Iterator[Requirement]:
     nbytes = 100 * MIB
-    rows = [row for case in ("private_cached", "private_streaming") if (row := _row(content, "limits", case, nbytes))]
+    rows = [
+        row for case in ("private_cached", "private_streaming") if (row := _find_row(content, "limits", case, nbytes))
+    ]
     best = min(rows, key=lambda row: float(row["median"]), default=None)
     name = f"limit, {best['case'].removeprefix('private_')} stores" if best else ""
-    yield from compare("allreduce, 100 MiB, private", _row(content, "engine", "private", nbytes), best, 1.25, name)
-    live = _row(content, "limits", "in_segment", nbytes)
-    yield from compare("allreduce, 100 MiB, in segment", _row(content, "engine", "shared", nbytes), live, 1.25, "limit")
+    yield from compare_rows(
+        "allreduce, 100 MiB, private", _find_row(content, "engine", "private", nbytes), best, 1.25, name
+    )
+    live = _find_row(content, "limits", "in_segment", nbytes)
+    yield from compare_rows(
+        "allreduce, 100 MiB, in segment", _find_row(content, "engine", "shared", nbytes), live, 1.25, "limit"
+    )
 
 
-def _against_gloo(content: dict[str, Any]) -> Iterator[Line]:
+def _against_gloo(content: dict[str, Any]) -> Iterator[Requirement]:
     for nbytes in (16 * MIB, 100 * MIB):
-        ours, gloo = _row(content, "engine", "private", nbytes), _row(content, "gloo", "private", nbytes)
-        yield from compare(f"allreduce, {size(nbytes)}, private", ours, gloo, 0.25, "gloo")
+        ours, gloo = _find_row(content, "engine", "private", nbytes), _find_row(content, "gloo", "private", nbytes)
+        yield from compare_rows(f"allreduce, {format_size(nbytes)}, private", ours, gloo, 0.25, "gloo")
 
 
-def _latency(content: dict[str, Any]) -> Iterator[Line]:
-    ours = _row(content, "engine", "private", 4 * KIB)
+def _check_latency(content: dict[str, Any]) -> Iterator[Requirement]:
+    ours = _find_row(content, "engine", "private", 4 * KIB)
     if ours is not None:
-        yield _absolute("blocking allreduce, 4 KiB", ours["median"], 12e-6, ours["round_medians"])
-    yield from compare("blocking allreduce, 4 KiB", ours, _row(content, "mpi", "private", 4 * KIB), 4, "Open MPI")
+        yield _compare_with_limit("blocking allreduce, 4 KiB", ours["median"], 12e-6, ours["round_medians"])
+    yield from compare_rows(
+        "blocking allreduce, 4 KiB", ours, _find_row(content, "mpi", "private", 4 * KIB), 4, "Open MPI"
+    )
 
 
-def _calls(content: dict[str, Any]) -> Iterator[Line]:
+def _check_calls(content: dict[str, Any]) -> Iterator[Requirement]:
     for what, title, most in (
         ("hook", "caller's time in the gradient hook", 1.5e-6),
         ("call", "public async call, in place", 3e-6),
@@ -111,26 +119,30 @@ def _calls(content: dict[str, Any]) -> Iterator[Line]:
         rows = [row for row in content["calls"] if row["what"] == what and row["ranks"] == RANKS]
         if rows:
             slower = max(rows, key=lambda row: float(row["median"]))
-            yield _absolute(f"{title}, the slower rank", slower["median"], most, slower["round_medians"])
+            yield _compare_with_limit(f"{title}, the slower rank", slower["median"], most, slower["round_medians"])
 
 
-def _idle(content: dict[str, Any]) -> Iterator[Line]:
+def _check_idle(content: dict[str, Any]) -> Iterator[Requirement]:
     rows = [row["cores"] for row in content["idle"] if row["ranks"] == RANKS and row["contender"] == "engine"]
     if rows:
-        yield Line("idle engine, the busier rank", f"{max(rows) * 100:.4f} % of a core", "0.1 %", max(rows) / 1e-3)
+        yield Requirement(
+            "idle engine, the busier rank", f"{max(rows) * 100:.4f} % of a core", "0.1 %", max(rows) / 1e-3
+        )
 
 
-def _training(content: dict[str, Any]) -> Iterator[Line]:
+def _check_training(content: dict[str, Any]) -> Iterator[Requirement]:
     for workload in content["workloads"]:
         for variant, title in (("engine", ""), ("engine_view", ", bucket views")):
             share = ratio_to_peer(workload, variant)
             if share is not None and content["settings"]["ranks"] == RANKS:
-                interval = f"[{digits(share.low / 0.25)}, {digits(share.high / 0.25)}]"
+                interval = f"[{format_digits(share.low / 0.25)}, {format_digits(share.high / 0.25)}]"
                 work = f"training overhead, {TITLES[workload['workload']]}{title}"
-                yield Line(work, f"{digits(share.value)} of DDP's", "0.25 of DDP's", share.value / 0.25, interval)
+                yield Requirement(
+                    work, f"{format_digits(share.value)} of DDP's", "0.25 of DDP's", share.value / 0.25, interval
+                )
 
 
-def _absolute(work: str, seconds: float, most: float, rounds: Sequence[float]) -> Line:
-    interval = stats.median(rounds)
-    between = f"[{digits(interval.low / most)}, {digits(interval.high / most)}]"
-    return Line(work, duration(seconds), duration(most), seconds / most, between)
+def _compare_with_limit(work: str, seconds: float, most: float, rounds: Sequence[float]) -> Requirement:
+    interval = stats.estimate_median(rounds)
+    between = f"[{format_digits(interval.low / most)}, {format_digits(interval.high / most)}]"
+    return Requirement(work, format_duration(seconds), format_duration(most), seconds / most, between)

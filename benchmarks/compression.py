@@ -12,7 +12,7 @@ from rich.console import Console
 
 from benchmarks.collective.contenders import GroupContender
 from benchmarks.common import binding, environment, progress, records, stats
-from benchmarks.common.tables import Table, duration, size
+from benchmarks.common.tables import Table, format_duration, format_size
 
 BOUND = 1.1
 """Maximum time of a compressed allreduce, in multiples of the uncompressed one."""
@@ -22,7 +22,7 @@ FIRST = 10
 
 
 @dataclass(frozen=True)
-class Settings:
+class CompressionSettings:
     """Measurements to make, and their duration."""
 
     ranks: int = 2
@@ -32,51 +32,55 @@ class Settings:
     iterations: int = 4
 
 
-def run(settings: Settings, console: Console) -> Path:
+def run(settings: CompressionSettings, console: Console) -> Path:
     """Measure, and write `out/compression.json`."""
     before = environment.record()
     begun = time.perf_counter()
-    contender = GroupContender("compression", settings.ranks, 1 << 12, binding.available())
+    contender = GroupContender("compression", settings.ranks, 1 << 12, binding.list_processors())
     try:
-        with progress.bar(console, f"{settings.ranks} ranks", len(contender.cases) * settings.rounds) as advance:
-            results = measure(settings, contender, advance)
+        with progress.show_progress(
+            console, f"{settings.ranks} ranks", len(contender.cases) * settings.rounds
+        ) as advance:
+            results = measure_cases(settings, contender, advance)
     finally:
         contender.close()
     seconds = round(time.perf_counter() - begun, 1)
     return records.write("compression", asdict(settings), before, {"results": results, "seconds": seconds})
 
 
-def measure(settings: Settings, contender: GroupContender, advance: progress.Advance) -> list[dict[str, Any]]:
+def measure_cases(
+    settings: CompressionSettings, contender: GroupContender, advance: progress.Advance
+) -> list[dict[str, Any]]:
     """Measure all cases of a contender in turns, and return a row for each; ratios are to the first case."""
     cases = contender.cases
     blocks: dict[str, list[list[float]]] = {case: [] for case in cases}
     for case in cases:  # lets the engine choose the kind of store
-        contender.block(case, settings.nbytes, 0, FIRST)
+        contender.time_block(case, settings.nbytes, 0, FIRST)
     for number in range(settings.rounds):
         for k in range(len(cases)):
             case = cases[(number + k) % len(cases)]
-            blocks[case].append(contender.block(case, settings.nbytes, settings.warmup, settings.iterations))
+            blocks[case].append(contender.time_block(case, settings.nbytes, settings.warmup, settings.iterations))
             advance(case)
     medians = {case: [float(np.median(block)) for block in blocks[case]] for case in cases}
     return [
         {
             "case": case,
             "round_medians": medians[case],
-            "ratio": stats.ratio(medians[case], medians[cases[0]]).record(),
-            **stats.Summary.of([seconds for block in blocks[case] for seconds in block]).record(),
+            "ratio": stats.estimate_ratio(medians[case], medians[cases[0]]).record(),
+            **stats.Summary.from_samples([seconds for block in blocks[case] for seconds in block]).record(),
         }
         for case in cases
     ]
 
 
-def tables(content: dict[str, Any]) -> list[Table]:
+def build_tables(content: dict[str, Any]) -> list[Table]:
     """Return the table of `out/compression.json`."""
     settings = content["settings"]
-    title = f"Allreduce of {size(settings['nbytes'])} of float32, {settings['ranks']} ranks, by compression"
+    title = f"Allreduce of {format_size(settings['nbytes'])} of float32, {settings['ranks']} ranks, by compression"
     table = Table(title, ["compression", "median", "p99", "least", "ratio of medians", f"at most {BOUND}"])
     for row in content["results"]:
         ratio = row["ratio"]
-        cells = [duration(row[name]) for name in ("median", "p99", "least")]
+        cells = [format_duration(row[name]) for name in ("median", "p99", "least")]
         cells.append(f"{ratio['value']:.3f} ({ratio['low']:.3f} to {ratio['high']:.3f})")
         table.rows.append([row["case"], *cells, "pass" if ratio["value"] <= BOUND else "miss"])
     table.note = environment.describe(content["environment"])

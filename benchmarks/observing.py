@@ -18,8 +18,8 @@ from rich.console import Console
 from benchmarks.common import binding, environment, paths, progress, records, stats
 from benchmarks.common.processes import Group, other_build
 from benchmarks.common.stats import Interval
-from benchmarks.common.tables import Table, duration
-from benchmarks.training.run import summary
+from benchmarks.common.tables import Table, format_duration
+from benchmarks.training.run import summarize_blocks
 
 WORKLOADS = {"hooks": "gradient hooks alone", "training": "training step"}
 NEVER, OFF, ON, PAUSED, COUNTED, OTHER = "never", "off", "on", "paused", "counted", "other"
@@ -41,7 +41,7 @@ MODULES = {
 
 
 @dataclass(frozen=True)
-class Settings:
+class ObservingSettings:
     """Measurements to make, and their duration."""
 
     workloads: tuple[str, ...] = tuple(WORKLOADS)
@@ -59,7 +59,7 @@ class Settings:
 class _Variants:
     """Jobs of the variants: one never watched, one with timelines, one with metrics, and perhaps another build's."""
 
-    def __init__(self, settings: Settings, workload: str, stack: contextlib.ExitStack) -> None:
+    def __init__(self, settings: ObservingSettings, workload: str, stack: contextlib.ExitStack) -> None:
         self._settings = settings
         self._workload = workload
         module, arguments = MODULES[workload]
@@ -71,11 +71,11 @@ class _Variants:
             variables = {"ENGINE_METRICS": str(int(name == COUNTED))}
             if name == OTHER:
                 variables |= other_build(settings.against)
-            group = Group(label, settings.ranks, module, arguments, "engine", binding.available(), variables)
+            group = Group(label, settings.ranks, module, arguments, "engine", binding.list_processors(), variables)
             self._groups[name] = stack.enter_context(group)
             if workload == "training":
                 for variant in ("engine", "engine_timeline")[: 2 if name == ON else 1]:
-                    group.ask({"do": "build", "variant": variant})
+                    group.ask_ranks({"do": "build", "variant": variant})
         for name, other in SAME_JOB.items():
             if name in self._groups:
                 self._groups[other] = self._groups[name]
@@ -85,44 +85,44 @@ class _Variants:
         """Variants, in the order of `VARIANTS`."""
         return [name for name in VARIANTS if name in (*self._settings.variants, OTHER) and name in self._groups]
 
-    def block(self, name: str) -> list[dict[str, Any]]:
+    def measure_block(self, name: str) -> list[dict[str, Any]]:
         """Take some steps of a variant; return each rank's times."""
         steps, warmup = dict(self._settings.steps)[self._workload], self._settings.warmup
         request: dict[str, Any] = {"do": "steps", "tensors": self._settings.tensors}
         if self._workload == "training":
             request = {"do": "block", "variant": "engine_timeline" if name == ON else "engine"}
         request["watched"] = {ON: "timeline", COUNTED: "counted", PAUSED: "paused"}.get(name, "")
-        return self._groups[name].ask({**request, "steps": steps, "warmup": warmup})
+        return self._groups[name].ask_ranks({**request, "steps": steps, "warmup": warmup})
 
 
-def run(settings: Settings, console: Console) -> Path:
+def run(settings: ObservingSettings, console: Console) -> Path:
     """Measure, and write `out/observing.json`."""
     before = environment.record()
     begun = time.perf_counter()
-    results = [row for workload in settings.workloads for row in _workload(settings, workload, console)]
+    results = [row for workload in settings.workloads for row in _measure_workload(settings, workload, console)]
     seconds = round(time.perf_counter() - begun, 1)
     return records.write("observing", asdict(settings), before, {"results": results, "seconds": seconds})
 
 
-def _workload(settings: Settings, workload: str, console: Console) -> Iterator[dict[str, Any]]:
+def _measure_workload(settings: ObservingSettings, workload: str, console: Console) -> Iterator[dict[str, Any]]:
     with contextlib.ExitStack() as stack:
         variants = _Variants(settings, workload, stack)
         names = variants.names
         blocks: dict[str, list[list[dict[str, Any]]]] = {name: [] for name in names}
-        with progress.bar(console, WORKLOADS[workload], len(names) * (settings.rounds + 1)) as advance:
+        with progress.show_progress(console, WORKLOADS[workload], len(names) * (settings.rounds + 1)) as advance:
             for name in sorted(names, key=lambda name: name != ON):  # the timeline comes first, for the variant OFF
-                variants.block(name)
+                variants.measure_block(name)
                 advance(f"{VARIANTS[name]}, warm-up")
             for number in range(settings.rounds):
                 for i in range(len(names)):
                     name = names[(i + number) % len(names)]
-                    blocks[name].append(variants.block(name))
+                    blocks[name].append(variants.measure_block(name))
                     advance(VARIANTS[name])
     for name in names:
-        yield {"workload": workload, "variant": name, **summary(blocks[name])}
+        yield {"workload": workload, "variant": name, **summarize_blocks(blocks[name])}
 
 
-def tables(content: dict[str, Any]) -> list[Table]:
+def build_tables(content: dict[str, Any]) -> list[Table]:
     """Return the table of `out/observing.json`."""
     settings = content["settings"]
     table = Table(
@@ -130,14 +130,14 @@ def tables(content: dict[str, Any]) -> list[Table]:
         ["workload, variant", "step, median", "p99", "ratio", "processor time", "ratio of processor times"],
     )
     for row, base in _with_base(content["results"]):
-        ratios = [_bracketed(stats.ratio(row[kind], base[kind])) for kind in ("rounds", "processor")]
+        ratios = [_format_interval(stats.estimate_ratio(row[kind], base[kind])) for kind in ("rounds", "processor")]
         table.rows.append(
             [
                 f"{WORKLOADS[row['workload']]}, {VARIANTS[row['variant']]}",
-                duration(row["median"]),
-                duration(row["p99"]),
+                format_duration(row["median"]),
+                format_duration(row["p99"]),
                 ratios[0],
-                duration(stats.median(row["processor"]).value),
+                format_duration(stats.estimate_median(row["processor"]).value),
                 ratios[1],
             ]
         )
@@ -149,7 +149,7 @@ def tables(content: dict[str, Any]) -> list[Table]:
     return [table]
 
 
-def picture(content: dict[str, Any]) -> Path:
+def draw_figure(content: dict[str, Any]) -> Path:
     """Draw both ratios of each variant with their intervals, one panel per workload, and return the PNG."""
     workloads = list(dict.fromkeys(row["workload"] for row in content["results"]))
     figure, panels = plt.subplots(
@@ -159,7 +159,7 @@ def picture(content: dict[str, Any]) -> Path:
         pairs = [(row, base) for row, base in _with_base(content["results"]) if row["workload"] == workload]
         pairs = [(row, base) for row, base in pairs if row is not base]
         for k, (kind, label) in enumerate((("rounds", "time"), ("processor", "processor time"))):
-            found = [stats.ratio(row[kind], base[kind]) for row, base in pairs]
+            found = [stats.estimate_ratio(row[kind], base[kind]) for row, base in pairs]
             errors = [[i.value - i.low for i in found], [i.high - i.value for i in found]]
             places = [place + 0.2 * k - 0.1 for place in range(len(pairs))]
             axes.errorbar(places, [i.value for i in found], yerr=errors, fmt="o", capsize=4, label=label)
@@ -171,7 +171,7 @@ def picture(content: dict[str, Any]) -> Path:
     panels[0][0].legend()
     settings = content["settings"]
     figure.suptitle(f"{settings['tensors']} tensors of 1 KiB, {settings['ranks']} ranks: what it costs to be watched")
-    path = paths.out("observing.png")
+    path = paths.get_output_path("observing.png")
     figure.savefig(path, dpi=130)
     plt.close(figure)
     return path
@@ -184,5 +184,5 @@ def _with_base(results: Sequence[dict[str, Any]]) -> Iterator[tuple[dict[str, An
         yield row, rows.get((row["workload"], BASES.get(row["variant"], NEVER)), row)
 
 
-def _bracketed(interval: Interval) -> str:
+def _format_interval(interval: Interval) -> str:
     return f"{interval.value:.3f} [{interval.low:.3f}, {interval.high:.3f}]"

@@ -18,9 +18,9 @@ from rich.console import Console
 
 from benchmarks.collective import run as collective
 from benchmarks.collective.contenders import GroupContender
-from benchmarks.collective.report import PEERS, scale, share
+from benchmarks.collective.report import PEERS, format_ratio, set_scales
 from benchmarks.common import binding, environment, paths, progress, records
-from benchmarks.common.tables import MISSING, Table, duration, size
+from benchmarks.common.tables import MISSING, Table, format_duration, format_size
 
 KIB, MIB = 1 << 10, 1 << 20
 NAMES = ("engine", *PEERS)
@@ -31,7 +31,7 @@ SMALLER = "smaller"
 
 
 @dataclass(frozen=True)
-class Settings:
+class ProcessSetSettings:
     """Measurements to make, and their duration."""
 
     ranks: int = 4
@@ -49,13 +49,13 @@ class Settings:
                 raise ValueError(f"sizes are multiples of 4 bytes, the size of a float32, not {nbytes}")
 
 
-def run(settings: Settings, console: Console) -> Path:
+def run(settings: ProcessSetSettings, console: Console) -> Path:
     """Measure, and write `out/sets.json`."""
     settings.check()
     before = environment.record()
     begun = time.perf_counter()
-    processors, largest = binding.available(), max(settings.sizes)
-    how = collective.Settings(rounds=settings.rounds, block_seconds=settings.block_seconds)
+    processors, largest = binding.list_processors(), max(settings.sizes)
+    how = collective.CollectiveSettings(rounds=settings.rounds, block_seconds=settings.block_seconds)
     rows: list[dict[str, Any]] = []
     with contextlib.ExitStack() as stack:
         pairs: list[collective.Pair] = []
@@ -68,9 +68,9 @@ def run(settings: Settings, console: Console) -> Path:
             stack.callback(smaller.close)
             pairs.append((smaller, "private"))
         steps = len(settings.sizes) * len(pairs) * (settings.rounds + 1)
-        with progress.bar(console, f"{settings.ranks} ranks", steps) as advance:
+        with progress.show_progress(console, f"{settings.ranks} ranks", steps) as advance:
             for nbytes in settings.sizes:
-                rows += collective.measure(how, pairs, settings.ranks, nbytes, False, advance)
+                rows += collective.measure_size(how, pairs, settings.ranks, nbytes, False, advance)
     for row in rows:
         row["contender"] = row["contender"].removesuffix("-sets")
         if row["case"] == "private":
@@ -79,19 +79,23 @@ def run(settings: Settings, console: Console) -> Path:
     return records.write("sets", asdict(settings), before, {"results": rows, "seconds": seconds})
 
 
-def tables(content: dict[str, Any]) -> list[Table]:
+def build_tables(content: dict[str, Any]) -> list[Table]:
     """Return the tables of `out/sets.json`: the times, and the ratios."""
     ranks = content["settings"]["ranks"]
     rows = {(row["contender"], row["case"], row["bytes"]): row for row in content["results"]}
     keys = list(dict.fromkeys((contender, case) for contender, case, _ in rows))
     what = f"Allreduce of float32, {ranks} ranks and sets of {ranks // 2}"
-    times = Table(f"{what}: median (p99)", ["size", *(_label(*key, ranks) for key in keys)])
-    shares = Table(f"{what}: ratios of medians", ["size", *_ratios(ranks)])
+    times = Table(f"{what}: median (p99)", ["size", *(_format_label(*key, ranks) for key in keys)])
+    shares = Table(f"{what}: ratios of medians", ["size", *_list_ratios(ranks)])
     for nbytes in content["settings"]["sizes"]:
         own = [rows[*key, nbytes] for key in keys]
-        times.rows.append([size(nbytes), *(f"{duration(row['median'])} ({duration(row['p99'])})" for row in own)])
-        pairs = _ratios(ranks).values()
-        shares.rows.append([size(nbytes), *(share(rows.get((*a, nbytes)), rows.get((*b, nbytes))) for a, b in pairs)])
+        times.rows.append(
+            [format_size(nbytes), *(f"{format_duration(row['median'])} ({format_duration(row['p99'])})" for row in own)]
+        )
+        pairs = _list_ratios(ranks).values()
+        shares.rows.append(
+            [format_size(nbytes), *(format_ratio(rows.get((*a, nbytes)), rows.get((*b, nbytes))) for a, b in pairs)]
+        )
     kept = [i for i in range(len(shares.columns)) if any(row[i] != MISSING for row in shares.rows)]
     shares.columns = [shares.columns[i] for i in kept]
     shares.rows = [[row[i] for i in kept] for row in shares.rows]
@@ -99,41 +103,45 @@ def tables(content: dict[str, Any]) -> list[Table]:
     return [times, shares]
 
 
-def picture(content: dict[str, Any]) -> Path:
+def draw_figure(content: dict[str, Any]) -> Path:
     """Draw time by message size, one panel for each way to reduce, and return the PNG."""
     ranks = content["settings"]["ranks"]
     figure, panels = plt.subplots(1, len(CASES), figsize=(5 * len(CASES), 5), sharey=True, layout="constrained")
     for axes, case in zip(panels, CASES, strict=True):
-        _panel(axes, content["results"], case, ranks)
+        _draw_panel(axes, content["results"], case, ranks)
     panels[0].set_ylabel("time of one call, the slowest rank (us)")
     figure.suptitle(f"Allreduce of float32 in one host: {ranks} ranks, and sets of {ranks // 2} of them")
-    path = paths.out("sets.png")
+    path = paths.get_output_path("sets.png")
     figure.savefig(path, dpi=130)
     plt.close(figure)
     return path
 
 
-def _panel(axes: Axes, results: Sequence[dict[str, Any]], case: str, ranks: int) -> None:
+def _draw_panel(axes: Axes, results: Sequence[dict[str, Any]], case: str, ranks: int) -> None:
     lines = [(name, case) for name in NAMES] + ([("engine", SMALLER)] if case == "half" else [])
     for k, key in enumerate(lines):
         rows = sorted((row for row in results if (row["contender"], row["case"]) == key), key=lambda row: row["bytes"])
         if rows:
             sizes = [row["bytes"] for row in rows]
             axes.plot(
-                sizes, [row["median"] * 1e6 for row in rows], color=f"C{k}", marker="o", label=_label(*key, ranks)
+                sizes,
+                [row["median"] * 1e6 for row in rows],
+                color=f"C{k}",
+                marker="o",
+                label=_format_label(*key, ranks),
             )
             low, high = [row["median"] * 1e6 for row in rows], [row["p99"] * 1e6 for row in rows]
             axes.fill_between(sizes, low, high, color=f"C{k}", alpha=0.12, linewidth=0)
     axes.set_title(CASES[case])
     axes.legend(fontsize="small")
-    scale(axes)
+    set_scales(axes)
 
 
-def _label(contender: str, case: str, ranks: int) -> str:
+def _format_label(contender: str, case: str, ranks: int) -> str:
     return f"{TITLES[contender]}, {CASES.get(case, f'a world of {ranks // 2}')}"
 
 
-def _ratios(ranks: int) -> dict[str, tuple[tuple[str, str], tuple[str, str]]]:
+def _list_ratios(ranks: int) -> dict[str, tuple[tuple[str, str], tuple[str, str]]]:
     """Return the columns of the table of ratios: numerator and denominator."""
     engine = "engine"
     found = {

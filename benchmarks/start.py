@@ -15,7 +15,7 @@ from rich.console import Console
 
 from benchmarks.common import environment, progress, records
 from benchmarks.common.processes import RankError
-from benchmarks.common.tables import Table, duration
+from benchmarks.common.tables import Table, format_duration
 from tests.launch.host_jobs import namespaces, why_no_namespaces
 
 PARTS = {
@@ -35,7 +35,7 @@ import json; print(json.dumps(times), flush=True)
 
 
 @dataclass(frozen=True)
-class Settings:
+class StartSettings:
     """Job to start, and the number of repetitions."""
 
     hosts: int = 4
@@ -48,7 +48,7 @@ class Settings:
             raise ValueError("a job has 1 to 200 hosts, and 256 ranks at most")
 
 
-def run(settings: Settings, console: Console) -> Path:
+def run(settings: StartSettings, console: Console) -> Path:
     """Measure, and write `out/start.json`."""
     settings.check()
     if reason := why_no_namespaces():
@@ -58,7 +58,9 @@ def run(settings: Settings, console: Console) -> Path:
     rows: list[dict[str, float]] = []
     with (
         namespaces(addresses) as agents,
-        progress.bar(console, f"{settings.hosts} x {settings.per_host} ranks", settings.rounds + 1) as advance,
+        progress.show_progress(
+            console, f"{settings.hosts} x {settings.per_host} ranks", settings.rounds + 1
+        ) as advance,
     ):
         hosts = ",".join(f"{address}:{settings.per_host}" for address in addresses)
         command = [sys.executable, "-m", "engine.launch", "-H", hosts, agents, "--quiet", sys.executable, "-c", PROGRAM]
@@ -81,7 +83,7 @@ def _start(command: list[str], ranks: int) -> dict[str, float]:
     return {"ranks": first - begun, "imports": imported - first, "meeting": met - imported, "end": ended - met}
 
 
-def tables(content: dict[str, Any]) -> list[Table]:
+def build_tables(content: dict[str, Any]) -> list[Table]:
     """Return the table of `out/start.json`."""
     settings, rows = content["settings"], content["results"]
     what = (
@@ -91,7 +93,7 @@ def tables(content: dict[str, Any]) -> list[Table]:
     parts = {name: [row[name] for row in rows] for name in PARTS}
     starts = [row["ranks"] + row["meeting"] for row in rows]
     for title, values in [*((PARTS[name], parts[name]) for name in PARTS), (START, starts)]:
-        table.rows.append([title, *map(duration, (median(values), min(values), max(values)))])
+        table.rows.append([title, *map(format_duration, (median(values), min(values), max(values)))])
     note = f"{settings['rounds']} jobs; a build in place looks for changed sources on import."
     table.note = f"{note} {environment.describe(content['environment'])}"
     return [table]

@@ -13,7 +13,7 @@ from pathlib import Path
 SUFFIXES = (".c", ".h", ".ptx", ".pxd", ".pyx")
 
 
-def fingerprint(directory: Path) -> str:
+def compute_fingerprint(directory: Path) -> str:
     """Return the digest of the names and contents of all native sources below a directory: 16 hexadecimal digits."""
     digest = hashlib.sha256()
     for path in sorted(directory.rglob("*")):
@@ -26,7 +26,7 @@ def fingerprint(directory: Path) -> str:
 def main() -> None:
     """Write the header."""
     directory, header = map(Path, sys.argv[1:])
-    header.write_text(f'#define ENGINE_SOURCES "{fingerprint(directory)}"\n', encoding="utf-8")
+    header.write_text(f'#define ENGINE_SOURCES "{compute_fingerprint(directory)}"\n', encoding="utf-8")
 
 
 if __name__ == "__main__":

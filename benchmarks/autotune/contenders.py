@@ -25,7 +25,7 @@ Measure = Callable[[dict[str, Any], float], tuple[Array, bool]]
 """Callable that returns steps of a setting (only three if slower than a limit in seconds), and whether it was cut."""
 
 
-def _follow(policy: Policy, measure: Measure) -> dict[str, Any]:
+def _run_policy(policy: Policy, measure: Measure) -> dict[str, Any]:
     """Run a policy that has the tuner's interface."""
     while not policy.done:
         trial = policy.ask()
@@ -34,33 +34,33 @@ def _follow(policy: Policy, measure: Measure) -> dict[str, Any]:
     return policy.best()
 
 
-def ours(problem: Problem, seed: int, trials: int, measure: Measure) -> dict[str, Any]:
+def search_with_tuner(problem: Problem, seed: int, trials: int, measure: Measure) -> dict[str, Any]:
     """Search with `autotune.Tuner`."""
-    return _follow(Tuner(problem.space, problem.default, seed=seed, max_trials=trials), measure)
+    return _run_policy(Tuner(problem.space, problem.default, seed=seed, max_trials=trials), measure)
 
 
-def random(problem: Problem, seed: int, trials: int, measure: Measure) -> dict[str, Any]:
+def search_at_random(problem: Problem, seed: int, trials: int, measure: Measure) -> dict[str, Any]:
     """Search with random settings."""
-    return _follow(Random(problem.space, problem.default, seed, trials), measure)
+    return _run_policy(Random(problem.space, problem.default, seed, trials), measure)
 
 
-def _optuna(problem: Problem, sampler: Any, trials: int, measure: Measure) -> dict[str, Any]:
+def _search_with_optuna(problem: Problem, sampler: Any, trials: int, measure: Measure) -> dict[str, Any]:
     import optuna
 
     logging.getLogger("optuna").setLevel(logging.ERROR)
     study = optuna.create_study(sampler=sampler)
-    study.enqueue_trial(_suggestion(problem))
+    study.enqueue_trial(_encode_default(problem))
     tried: list[dict[str, Any]] = []
 
-    def objective(trial: Any) -> float:
-        tried.append({name: _suggested(trial, name, knob) for name, knob in problem.space.knobs.items()})
+    def measure_trial(trial: Any) -> float:
+        tried.append({name: _suggest_value(trial, name, knob) for name, knob in problem.space.knobs.items()})
         return float(np.median(measure(tried[-1], math.inf)[0]))
 
-    study.optimize(objective, n_trials=trials)
+    study.optimize(measure_trial, n_trials=trials)
     return tried[study.best_trial.number]
 
 
-def _suggested(trial: Any, name: str, knob: Knob) -> Any:
+def _suggest_value(trial: Any, name: str, knob: Knob) -> Any:
     """Return the value of a knob that Optuna proposes."""
     if isinstance(knob, Choice):
         return trial.suggest_categorical(name, list(knob.values))
@@ -71,7 +71,7 @@ def _suggested(trial: Any, name: str, knob: Knob) -> Any:
     return knob.off if off else round(value) if isinstance(knob, Integer) else value
 
 
-def _suggestion(problem: Problem) -> dict[str, Any]:
+def _encode_default(problem: Problem) -> dict[str, Any]:
     """Return the default as Optuna's parameters."""
     found = {}
     for name, knob in problem.space.knobs.items():
@@ -87,14 +87,14 @@ def optuna_gp(problem: Problem, seed: int, trials: int, measure: Measure) -> dic
     """Search with Optuna's GPSampler."""
     import optuna
 
-    return _optuna(problem, optuna.samplers.GPSampler(seed=seed), trials, measure)
+    return _search_with_optuna(problem, optuna.samplers.GPSampler(seed=seed), trials, measure)
 
 
 def optuna_tpe(problem: Problem, seed: int, trials: int, measure: Measure) -> dict[str, Any]:
     """Search with Optuna's TPESampler."""
     import optuna
 
-    return _optuna(problem, optuna.samplers.TPESampler(seed=seed), trials, measure)
+    return _search_with_optuna(problem, optuna.samplers.TPESampler(seed=seed), trials, measure)
 
 
 MEBIBYTES, MILLISECONDS = 64.0, 100.0  # ends of the ranges, which begin at 0 and 1
@@ -106,7 +106,7 @@ HOROVODS = ("fusion_threshold", "cycle_time_ms")
 """Knobs that Horovod's policy tunes. It is not run on surfaces without both."""
 
 
-def horovod(problem: Problem, seed: int, trials: int, measure: Measure) -> dict[str, Any]:
+def search_like_horovod(problem: Problem, seed: int, trials: int, measure: Measure) -> dict[str, Any]:
     """Search with Horovod's policy, reimplemented from its documentation; its own default is not tried.
 
     The threshold is 0 to 64 MB and the cycle time 1 to 100 ms, both linear. Four fixed settings are followed by
@@ -116,7 +116,7 @@ def horovod(problem: Problem, seed: int, trials: int, measure: Measure) -> dict[
     rng = np.random.default_rng([seed, 6])
     seen: list[tuple[float, float]] = []
     scores: list[float] = []
-    for point in _horovods(seen, scores, rng):
+    for point in _propose_like_horovod(seen, scores, rng):
         if len(seen) == trials:
             break
         knobs = _of_horovod(problem, point)
@@ -133,7 +133,9 @@ def _of_horovod(problem: Problem, point: tuple[float, float]) -> dict[str, Any]:
     return {**problem.default, **dict(zip(HOROVODS, within, strict=True))}
 
 
-def _horovods(seen: list[tuple[float, float]], scores: list[float], rng: Any) -> Iterator[tuple[float, float]]:
+def _propose_like_horovod(
+    seen: list[tuple[float, float]], scores: list[float], rng: Any
+) -> Iterator[tuple[float, float]]:
     from scipy.special import ndtr
 
     yield from STARTS
@@ -151,4 +153,10 @@ def _horovods(seen: list[tuple[float, float]], scores: list[float], rng: Any) ->
         yield float(best[0] * MEBIBYTES), float(max(1.0, best[1] * MILLISECONDS))
 
 
-CONTENDERS = {each.__name__: each for each in (ours, optuna_gp, optuna_tpe, random, horovod)}
+CONTENDERS = {
+    "ours": search_with_tuner,
+    "optuna_gp": optuna_gp,
+    "optuna_tpe": optuna_tpe,
+    "random": search_at_random,
+    "horovod": search_like_horovod,
+}

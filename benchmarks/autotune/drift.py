@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from autotune import Settings, Tuner
-from benchmarks.autotune.problems import Problem, cut_short, synthetic
+from benchmarks.autotune.problems import Problem, cut_short, make_synthetic_problem
 from benchmarks.autotune.surfaces import SURFACES, Surface
 
 CHANGE = 0.1  # share of the time of a step
@@ -33,26 +33,26 @@ ELSEWHERE = 1000
 """Offset of the seed for the surface after a drift."""
 
 
-def search(
+def run_search(
     surface: str, noise: str, kind: str, seed: int, trials: int, steps: int, observed: int, horizon: int
 ) -> dict[str, Any]:
     """Run one search, observe the result through a change, and return the row of the record."""
     rng = np.random.default_rng([seed, 7])
-    before = synthetic(SURFACES[surface](seed), noise)
+    before = make_synthetic_problem(SURFACES[surface](seed), noise)
     tuner = Tuner(before.space, before.default, seed=seed, max_trials=trials, settings=Settings(background=0))
     _finish(tuner, before, steps, rng)
     row: dict[str, Any] = {"surface": surface, "noise": noise, "kind": kind, "seed": seed}
     factor, quiet = KINDS[kind]
-    alarms = _alarms(tuner, before, steps, quiet if factor != 1.0 else observed // BATCH, rng)
+    alarms = _collect_alarms(tuner, before, steps, quiet if factor != 1.0 else observed // BATCH, rng)
     row["alarms"] = alarms
     if factor == 1.0:
         return row
     deployed = tuner.best()
     seconds = factor * before.seconds(deployed)
-    after = synthetic(_changed(SURFACES[surface](seed + ELSEWHERE), deployed, seconds), noise)
+    after = make_synthetic_problem(_scale_surface(SURFACES[surface](seed + ELSEWHERE), deployed, seconds), noise)
     left = after.seconds(deployed)
     regret = left / after.least - 1.0
-    noticed = _noticed(tuner, after, observed // BATCH, rng)
+    noticed = _count_steps_to_alarm(tuner, after, observed // BATCH, rng)
     if noticed is None:
         return row | {"noticed": None, "regret": regret, "regret_before": regret}
     made, lost = _finish(tuner, after, steps, rng)
@@ -77,18 +77,18 @@ def _finish(tuner: Tuner, problem: Problem, steps: int, rng: np.random.Generator
     return trials, lost
 
 
-def _alarms(tuner: Tuner, problem: Problem, steps: int, batches: int, rng: np.random.Generator) -> list[int]:
+def _collect_alarms(tuner: Tuner, problem: Problem, steps: int, batches: int, rng: np.random.Generator) -> list[int]:
     """Return the steps after which the tuner reopened the search, for each time."""
     found: list[int] = []
     left = batches
-    while (noticed := _noticed(tuner, problem, left, rng)) is not None:
+    while (noticed := _count_steps_to_alarm(tuner, problem, left, rng)) is not None:
         found.append(noticed)
         left -= noticed // BATCH
         _finish(tuner, problem, steps, rng)
     return found
 
 
-def _noticed(tuner: Tuner, problem: Problem, batches: int, rng: np.random.Generator) -> int | None:
+def _count_steps_to_alarm(tuner: Tuner, problem: Problem, batches: int, rng: np.random.Generator) -> int | None:
     """Observe until the search is reopened; return the number of steps, or None if it is not."""
     for batch in range(1, batches + 1):
         if tuner.observe(problem.steps(tuner.best(), BATCH, rng).tolist()):
@@ -96,7 +96,7 @@ def _noticed(tuner: Tuner, problem: Problem, batches: int, rng: np.random.Genera
     return None
 
 
-def _changed(surface: Surface, deployed: dict[str, Any], seconds: float) -> Surface:
+def _scale_surface(surface: Surface, deployed: dict[str, Any], seconds: float) -> Surface:
     """Return a surface scaled so that the deployed setting takes the given seconds."""
     factor = seconds / surface(deployed)
     return lambda knobs: factor * surface(knobs)

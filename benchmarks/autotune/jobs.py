@@ -45,7 +45,7 @@ Knobs = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Settings:
+class TunedJobsSettings:
     """Workloads, and the amount of measurement."""
 
     workloads: tuple[str, ...] = WORKLOADS
@@ -64,13 +64,13 @@ class Settings:
     """True to keep the grid as a surface for `python -m benchmarks autotune`."""
 
 
-def run(settings: Settings, console: Console, merge: bool = False) -> Path:
+def run(settings: TunedJobsSettings, console: Console, merge: bool = False) -> Path:
     """Measure, and write `out/autotune-jobs.json`. `merge` keeps workloads of the last run that are not run now."""
     content = records.read("autotune-jobs") if merge else None
     kept = [job for job in (content or {"jobs": []})["jobs"] if job["workload"] not in settings.workloads]
     before = environment.record()
     begun = time.perf_counter()
-    jobs = kept + [_job(settings, workload, console, before) for workload in settings.workloads]
+    jobs = kept + [_measure_workload(settings, workload, console, before) for workload in settings.workloads]
     jobs.sort(key=lambda job: WORKLOADS.index(job["workload"]))
     seconds = round(time.perf_counter() - begun, 1)
     return records.write("autotune-jobs", asdict(settings), before, {"jobs": jobs, "seconds": seconds})
@@ -79,15 +79,17 @@ def run(settings: Settings, console: Console, merge: bool = False) -> Path:
 class _Rounds:
     """Settings that are measured in turns in one job."""
 
-    def __init__(self, settings: Settings, group: Group) -> None:
+    def __init__(self, settings: TunedJobsSettings, group: Group) -> None:
         self._group, self._warmup = group, settings.warmup
-        standing = group.ask({"do": "knobs"})[0]
+        standing = group.ask_ranks({"do": "knobs"})[0]
         self.default: Knobs = {name: standing[name] for name in AXES}
-        first = group.ask({"do": "block", "knobs": self.default, "warmup": 5, "steps": settings.least})
+        first = group.ask_ranks({"do": "block", "knobs": self.default, "warmup": 5, "steps": settings.least})
         step = statistics.median(first[0])
         self.steps = int(min(settings.most, max(settings.least, settings.block_seconds / step)))
 
-    def measure(self, choices: Sequence[Knobs], rounds: int, advance: Callable[[str], None]) -> list[list[list[float]]]:
+    def measure_rounds(
+        self, choices: Sequence[Knobs], rounds: int, advance: Callable[[str], None]
+    ) -> list[list[list[float]]]:
         """Return the seconds of steps, `[choice][round][step]`, as the mean over ranks."""
         found: list[list[list[float]]] = [[] for _ in choices]
         for number in range(rounds):
@@ -95,25 +97,27 @@ class _Rounds:
             random.Random(number).shuffle(order)
             for k in order:
                 request = {"do": "block", "knobs": choices[k], "warmup": self._warmup, "steps": self.steps}
-                ranks = self._group.ask(request)
+                ranks = self._group.ask_ranks(request)
                 found[k].append([statistics.fmean(step) for step in zip(*ranks, strict=True)])
                 advance(f"round {number + 1}")
         return found
 
 
-def grid() -> list[Knobs]:
+def list_grid() -> list[Knobs]:
     """Return every setting of the grid."""
     return [dict(zip(AXES, values, strict=True)) for values in itertools.product(*AXES.values())]
 
 
-def _job(settings: Settings, workload: str, console: Console, before: dict[str, Any]) -> dict[str, Any]:
-    best, cells, default = _exhaust(settings, workload, console)
+def _measure_workload(
+    settings: TunedJobsSettings, workload: str, console: Console, before: dict[str, Any]
+) -> dict[str, Any]:
+    best, cells, default = _search_grid(settings, workload, console)
     if settings.record:
         recorded.write(workload, settings.ranks, before, default, AXES, cells)
-    searches = [_search(settings, workload, number, console) for number in range(settings.searches)]
+    searches = [_run_tuned_job(settings, workload, number, console) for number in range(settings.searches)]
     choices = {DEFAULT: default, BEST: best}
     choices |= {f"search {number + 1}": {**default, **search["best"]} for number, search in enumerate(searches)}
-    rows = _afresh(settings, workload, choices, console)
+    rows = _measure_afresh(settings, workload, choices, console)
     made = {
         "revision": before["revision"],
         "grid_rounds": settings.grid_rounds,
@@ -130,26 +134,28 @@ def _job(settings: Settings, workload: str, console: Console, before: dict[str, 
     }
 
 
-def _group(settings: Settings, workload: str, label: str, variables: Mapping[str, str]) -> Group:
+def _start_group(settings: TunedJobsSettings, workload: str, label: str, variables: Mapping[str, str]) -> Group:
     return Group(
         f"autotune-{workload}-{label}", settings.ranks, "benchmarks.autotune.trainer", ["--workload", workload],
-        "engine", binding.available(), {**KEEP, **variables},
+        "engine", binding.list_processors(), {**KEEP, **variables},
     )  # fmt: skip
 
 
-def _exhaust(settings: Settings, workload: str, console: Console) -> tuple[Knobs, list[dict[str, Any]], Knobs]:
+def _search_grid(
+    settings: TunedJobsSettings, workload: str, console: Console
+) -> tuple[Knobs, list[dict[str, Any]], Knobs]:
     """Return the best setting of the grid, all its cells, and the default."""
-    every = grid()
-    with _group(settings, workload, "grid", OFF) as group:
+    every = list_grid()
+    with _start_group(settings, workload, "grid", OFF) as group:
         rounds = _Rounds(settings, group)
         if rounds.default not in every:
             raise RuntimeError(f"the grid lacks the default {rounds.default}: mend benchmarks/autotune/jobs.py")
-        with progress.bar(console, f"{workload}, grid", len(every) * settings.grid_rounds) as advance:
-            found = rounds.measure(every, settings.grid_rounds, advance)
+        with progress.show_progress(console, f"{workload}, grid", len(every) * settings.grid_rounds) as advance:
+            found = rounds.measure_rounds(every, settings.grid_rounds, advance)
         medians = [statistics.median(itertools.chain(*cell)) for cell in found]
         short = sorted(range(len(every)), key=medians.__getitem__)[: settings.short_list]
-        with progress.bar(console, f"{workload}, best of it", len(short) * settings.short_rounds) as advance:
-            again = rounds.measure([every[k] for k in short], settings.short_rounds, advance)
+        with progress.show_progress(console, f"{workload}, best of it", len(short) * settings.short_rounds) as advance:
+            again = rounds.measure_rounds([every[k] for k in short], settings.short_rounds, advance)
     best = min(range(len(short)), key=lambda k: statistics.median(itertools.chain(*again[k])))
     cells = [
         {"knobs": knobs, "samples": list(itertools.chain(*cell))} for knobs, cell in zip(every, found, strict=True)
@@ -157,7 +163,7 @@ def _exhaust(settings: Settings, workload: str, console: Console) -> tuple[Knobs
     return every[short[best]], cells, rounds.default
 
 
-def _search(settings: Settings, workload: str, number: int, console: Console) -> dict[str, Any]:
+def _run_tuned_job(settings: TunedJobsSettings, workload: str, number: int, console: Console) -> dict[str, Any]:
     """Run a job that the tuner tunes, and return its decision and the cost."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log.jsonl"
@@ -168,31 +174,33 @@ def _search(settings: Settings, workload: str, number: int, console: Console) ->
             "ENGINE_AUTOTUNE_CACHE": "off",
         }
         with (
-            progress.bar(console, f"{workload}, search {number + 1}", 1) as advance,
-            _group(settings, workload, f"search{number + 1}", variables) as group,
+            progress.show_progress(console, f"{workload}, search {number + 1}", 1) as advance,
+            _start_group(settings, workload, f"search{number + 1}", variables) as group,
         ):
-            told = group.ask({"do": "search", "log": str(log), "most": 20_000}, SEARCH_LIMIT)[0]
+            told = group.ask_ranks({"do": "search", "log": str(log), "most": 20_000}, SEARCH_LIMIT)[0]
             advance("over")
         rows = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
-        paths.out(f"logs/autotune-{workload}-{number + 1}.jsonl").write_bytes(log.read_bytes())
+        paths.get_output_path(f"logs/autotune-{workload}-{number + 1}.jsonl").write_bytes(log.read_bytes())
     if not told["over"]:
         raise RankError(f"the search of {workload} was not over after {told['steps']} steps")
     final = next(row for row in rows if row.get("final"))
     return {"best": final["knobs"], "trials": final["trials"], "steps": told["steps"], "because": final["because"]}
 
 
-def _afresh(settings: Settings, workload: str, choices: Mapping[str, Knobs], console: Console) -> list[dict[str, Any]]:
+def _measure_afresh(
+    settings: TunedJobsSettings, workload: str, choices: Mapping[str, Knobs], console: Console
+) -> list[dict[str, Any]]:
     """Measure each choice again in a new job, with a figure for each round."""
-    with _group(settings, workload, "afresh", OFF) as group:
+    with _start_group(settings, workload, "afresh", OFF) as group:
         rounds = _Rounds(settings, group)
-        with progress.bar(console, f"{workload}, afresh", len(choices) * settings.rounds) as advance:
-            found = rounds.measure(list(choices.values()), settings.rounds, advance)
+        with progress.show_progress(console, f"{workload}, afresh", len(choices) * settings.rounds) as advance:
+            found = rounds.measure_rounds(list(choices.values()), settings.rounds, advance)
     return [
         {
             "name": name,
             "knobs": knobs,
             "rounds": [statistics.median(block) for block in blocks],
-            **Summary.of(list(itertools.chain(*blocks))).record(),
+            **Summary.from_samples(list(itertools.chain(*blocks))).record(),
         }
         for (name, knobs), blocks in zip(choices.items(), found, strict=True)
     ]

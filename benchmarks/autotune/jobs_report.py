@@ -13,14 +13,14 @@ from matplotlib import pyplot as plt
 from benchmarks.autotune.jobs import BEST, DEFAULT
 from benchmarks.common import paths, stats
 from benchmarks.common.environment import describe
-from benchmarks.common.tables import MISSING, Table, duration
+from benchmarks.common.tables import MISSING, Table, format_duration
 from benchmarks.training.report import TITLES
 
 WITHIN = 1.03
 """Target: a setting's step time relative to the best of the grid, at most."""
 
 
-def tables(content: dict[str, Any]) -> list[Table]:
+def build_tables(content: dict[str, Any]) -> list[Table]:
     """Return one table with every choice of every workload."""
     settings = content["settings"]
     table = Table(
@@ -33,16 +33,18 @@ def tables(content: dict[str, Any]) -> list[Table]:
         rows = {row["name"]: row for row in job["choices"]}
         for k, (name, row) in enumerate(rows.items()):
             search = job["searches"][int(name.split()[1]) - 1] if name.startswith("search") else None
-            to_best = stats.ratio(row["rounds"], rows[BEST]["rounds"])
+            to_best = stats.estimate_ratio(row["rounds"], rows[BEST]["rounds"])
             table.rows.append(
                 [
                     TITLES[job["workload"]] if k == 0 else "",
-                    f"{name}: {_words(row['knobs'], job['default'])}",
+                    f"{name}: {_format_changes(row['knobs'], job['default'])}",
                     MISSING if search is None else str(search["trials"]),
                     MISSING if search is None else str(search["steps"]),
-                    duration(row["median"]),
-                    MISSING if name == BEST else _interval(to_best),
-                    MISSING if name == DEFAULT else _interval(stats.ratio(row["rounds"], rows[DEFAULT]["rounds"])),
+                    format_duration(row["median"]),
+                    MISSING if name == BEST else _format_interval(to_best),
+                    MISSING
+                    if name == DEFAULT
+                    else _format_interval(stats.estimate_ratio(row["rounds"], rows[DEFAULT]["rounds"])),
                     "" if search is None else ("pass" if to_best.value <= WITHIN else "miss"),
                 ]
             )
@@ -59,7 +61,7 @@ def tables(content: dict[str, Any]) -> list[Table]:
     return [table]
 
 
-def picture(content: dict[str, Any]) -> Path | None:
+def draw_figure(content: dict[str, Any]) -> Path | None:
     """Draw the step time of each choice relative to the default, a panel for each workload."""
     jobs = content["jobs"]
     if not jobs:
@@ -69,7 +71,7 @@ def picture(content: dict[str, Any]) -> Path | None:
     )
     for axes, job in zip(panels[0], jobs, strict=True):
         rows = job["choices"]
-        found = [stats.ratio(row["rounds"], rows[0]["rounds"]) for row in rows]
+        found = [stats.estimate_ratio(row["rounds"], rows[0]["rounds"]) for row in rows]
         heights = [each.value for each in found]
         errors = [[each.value - each.low for each in found], [each.high - each.value for each in found]]
         colors = ["tab:gray", "tab:green", *["tab:blue"] * (len(rows) - 2)]
@@ -83,17 +85,17 @@ def picture(content: dict[str, Any]) -> Path | None:
         axes.grid(visible=True, axis="y", alpha=0.3)
     panels[0][0].set_ylabel("time of a step, default = 1\n95 % interval")
     figure.suptitle("What the tuner found, and the best of a grid, measured afresh in turns")
-    path = paths.out("autotune-jobs.png")
+    path = paths.get_output_path("autotune-jobs.png")
     figure.savefig(path, dpi=110)
     plt.close(figure)
     return path
 
 
-def _interval(ratio: stats.Interval) -> str:
+def _format_interval(ratio: stats.Interval) -> str:
     return f"{ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
 
 
-def _words(knobs: dict[str, Any], default: dict[str, Any]) -> str:
+def _format_changes(knobs: dict[str, Any], default: dict[str, Any]) -> str:
     """Format the knobs that differ from the default."""
     changed = {name: value for name, value in knobs.items() if value != default[name]}
     return " ".join(f"{name}={value}" for name, value in changed.items()) or "as it is"

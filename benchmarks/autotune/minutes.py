@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from benchmarks.autotune.problems import Problem, synthetic
-from benchmarks.autotune.reach import STEPS, Job
-from benchmarks.autotune.surfaces import DEFAULT, shares
+from benchmarks.autotune.problems import Problem, make_synthetic_problem
+from benchmarks.autotune.reach import STEPS, SimulatedJob
+from benchmarks.autotune.surfaces import DEFAULT, get_positions
 
 MINUTE = 60.0  # seconds
 TRIALS, LENGTH = 30, 2 * STEPS
@@ -24,22 +24,22 @@ ALLOWED = 0.02
 
 def best_default(step: float) -> Problem:
     """Return a problem whose default takes `step` seconds and all else more, on a busy machine."""
-    home, there, _ = shares(DEFAULT)
+    home, there, _ = get_positions(DEFAULT)
 
     def step_seconds(knobs: dict[str, object]) -> float:
-        a, b, streaming = shares(knobs)
+        a, b, streaming = get_positions(knobs)
         return step * (1 + 1.5 * (a - home) ** 2 + 1.5 * (b - there) ** 2 + 0.04 * streaming)
 
-    return synthetic(step_seconds, "heavy")
+    return make_synthetic_problem(step_seconds, "heavy")
 
 
 def lost_minute(step: float, seed: int) -> tuple[float, bool]:
     """Run a job of a minute; return the share of it that trials have lost, and whether the default was left."""
     steps = round(MINUTE / step)
-    job = Job(best_default(step), seed, steps, TRIALS, LENGTH)
+    job = SimulatedJob(best_default(step), seed, steps, TRIALS, LENGTH)
     while job.steps < steps:
-        job.search()
-        job.watch()
+        job.run_search()
+        job.observe_once()
     return job.lost / steps, job.tuner.best() != DEFAULT
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from autotune.space import Knobs, Space
 from benchmarks.autotune import recorded
-from benchmarks.autotune.surfaces import DEFAULT, NOISES, SHORT, SPACE, SURFACES, Noise, Surface, least
+from benchmarks.autotune.surfaces import DEFAULT, NOISES, SHORT, SPACE, SURFACES, Noise, Surface, find_least
 
 Array = NDArray[np.float64]
 RECORDED = "recorded"
@@ -40,22 +40,22 @@ class Problem:
     least: float
 
 
-def problem(surface: str, noise: str, seed: int) -> Problem:
+def make_problem(surface: str, noise: str, seed: int) -> Problem:
     """Return a surface with a noise. A recorded surface is the same for every seed."""
     if surface.startswith(recorded.PREFIX):
-        found = recorded.of(surface)
-        return Problem(found.space, found.default, found.seconds, found.steps, found.least)
-    return synthetic(SURFACES[surface](seed), noise)
+        found = recorded.read_surface(surface)
+        return Problem(found.space, found.default, found.compute_seconds, found.draw_steps, found.least)
+    return make_synthetic_problem(SURFACES[surface](seed), noise)
 
 
-def synthetic(seconds: Surface, noise: str) -> Problem:
+def make_synthetic_problem(seconds: Surface, noise: str) -> Problem:
     """Return the problem of a function of the synthetic surfaces' knobs."""
     noisy: Noise = next(each for each in (*NOISES, *SHORT) if each.name == noise)
-    best = min(least(seconds), seconds(DEFAULT))
-    return Problem(SPACE, DEFAULT, seconds, lambda knobs, n, rng: noisy.steps(seconds(knobs), n, rng), best)
+    best = min(find_least(seconds), seconds(DEFAULT))
+    return Problem(SPACE, DEFAULT, seconds, lambda knobs, n, rng: noisy.draw_steps(seconds(knobs), n, rng), best)
 
 
-def noises(surface: str, asked: tuple[str, ...]) -> tuple[str, ...]:
+def select_noises(surface: str, asked: tuple[str, ...]) -> tuple[str, ...]:
     """Return the noises with which a surface is searched."""
     return (RECORDED,) if surface.startswith(recorded.PREFIX) else asked
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from autotune import Tuner
 from benchmarks.autotune import recorded
-from benchmarks.autotune.problems import Problem, cut_short, noises, problem
+from benchmarks.autotune.problems import Problem, cut_short, make_problem, select_noises
 from benchmarks.autotune.surfaces import NOISES, SHORT, SURFACES
 
 TRIALS = 20
@@ -41,7 +41,7 @@ NEAR = 0.1
 """Regret that at most one job in a hundred should exceed."""
 
 
-class Job:
+class SimulatedJob:
     """Simulated job: the steps that pass, and their cost.
 
     Parameters
@@ -64,11 +64,11 @@ class Job:
         self.steps = self.trials = 0
         self.lost = self.thinking = self.longest = 0.0
 
-    def trial(self) -> None:
+    def run_trial(self) -> None:
         """Ask for a trial, measure it, and report the result."""
         before = time.process_time()
         asked = self.tuner.ask()
-        self.spend(time.process_time() - before)
+        self.add_time(time.process_time() - before)
         seconds = self.given.seconds(asked.knobs)
         samples, cut = cut_short(self.given.steps(asked.knobs, self.length, self.rng), asked.limit)
         self.lost += max(0.0, seconds / self.given.seconds(self.tuner.best()) - 1.0) * (len(samples) + SETTLING)
@@ -76,38 +76,38 @@ class Job:
         self.trials += 1
         before = time.process_time()
         self.tuner.tell(asked.id, samples.tolist(), "aborted" if cut else "ok")
-        self.spend(time.process_time() - before)
+        self.add_time(time.process_time() - before)
 
-    def spend(self, seconds: float) -> None:
+    def add_time(self, seconds: float) -> None:
         """Add processor time of the tuner."""
         self.thinking += seconds
         self.longest = max(self.longest, seconds)
 
-    def search(self) -> None:
+    def run_search(self) -> None:
         """Make trials until there is nothing to try for now."""
         while not self.tuner.done and self.steps < self.horizon:
-            self.trial()
+            self.run_trial()
 
-    def watch(self) -> None:
+    def observe_once(self) -> None:
         """Observe the deployed setting once."""
         self.steps += WATCHED
         samples = self.given.steps(self.tuner.best(), OBSERVED, self.rng).tolist()
         before = time.process_time()
         self.tuner.observe(samples, WATCHED)
-        self.spend(time.process_time() - before)
+        self.add_time(time.process_time() - before)
 
 
-def job(
+def run_job(
     surface: str, noise: str, seed: int, horizon: int = HORIZON, trials: int = TRIALS, length: int = STEPS
 ) -> dict[str, Any]:
     """Run one job, from its first trial to its last step."""
-    given = problem(surface, noise, seed)
-    run = Job(given, seed, horizon, trials, length)
-    run.search()
+    given = make_problem(surface, noise, seed)
+    run = SimulatedJob(given, seed, horizon, trials, length)
+    run.run_search()
     first, made = given.seconds(run.tuner.best()), run.trials
     while run.steps < horizon:
-        run.watch()
-        run.search()
+        run.observe_once()
+        run.run_search()
     return {
         "surface": surface,
         "noise": noise,
@@ -130,7 +130,7 @@ HEAD = (
 )  # fmt: skip
 
 
-def line(rows: Sequence[dict[str, Any]]) -> list[str]:
+def format_row(rows: Sequence[dict[str, Any]]) -> list[str]:
     """Return a row of the table for the jobs of one surface and noise."""
     of = {name: np.array([row[name] for row in rows]) for name in rows[0] if name not in ("surface", "noise")}
     default, then, end = 100 * of["default"], 100 * of["regret_then"], 100 * of["regret"]
@@ -156,7 +156,7 @@ def line(rows: Sequence[dict[str, Any]]) -> list[str]:
 def main(arguments: Sequence[str]) -> int:
     """Print the table in Markdown, each row as soon as it is complete."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.autotune.reach", description=__doc__)
-    every = (*SURFACES, *recorded.names())
+    every = (*SURFACES, *recorded.list_names())
     parser.add_argument("--surfaces", nargs="+", choices=every, default=every)
     parser.add_argument("--seeds", type=int, default=100, help="jobs of each kind")
     parser.add_argument("--steps", type=int, default=HORIZON, help="of a job")
@@ -169,9 +169,9 @@ def main(arguments: Sequence[str]) -> int:
     seeds = range(given.first_seed, given.first_seed + given.seeds)
     print(f"| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}")
     for surface in given.surfaces:
-        for noise in noises(surface, tuple(given.noises)):
-            rows = [job(surface, noise, seed, given.steps, given.trials, given.trial_steps) for seed in seeds]
-            print(f"| {' | '.join(line(rows))} |", flush=True)
+        for noise in select_noises(surface, tuple(given.noises)):
+            rows = [run_job(surface, noise, seed, given.steps, given.trials, given.trial_steps) for seed in seeds]
+            print(f"| {' | '.join(format_row(rows))} |", flush=True)
     return 0
 
 

@@ -58,7 +58,7 @@ class Axis:
     shares: Array
 
     @classmethod
-    def of(cls, name: str, values: list[Any]) -> Axis:
+    def from_values(cls, name: str, values: list[Any]) -> Axis:
         """Create the axis of these values."""
         if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
             numbers = sorted((k for k, value in enumerate(values) if value), key=lambda k: values[k])
@@ -71,7 +71,7 @@ class Axis:
             return cls(knob, values, numbers, np.array([knob.encode(values[k])[0] for k in numbers]))
         return cls(Choice(values), values, [], np.empty(0))
 
-    def corners(self, value: Any) -> list[tuple[int, float]]:
+    def find_neighbours(self, value: Any) -> list[tuple[int, float]]:
         """Return the grid's values around one, with their weights."""
         if isinstance(self.knob, Choice) or value == self.knob.off:
             return [(next(k for k, each in enumerate(self.values) if each == value), 1.0)]
@@ -82,7 +82,7 @@ class Axis:
         return [(self.numbers[left], 1.0 - weight), (self.numbers[right], weight)]
 
 
-class Recording:
+class RecordedSurface:
     """Surface as it was measured.
 
     Parameters
@@ -113,10 +113,10 @@ class Recording:
                 raise RecordingError(f"schema {content['schema']!r}, where {SCHEMA} is read")
             self.workload, self.ranks = str(content["workload"]), int(content["ranks"])
             self.environment = dict(content["environment"])
-            self._axes = {knob: Axis.of(knob, list(values)) for knob, values in content["axes"].items()}
+            self._axes = {knob: Axis.from_values(knob, list(values)) for knob, values in content["axes"].items()}
             self.space = Space(**{knob: axis.knob for knob, axis in self._axes.items()})
             self.default = self.space.check(content["default"], "the default")
-            self._fill(content["cells"])
+            self._fill_grid(content["cells"])
         except RecordingError as error:
             raise RecordingError(f"{name}: {error}") from None
         except KeyError as error:
@@ -125,7 +125,7 @@ class Recording:
             raise RecordingError(f"{name}: {error}") from error
         self.least = float(np.exp(self._logs.min()))
 
-    def _fill(self, cells: Sequence[Mapping[str, Any]]) -> None:
+    def _fill_grid(self, cells: Sequence[Mapping[str, Any]]) -> None:
         shape = [len(axis.values) for axis in self._axes.values()]
         self._logs = np.full(shape, np.nan)
         self._scatter: dict[tuple[int, ...], Array] = {}
@@ -150,19 +150,19 @@ class Recording:
             lacks = {knob: axis.values[k] for (knob, axis), k in zip(self._axes.items(), place, strict=True)}
             raise RecordingError(f"{math.prod(shape) - len(self._scatter)} cells are missing, the first is {lacks}")
 
-    def seconds(self, knobs: Knobs) -> float:
+    def compute_seconds(self, knobs: Knobs) -> float:
         """Return the seconds of a step, without noise."""
-        corners = [axis.corners(knobs[knob]) for knob, axis in self._axes.items()]
+        corners = [axis.find_neighbours(knobs[knob]) for knob, axis in self._axes.items()]
         log = 0.0
         for corner in itertools.product(*corners):
             log += math.prod(weight for _, weight in corner) * float(self._logs[tuple(k for k, _ in corner)])
         return math.exp(log)
 
-    def steps(self, knobs: Knobs, n: int, rng: np.random.Generator) -> Array:
+    def draw_steps(self, knobs: Knobs, n: int, rng: np.random.Generator) -> Array:
         """Return the seconds of `n` steps: shape (n,)."""
-        corners = [axis.corners(knobs[knob]) for knob, axis in self._axes.items()]
+        corners = [axis.find_neighbours(knobs[knob]) for knob, axis in self._axes.items()]
         nearest = tuple(max(corner, key=lambda each: each[1])[0] for corner in corners)
-        return np.asarray(self.seconds(knobs) * np.exp(rng.choice(self._scatter[nearest], n)))
+        return np.asarray(self.compute_seconds(knobs) * np.exp(rng.choice(self._scatter[nearest], n)))
 
 
 def write(
@@ -190,7 +190,7 @@ def write(
     }
     rounded = [{**cell, "samples": [float(f"{sample:.6g}") for sample in cell["samples"]]} for cell in cells]
     path = FOLDER / f"{workload}.json"
-    Recording({**head, "cells": rounded}, str(path))
+    RecordedSurface({**head, "cells": rounded}, str(path))
     lines = ",\n  ".join(map(json.dumps, rounded))
     text = json.dumps(head, indent=1).removesuffix("\n}") + f',\n "cells": [\n  {lines}\n ]\n}}\n'
     FOLDER.mkdir(exist_ok=True)
@@ -201,19 +201,19 @@ def write(
     return path
 
 
-def place(folder: Path) -> None:
+def set_folder(folder: Path) -> None:
     """Set the folder of recordings, in a process that has not inherited it."""
     global FOLDER
     FOLDER = folder
 
 
-def names() -> tuple[str, ...]:
+def list_names() -> tuple[str, ...]:
     """Return the names of the surfaces with recordings."""
     return tuple(PREFIX + path.stem for path in sorted(FOLDER.glob("*.json")))
 
 
 @lru_cache
-def read(path: Path) -> Recording:
+def read(path: Path) -> RecordedSurface:
     """Read a recording.
 
     Raises
@@ -225,9 +225,9 @@ def read(path: Path) -> Recording:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise RecordingError(f"{path}: {error}") from error
-    return Recording(content, str(path))
+    return RecordedSurface(content, str(path))
 
 
-def of(name: str) -> Recording:
+def read_surface(name: str) -> RecordedSurface:
     """Return the recording for a surface's name."""
     return read(FOLDER / f"{name.removeprefix(PREFIX)}.json")

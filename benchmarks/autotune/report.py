@@ -13,7 +13,7 @@ from benchmarks.autotune.problems import RECORDED
 from benchmarks.autotune.run import HORIZON
 from benchmarks.autotune.surfaces import NOISES, SURFACES
 from benchmarks.common import environment, paths
-from benchmarks.common.tables import Table, duration
+from benchmarks.common.tables import Table, format_duration
 
 NAMES = {
     "ours": "autotune.Tuner",
@@ -27,44 +27,44 @@ AIMS = {"3 %": 0.01, "heavy": 0.02}
 TITLES = {RECORDED: "recorded on jobs"}
 
 
-def tables(content: dict[str, Any]) -> list[Table]:
+def build_tables(content: dict[str, Any]) -> list[Table]:
     """Return a table for each noise, and tables of drifts."""
     settings, found = content["settings"], []
-    for noise in _noises(content):
-        aimed = [f"at most {_percent(AIMS[noise], 0)}"] if noise in AIMS else []
+    for noise in _list_noises(content):
+        aimed = [f"at most {_format_percent(AIMS[noise], 0)}"] if noise in AIMS else []
         table = Table(
             f"{settings['trials']} trials of {settings['steps']} steps, {TITLES.get(noise, f'noise {noise}')}",
             ["surface", "policy", "regret, median", "90 %", "worst", "default's", "lost, median", "most",
              "worse than default", "processor a trial", *aimed],
             left=("policy",),
         )  # fmt: skip
-        for surface in _surfaces(content, noise):
-            there = [contender for contender in NAMES if _rows(content, surface, noise, contender)]
-            table.rows += [_row(content, surface, noise, contender) for contender in there]
+        for surface in _list_surfaces(content, noise):
+            there = [contender for contender in NAMES if _select_rows(content, surface, noise, contender)]
+            table.rows += [_format_row(content, surface, noise, contender) for contender in there]
         found.append(table)
     if found:
-        found[-1].note = _note(content)
-    return [*found, *_drifts(content)]
+        found[-1].note = _format_note(content)
+    return [*found, *_build_drift_tables(content)]
 
 
-def _row(content: dict[str, Any], surface: str, noise: str, contender: str) -> list[str]:
-    rows = _rows(content, surface, noise, contender)
+def _format_row(content: dict[str, Any], surface: str, noise: str, contender: str) -> list[str]:
+    rows = _select_rows(content, surface, noise, contender)
     regret, lost = (np.array([row[name] for row in rows]) for name in ("regret", "lost"))
     worse = sum(row["regret"] > row["default_regret"] + 1e-9 for row in rows)
     verdict = ("pass" if np.median(regret) <= AIMS[noise] else "miss") if noise in AIMS and contender == "ours" else ""
     return [
         surface,
         NAMES[contender],
-        *(_percent(value) for value in (np.median(regret), np.quantile(regret, 0.9), regret.max())),
-        _percent(float(np.median([row["default_regret"] for row in rows])), 1),
-        *(_percent(value) for value in (np.median(lost), lost.max())),
+        *(_format_percent(value) for value in (np.median(regret), np.quantile(regret, 0.9), regret.max())),
+        _format_percent(float(np.median([row["default_regret"] for row in rows])), 1),
+        *(_format_percent(value) for value in (np.median(lost), lost.max())),
         f"{worse} of {len(rows)}",
-        duration(float(np.median([row["seconds_a_trial"] for row in rows]))),
+        format_duration(float(np.median([row["seconds_a_trial"] for row in rows]))),
         *([verdict] * (noise in AIMS)),
     ]
 
 
-def _note(content: dict[str, Any]) -> str:
+def _format_note(content: dict[str, Any]) -> str:
     flat = [row for row in content["searches"] if row["surface"] == "flat" and row["contender"] == "ours"]
     left = (
         f"Where nothing matters our tuner left the default in {sum(row['changed'] for row in flat)} of {len(flat)} "
@@ -78,7 +78,7 @@ def _note(content: dict[str, Any]) -> str:
     )
 
 
-def _drifts(content: dict[str, Any]) -> list[Table]:
+def _build_drift_tables(content: dict[str, Any]) -> list[Table]:
     """Return the tables about changing surfaces and about false alarms."""
     drifts, observed = content["drifts"], content["settings"]["observed"]
     if not drifts:
@@ -113,8 +113,8 @@ def _drifts(content: dict[str, Any]) -> list[Table]:
                 f"{np.median(steps):.0f}",
                 f"{np.max(steps):.0f}",
                 f"{np.median([row['trials'] for row in noticed] or [np.nan]):.0f}",
-                *map(_percent, (np.median(before), np.median(regret), np.quantile(regret, 0.9), regret.max())),
-                _percent(max((row["lost"] for row in noticed), default=0.0)),
+                *map(_format_percent, (np.median(before), np.median(regret), np.quantile(regret, 0.9), regret.max())),
+                _format_percent(max((row["lost"] for row in noticed), default=0.0)),
             ]
         )
     shown = [table for table in (changes, alarms) if table.rows]
@@ -127,9 +127,11 @@ def _drifts(content: dict[str, Any]) -> list[Table]:
     return shown
 
 
-def picture(content: dict[str, Any]) -> Path | None:
+def draw_figure(content: dict[str, Any]) -> Path | None:
     """Draw the regrets of all seeds, a panel for each noise."""
-    shown = {noise: [each for each in _surfaces(content, noise) if each != "flat"] for noise in _noises(content)}
+    shown = {
+        noise: [each for each in _list_surfaces(content, noise) if each != "flat"] for noise in _list_noises(content)
+    }
     shown = {noise: surfaces for noise, surfaces in shown.items() if surfaces}
     if not shown:
         return None
@@ -141,7 +143,7 @@ def picture(content: dict[str, Any]) -> Path | None:
     for axes, (noise, surfaces) in zip(panels[0], shown.items(), strict=True):
         for k, contender in enumerate(contenders):
             regrets = {
-                place: [100 * row["regret"] for row in _rows(content, surface, noise, contender)]
+                place: [100 * row["regret"] for row in _select_rows(content, surface, noise, contender)]
                 for place, surface in enumerate(surfaces)
             }
             regrets = {place: values for place, values in regrets.items() if values}
@@ -160,27 +162,27 @@ def picture(content: dict[str, Any]) -> Path | None:
         axes.set(title=TITLES.get(noise, f"noise {noise}"), yscale="symlog")
     panels[0][0].set_ylabel(f"regret after {content['settings']['trials']} trials (%)")
     panels[0][0].legend(fontsize="small")
-    path = paths.out("autotune.png")
+    path = paths.get_output_path("autotune.png")
     figure.savefig(path, dpi=130)
     plt.close(figure)
     return path
 
 
-def _noises(content: dict[str, Any]) -> list[str]:
+def _list_noises(content: dict[str, Any]) -> list[str]:
     there = {row["noise"] for row in content["searches"]}
     return [noise for noise in (*(noise.name for noise in NOISES), RECORDED) if noise in there]
 
 
-def _surfaces(content: dict[str, Any], noise: str) -> list[str]:
+def _list_surfaces(content: dict[str, Any], noise: str) -> list[str]:
     """Return the surfaces with this noise: the synthetic ones in their order, then the recorded ones."""
     there = {row["surface"] for row in content["searches"] if row["noise"] == noise}
     return [*(surface for surface in SURFACES if surface in there), *sorted(there - set(SURFACES))]
 
 
-def _rows(content: dict[str, Any], surface: str, noise: str, contender: str) -> list[dict[str, Any]]:
+def _select_rows(content: dict[str, Any], surface: str, noise: str, contender: str) -> list[dict[str, Any]]:
     wanted = (surface, noise, contender)
     return [row for row in content["searches"] if (row["surface"], row["noise"], row["contender"]) == wanted]
 
 
-def _percent(share: float, digits: int = 2) -> str:
+def _format_percent(share: float, digits: int = 2) -> str:
     return f"{100 * share:.{digits}f} %"

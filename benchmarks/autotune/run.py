@@ -17,7 +17,7 @@ from rich.console import Console
 
 from benchmarks.autotune import drift, recorded
 from benchmarks.autotune.contenders import CONTENDERS, HOROVODS, Array
-from benchmarks.autotune.problems import cut_short, noises, problem
+from benchmarks.autotune.problems import cut_short, make_problem, select_noises
 from benchmarks.autotune.surfaces import NOISES, SURFACES
 from benchmarks.common import binding, environment, progress, records
 
@@ -31,13 +31,13 @@ SAME = ("trials", "steps", "observed")
 """Settings that must be equal for figures in one table."""
 
 
-def surfaces() -> tuple[str, ...]:
+def list_surfaces() -> tuple[str, ...]:
     """Return the names of all surfaces: synthetic ones, and those recorded on jobs."""
-    return (*SURFACES, *recorded.names())
+    return (*SURFACES, *recorded.list_names())
 
 
 @dataclass(frozen=True)
-class Settings:
+class AutotuneSettings:
     """Cases to try, and the number of repetitions.
 
     Attributes
@@ -51,7 +51,7 @@ class Settings:
     """
 
     parts: tuple[str, ...] = PARTS
-    surfaces: tuple[str, ...] = field(default_factory=surfaces)
+    surfaces: tuple[str, ...] = field(default_factory=list_surfaces)
     noises: tuple[str, ...] = tuple(noise.name for noise in NOISES)
     contenders: tuple[str, ...] = tuple(CONTENDERS)
     seeds: int = 30
@@ -60,18 +60,18 @@ class Settings:
     steps: int = 30
     observed: int = 2000
 
-    def searches(self) -> list[tuple[str, str, str, int]]:
+    def list_searches(self) -> list[tuple[str, str, str, int]]:
         """Return each surface, noise, contender and seed."""
         return [
             (surface, noise, contender, seed)
             for surface in self.surfaces
-            for noise in noises(surface, self.noises)
+            for noise in select_noises(surface, self.noises)
             for contender in self.contenders
-            if contender != "horovod" or set(HOROVODS) <= problem(surface, noise, 0).space.knobs.keys()
+            if contender != "horovod" or set(HOROVODS) <= make_problem(surface, noise, 0).space.knobs.keys()
             for seed in range(self.flat_seeds if surface == "flat" and contender == "ours" else self.seeds)
         ]
 
-    def drifts(self) -> list[tuple[str, str, str, int]]:
+    def list_drifts(self) -> list[tuple[str, str, str, int]]:
         """Return each surface, noise, kind of change and seed, for our tuner only, as no other notices changes."""
         return [
             (surface, noise, kind, seed)
@@ -82,13 +82,13 @@ class Settings:
         ]
 
 
-def search(settings: Settings, surface: str, noise: str, contender: str, seed: int) -> dict[str, Any]:
+def run_search(settings: AutotuneSettings, surface: str, noise: str, contender: str, seed: int) -> dict[str, Any]:
     """Run one search. Regret and loss are those of the surface itself, without noise."""
-    given = problem(surface, noise, seed)
+    given = make_problem(surface, noise, seed)
     rng = np.random.default_rng([seed, 7])
     standing, lost, worst, spent, trials = given.seconds(given.default), 0.0, 1.0, 0.0, 0
 
-    def measure(knobs: dict[str, Any], limit: float) -> tuple[Array, bool]:
+    def measure_setting(knobs: dict[str, Any], limit: float) -> tuple[Array, bool]:
         nonlocal lost, worst, spent, trials
         begun = time.process_time()
         samples, cut = cut_short(given.steps(knobs, settings.steps, rng), limit)
@@ -99,7 +99,7 @@ def search(settings: Settings, surface: str, noise: str, contender: str, seed: i
         return samples, cut
 
     begun = time.process_time()
-    chosen = CONTENDERS[contender](given, seed, settings.trials, measure)
+    chosen = CONTENDERS[contender](given, seed, settings.trials, measure_setting)
     thinking = time.process_time() - begun - spent
     return {
         "surface": surface,
@@ -116,15 +116,15 @@ def search(settings: Settings, surface: str, noise: str, contender: str, seed: i
     }
 
 
-def drifting(settings: Settings, surface: str, noise: str, kind: str, seed: int) -> dict[str, Any]:
+def run_drift(settings: AutotuneSettings, surface: str, noise: str, kind: str, seed: int) -> dict[str, Any]:
     """Run one search on a surface that changes, or that does not."""
-    return drift.search(surface, noise, kind, seed, settings.trials, settings.steps, settings.observed, HORIZON)
+    return drift.run_search(surface, noise, kind, seed, settings.trials, settings.steps, settings.observed, HORIZON)
 
 
 Job = tuple[str, Callable[..., dict[str, Any]], tuple[str, str, str, int]]
 
 
-def run(settings: Settings, console: Console, merge: bool = False) -> Path:
+def run(settings: AutotuneSettings, console: Console, merge: bool = False) -> Path:
     """Run the searches, and write `out/autotune.json`.
 
     Parameters
@@ -140,16 +140,16 @@ def run(settings: Settings, console: Console, merge: bool = False) -> Path:
     ValueError
         The rows to keep have other numbers of trials or steps.
     """
-    kept = _kept(settings) if merge else None
+    kept = _read_record(settings) if merge else None
     before = environment.record()
     begun = time.perf_counter()
     jobs: list[Job] = []
     if "searches" in settings.parts:
-        jobs += [("searches", search, case) for case in settings.searches()]
+        jobs += [("searches", run_search, case) for case in settings.list_searches()]
     if "drifts" in settings.parts:
-        jobs += [("drifts", drifting, case) for case in settings.drifts()]
+        jobs += [("drifts", run_drift, case) for case in settings.list_drifts()]
     found: dict[str, list[dict[str, Any]]] = {part: [] for part in PARTS}
-    with _pool() as pool, progress.bar(console, "searches", len(jobs)) as advance:
+    with _start_pool() as pool, progress.show_progress(console, "searches", len(jobs)) as advance:
         running = {pool.submit(work, settings, *case): part for part, work, case in jobs}
         for each in as_completed(running):
             row = each.result()
@@ -159,7 +159,7 @@ def run(settings: Settings, console: Console, merge: bool = False) -> Path:
     made["seconds"] = round(time.perf_counter() - begun, 1)
     runs = [made]
     if kept is not None:
-        found = {part: _merged(part, kept[part], found[part]) for part in PARTS}
+        found = {part: _merge_rows(part, kept[part], found[part]) for part in PARTS}
         runs = [*kept["runs"], made]
     content = {
         part: sorted(found[part], key=lambda row: (*(row[key] for key in KEYS[part]), row["seed"])) for part in PARTS
@@ -169,15 +169,15 @@ def run(settings: Settings, console: Console, merge: bool = False) -> Path:
 
 
 @contextlib.contextmanager
-def _pool() -> Iterator[ProcessPoolExecutor]:
+def _start_pool() -> Iterator[ProcessPoolExecutor]:
     """Start processes of one thread each, like the tuner's own: more threads would compete with other searches."""
     before = {name: os.environ.get(name) for name in THREADS}
     os.environ.update(dict.fromkeys(THREADS, "1"))
     try:
         # Use spawn, since libraries read the variables when they are loaded.
         context = multiprocessing.get_context("spawn")
-        count = len(binding.available())
-        with ProcessPoolExecutor(count, context, recorded.place, (recorded.FOLDER,)) as pool:
+        count = len(binding.list_processors())
+        with ProcessPoolExecutor(count, context, recorded.set_folder, (recorded.FOLDER,)) as pool:
             yield pool
     finally:
         for name, value in before.items():
@@ -186,7 +186,7 @@ def _pool() -> Iterator[ProcessPoolExecutor]:
                 os.environ[name] = value
 
 
-def _kept(settings: Settings) -> dict[str, Any] | None:
+def _read_record(settings: AutotuneSettings) -> dict[str, Any] | None:
     """Return the last record, if there is one."""
     content = records.read("autotune")
     if content is None:
@@ -198,9 +198,9 @@ def _kept(settings: Settings) -> dict[str, Any] | None:
     return content
 
 
-def _merged(part: str, old: Iterable[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    def key(row: dict[str, Any]) -> tuple[Any, ...]:
+def _merge_rows(part: str, old: Iterable[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def make_key(row: dict[str, Any]) -> tuple[Any, ...]:
         return tuple(row[name] for name in KEYS[part])
 
-    again = set(map(key, new))
-    return [*(row for row in old if key(row) not in again), *new]
+    again = set(map(make_key, new))
+    return [*(row for row in old if make_key(row) not in again), *new]

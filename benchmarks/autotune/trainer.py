@@ -12,32 +12,32 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.common.worker import Worker
+from benchmarks.common.worker import GroupWorker
 from benchmarks.training.models import WORKLOADS
 
 TOGETHER = 20  # steps between two checks whether the search is over
 
 
-class Trainer:
+class TunedTrainer:
     """Handlers of the requests to a rank."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: GroupWorker) -> None:
         self._worker = worker
         self._engine = importlib.import_module("engine")
         self._engine.init()
         torch.manual_seed(0)
         self._workload = WORKLOADS[worker.options.workload]
-        self._model = self._workload.model()
+        self._model = self._workload.build_model()
         self._optimizer: Any = importlib.import_module("engine.torch").DistributedOptimizer(
-            self._workload.optimizer(self._model), named_parameters=self._model.named_parameters()
+            self._workload.build_optimizer(self._model), named_parameters=self._model.named_parameters()
         )
-        self._batch = self._workload.batch(torch.Generator().manual_seed(1000 + worker.rank))
+        self._batch = self._workload.draw_batch(torch.Generator().manual_seed(1000 + worker.rank))
 
-    def knobs(self, request: dict[str, Any]) -> dict[str, Any]:
+    def get_knobs(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the knobs in force."""
         return dict(self._engine.knobs())
 
-    def block(self, request: dict[str, Any]) -> list[float]:
+    def time_block(self, request: dict[str, Any]) -> list[float]:
         """Set the knobs, take untimed and timed steps, and return the seconds of each timed one."""
         self._worker.meet()
         if self._worker.rank == 0:
@@ -50,7 +50,7 @@ class Trainer:
             marks.append(time.perf_counter())
         return [after - before for before, after in itertools.pairwise(marks)]
 
-    def search(self, request: dict[str, Any]) -> dict[str, Any]:
+    def train_until_tuned(self, request: dict[str, Any]) -> dict[str, Any]:
         """Train until the tuner has written its result to the log, and return the number of steps."""
         log, steps, over = Path(request["log"]), 0, np.zeros(1, np.float32)
         while not over[0] and steps < request["most"]:
@@ -63,7 +63,7 @@ class Trainer:
 
     def _step(self) -> None:
         self._optimizer.zero_grad()
-        torch.autograd.backward(self._workload.loss(self._model, self._batch))
+        torch.autograd.backward(self._workload.compute_loss(self._model, self._batch))
         self._optimizer.step()
 
 
@@ -71,14 +71,14 @@ def main() -> None:
     """Join the other ranks and answer requests."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--workload", choices=sorted(WORKLOADS), required=True)
-    worker = Worker(parser)
+    worker = GroupWorker(parser)
     try:
         torch.set_num_threads(1)
-        trainer = Trainer(worker)
+        trainer = TunedTrainer(worker)
     except BaseException:
-        worker.fail()
+        worker.report_failure()
         raise
-    worker.serve({"knobs": trainer.knobs, "block": trainer.block, "search": trainer.search})
+    worker.serve({"knobs": trainer.get_knobs, "block": trainer.time_block, "search": trainer.train_until_tuned})
     importlib.import_module("engine").shutdown()
 
 

@@ -25,7 +25,7 @@ from benchmarks.collective.operations import (
 from benchmarks.common import native
 
 
-class Backend(ABC):
+class CollectiveBackend(ABC):
     """Contender on one rank."""
 
     cases: tuple[str, ...] = ("private",)
@@ -52,7 +52,7 @@ class Backend(ABC):
         """Leave in order."""
 
 
-class EngineBackend(Backend):
+class EngineCollectiveBackend(CollectiveBackend):
     """`engine.allreduce_` with a name, as a training loop calls it."""
 
     cases = ("private", "shared")
@@ -86,7 +86,7 @@ class EngineBackend(Backend):
         self._engine.shutdown()
 
 
-class CompressionBackend(EngineBackend):
+class CompressionBackend(EngineCollectiveBackend):
     """`engine.allreduce_` of one private tensor with each `Compression`, so that they can quickly take turns.
 
     Sums of small whole numbers are exact.
@@ -110,7 +110,7 @@ class CompressionBackend(EngineBackend):
         return in_place(tensor.numpy(), lambda: allreduce(tensor, op=operation, name=name, compression=compression))
 
 
-class GlooBackend(Backend):
+class GlooBackend(CollectiveBackend):
     """`torch.distributed.all_reduce` on the gloo backend."""
 
     def __init__(self, rank: int, ranks: int, meeting_place: str, largest: int) -> None:
@@ -135,7 +135,7 @@ class GlooBackend(Backend):
         torch.distributed.destroy_process_group()
 
 
-class MpiBackend(Backend):
+class MpiBackend(CollectiveBackend):
     """`MPI_Allreduce` in place on a buffer, through mpi4py."""
 
     def __init__(self, rank: int, ranks: int, meeting_place: str, largest: int) -> None:
@@ -156,7 +156,7 @@ class MpiBackend(Backend):
         self._mpi.Finalize()
 
 
-class SocketsBackend(Backend):
+class SocketsBackend(CollectiveBackend):
     """Transfer of the bytes of a sum, without the sum, between two hosts with equally many ranks, over bare sockets.
 
     Each host sends and receives as many bytes as a tensor has. Each of its ranks moves an equal part of them, in both
@@ -172,10 +172,10 @@ class SocketsBackend(Backend):
             raise RuntimeError(f"bare sockets connect two hosts, of {self._here} ranks each, not {ranks} ranks")
         self._rank, self._partner = rank, (rank + self._here) % ranks
         port = int(os.environ["MASTER_PORT"]) + int(os.environ["LOCAL_RANK"])
-        self._socket = self._listen(port) if rank < self._partner else self._call(port)
+        self._socket = self._listen(port) if rank < self._partner else self._connect_to_partner(port)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket.setblocking(False)
-        self._exchange = ctypes.CDLL(str(native.build("exchange.c", shared=True))).exchange
+        self._exchange = ctypes.CDLL(str(native.compile_source("exchange.c", shared=True))).exchange
         self._exchange.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
         self._tries = 0 if ranks > len(os.sched_getaffinity(0)) > 1 else self.TRIES
 
@@ -200,7 +200,7 @@ class SocketsBackend(Backend):
             listener.settimeout(self.LIMIT)
             return listener.accept()[0]
 
-    def _call(self, port: int) -> socket.socket:
+    def _connect_to_partner(self, port: int) -> socket.socket:
         deadline = time.monotonic() + self.LIMIT
         while True:
             try:
@@ -223,7 +223,7 @@ def share_of(case: str, rank: int, ranks: int) -> tuple[int, ...]:
     return tuple(range(middle) if rank < middle or case == "half" else range(middle, ranks))
 
 
-class Subsets(Backend):
+class Subsets(CollectiveBackend):
     """Sums over all ranks, over two halves of them at once, and over the first half while the other is idle."""
 
     cases = ("world", "halves", "half")
@@ -244,7 +244,7 @@ class Subsets(Backend):
         """Return the call that sums an array in place, over all ranks or over this rank's half."""
 
 
-class EngineSubsets(Subsets, EngineBackend):
+class EngineSubsets(Subsets, EngineCollectiveBackend):
     """Sums over process sets of the engine."""
 
     def __init__(self, rank: int, ranks: int, meeting_place: str, largest: int) -> None:
@@ -292,8 +292,8 @@ class MpiSubsets(Subsets, MpiBackend):
         return lambda: allreduce(here, buffer, op=operation)
 
 
-BACKENDS: dict[str, type[Backend]] = {
-    "engine": EngineBackend,
+BACKENDS: dict[str, type[CollectiveBackend]] = {
+    "engine": EngineCollectiveBackend,
     "compression": CompressionBackend,
     "gloo": GlooBackend,
     "mpi": MpiBackend,

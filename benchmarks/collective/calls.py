@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.common.worker import Worker, watched
+from benchmarks.common.worker import GroupWorker, instrument_block
 
 ELEMENTS = 256
 """Number of elements of each tensor: 1 KiB of float32."""
@@ -20,16 +20,16 @@ class Hooks:
     Calls the hooks as autograd does, one for each parameter, but without autograd itself.
     """
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: GroupWorker) -> None:
         self._worker = worker
         self._count = 0
 
     def submit(self, request: dict[str, Any]) -> list[float]:
         """Return the seconds per call of the hook, for each step. The end of the reduction is not timed."""
-        steps = self._steps(request["tensors"], request["warmup"] + request["steps"])
+        steps = self._time_hooks(request["tensors"], request["warmup"] + request["steps"])
         return [seconds / self._count for seconds in steps][request["warmup"] :]
 
-    def steps(self, request: dict[str, Any]) -> dict[str, Any]:
+    def time_steps(self, request: dict[str, Any]) -> dict[str, Any]:
         """Take untimed and timed steps to the reduction's end, the timed ones `watched` as requested.
 
         Nothing else runs between timed steps: the gradients stay zero, and the ranks meet only once.
@@ -40,12 +40,12 @@ class Hooks:
             `seconds` of each timed step, and `processor`: seconds of all threads of this rank per step, including the
             writing at the timeline's end.
         """
-        for _ in self._steps(request["tensors"], request["warmup"]):
+        for _ in self._time_hooks(request["tensors"], request["warmup"]):
             pass
         for gradient in self._gradients:
             gradient.zero_()
         pairs, finish, clock = self._pairs, self._group.finish, time.perf_counter
-        with watched(request.get("watched", "")):
+        with instrument_block(request.get("watched", "")):
             self._worker.meet()
             used = time.process_time()
             marks = [clock()]
@@ -55,7 +55,7 @@ class Hooks:
                 finish()
                 marks.append(clock())
         processor = (time.process_time() - used) / request["steps"]
-        self._expect(0)
+        self._check_gradients(0)
         return {"seconds": [after - before for before, after in itertools.pairwise(marks)], "processor": processor}
 
     def _prepare(self, count: int) -> None:
@@ -79,7 +79,7 @@ class Hooks:
         self._pairs = list(zip(hooks, parameters, strict=True))
         self._count = count
 
-    def _steps(self, count: int, steps: int) -> Iterator[float]:
+    def _time_hooks(self, count: int, steps: int) -> Iterator[float]:
         """Yield the seconds of all hooks of a step. Sums are checked after each."""
         if self._count != count:
             self._prepare(count)
@@ -94,10 +94,10 @@ class Hooks:
                 hook(parameter)
             submitted = clock() - start
             finish()
-            self._expect(total)
+            self._check_gradients(total)
             yield submitted
 
-    def _expect(self, value: float) -> None:
+    def _check_gradients(self, value: float) -> None:
         if any(parameter.grad is None or bool((parameter.grad != value).any()) for _, parameter in self._pairs):
             raise RuntimeError("a gradient is not the sum over the ranks")
 
@@ -128,7 +128,7 @@ class AsyncCall:
         Whether the ranks submit one after another, while the others wait in the barrier; else all at once.
     """
 
-    def __init__(self, worker: Worker, submit: str, alone: bool = False) -> None:
+    def __init__(self, worker: GroupWorker, submit: str, alone: bool = False) -> None:
         self._worker = worker
         self._submit = submit
         self._alone = alone
@@ -161,7 +161,7 @@ class AsyncCall:
         return means[request["warmup"] :]
 
 
-def idle(request: dict[str, Any]) -> float:
+def measure_idle(request: dict[str, Any]) -> float:
     """Return the cores that this process uses while its caller sleeps: CPU seconds of all its threads per second."""
     start, used = time.perf_counter(), time.process_time()
     time.sleep(request["seconds"])

@@ -36,11 +36,11 @@ class Contender(ABC):
     cases: tuple[str, ...]
 
     @abstractmethod
-    def first(self, case: str, nbytes: int) -> float:
+    def time_first_call(self, case: str, nbytes: int) -> float:
         """Return the seconds of the first call at this size, whose result is checked in full."""
 
     @abstractmethod
-    def block(self, case: str, nbytes: int, warmup: int, iterations: int) -> list[float]:
+    def time_block(self, case: str, nbytes: int, warmup: int, iterations: int) -> list[float]:
         """Return the seconds of each iteration: the maximum over the ranks."""
 
     @abstractmethod
@@ -64,18 +64,18 @@ class GroupContender(Contender):
         module, variables = "benchmarks.collective.worker", other_build(place) if place else None
         self.group = Group(name, ranks, module, arguments, LAUNCHERS[backend], processors, variables)
 
-    def first(self, case: str, nbytes: int) -> float:
-        return max(float(seconds) for seconds in self.group.ask({"do": "first", "case": case, "bytes": nbytes}))
+    def time_first_call(self, case: str, nbytes: int) -> float:
+        return max(float(seconds) for seconds in self.group.ask_ranks({"do": "first", "case": case, "bytes": nbytes}))
 
-    def block(self, case: str, nbytes: int, warmup: int, iterations: int) -> list[float]:
+    def time_block(self, case: str, nbytes: int, warmup: int, iterations: int) -> list[float]:
         request = {"do": "block", "case": case, "bytes": nbytes, "warmup": warmup, "iterations": iterations}
-        return [max(ranks) for ranks in zip(*self.group.ask(request), strict=True)]
+        return [max(ranks) for ranks in zip(*self.group.ask_ranks(request), strict=True)]
 
     def close(self) -> None:
         self.group.close()
 
 
-class Limits(Contender):
+class MachineLimits(Contender):
     """Limits of the machine, measured by `common/limits.c`."""
 
     name = "limits"
@@ -83,7 +83,7 @@ class Limits(Contender):
     LIMIT = 120.0
 
     def __init__(self, ranks: int, largest: int, processors: Sequence[int]) -> None:
-        command = [str(native.build("limits.c")), "-n", str(ranks), "-m", str(largest)]
+        command = [str(native.compile_source("limits.c")), "-n", str(ranks), "-m", str(largest)]
         if ranks <= len(processors):
             command += ["-b", ",".join(map(str, processors[:ranks]))]
         command.append("-")
@@ -91,11 +91,11 @@ class Limits(Contender):
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
         )
 
-    def first(self, case: str, nbytes: int) -> float:
-        return self.block(case, nbytes, 0, 1)[0]
+    def time_first_call(self, case: str, nbytes: int) -> float:
+        return self.time_block(case, nbytes, 0, 1)[0]
 
-    def block(self, case: str, nbytes: int, warmup: int, iterations: int) -> list[float]:
-        to, back, errors = self._pipes()
+    def time_block(self, case: str, nbytes: int, warmup: int, iterations: int) -> list[float]:
+        to, back, errors = self._get_pipes()
         try:
             to.write(f"{case} {nbytes} {warmup} {iterations}\n".encode())
             to.flush()
@@ -110,7 +110,7 @@ class Limits(Contender):
         return [float(seconds) for seconds in answer["seconds"]]
 
     def close(self) -> None:
-        to, back, errors = self._pipes()
+        to, back, errors = self._get_pipes()
         with contextlib.suppress(BrokenPipeError):
             to.close()
         try:
@@ -121,7 +121,7 @@ class Limits(Contender):
         back.close()
         errors.close()
 
-    def _pipes(self) -> tuple[IO[bytes], IO[bytes], IO[bytes]]:
+    def _get_pipes(self) -> tuple[IO[bytes], IO[bytes], IO[bytes]]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         assert self._process.stderr is not None
@@ -129,7 +129,7 @@ class Limits(Contender):
 
 
 @contextlib.contextmanager
-def started(
+def start_contenders(
     names: Sequence[str], ranks: int, largest: int, processors: Sequence[int], against: str = ""
 ) -> Iterator[list[Contender]]:
     """Start the named contenders, and the build `against` if given, and always end them all."""
@@ -138,7 +138,7 @@ def started(
         for name in (*names, BEFORE) if against else names:
             contender: Contender
             if name == "limits":
-                contender = Limits(ranks, largest, processors)
+                contender = MachineLimits(ranks, largest, processors)
             else:
                 contender = GroupContender(name, ranks, largest, processors, place=against if name == BEFORE else "")
             stack.callback(contender.close)

@@ -59,30 +59,30 @@ def in_place(values: Values, run: Callable[[], Any], ranks: tuple[int, ...] = ()
     return Prepared(values, run, lambda _: [values], ranks=ranks)
 
 
-def granularity(operation: str, ranks: int) -> int:
+def get_granularity(operation: str, ranks: int) -> int:
     """Return the bytes of which a message's size must be a multiple, so that all ranks' parts are equal.
 
-    >>> granularity("alltoall", 2), granularity("grouped_allreduce", 2)
+    >>> get_granularity("alltoall", 2), get_granularity("grouped_allreduce", 2)
     (8, 128)
     """
     return FLOAT * ranks * (MEMBERS if operation.startswith("grouped_") else 1)
 
 
-def members(operation: str, values: Values) -> list[Values]:
+def split_members(operation: str, values: Values) -> list[Values]:
     """Return the input tensors of an operation, as parts of `values`."""
     return np.split(values, MEMBERS) if operation.startswith("grouped_") else [values]
 
 
-def expected(operation: str, pattern: Values, place: int, weights: Sequence[int]) -> list[Values]:
+def compute_expected(operation: str, pattern: Values, place: int, weights: Sequence[int]) -> list[Values]:
     """Return the tensors that the rank at `place` receives if the rank at place i sends `weights[i] * pattern`.
 
     The values are small whole numbers, so sums are exact. A broadcast comes from place 0.
     """
     kind = operation.removeprefix("grouped_")
-    return [_expected(kind, tensor, place, weights) for tensor in members(operation, pattern)]
+    return [_compute_expected_tensor(kind, tensor, place, weights) for tensor in split_members(operation, pattern)]
 
 
-def _expected(kind: str, pattern: Values, place: int, weights: Sequence[int]) -> Values:
+def _compute_expected_tensor(kind: str, pattern: Values, place: int, weights: Sequence[int]) -> Values:
     if kind == "allreduce":
         return pattern * sum(weights)
     if kind == "broadcast":
@@ -141,42 +141,42 @@ class EngineOperations(Operations):
     engine: Any
 
     def broadcast(self, count: int) -> Prepared:
-        tensor, values = _tensor(count)
+        tensor, values = _make_tensor(count)
         call, name = self.engine.broadcast_, f"broadcast.{count}"
         return Prepared(values, lambda: call(tensor, 0, name=name), lambda _: [values], "broadcast")
 
     def allgather(self, count: int) -> Prepared:
-        return self._one("allgather", count)
+        return self._prepare_single("allgather", count)
 
     def reducescatter(self, count: int) -> Prepared:
-        return self._one("reducescatter", count, op=self.engine.Sum)
+        return self._prepare_single("reducescatter", count, op=self.engine.Sum)
 
     def alltoall(self, count: int) -> Prepared:
-        return self._one("alltoall", count)
+        return self._prepare_single("alltoall", count)
 
     def grouped_allreduce(self, count: int) -> Prepared:
-        tensor, values = _tensor(count)
+        tensor, values = _make_tensor(count)
         tensors = tensor.chunk(MEMBERS)
         call, operation, name = self.engine.grouped_allreduce_, self.engine.Sum, f"grouped_allreduce.{count}"
-        results = members("grouped_allreduce", values)
+        results = split_members("grouped_allreduce", values)
         return Prepared(values, lambda: call(tensors, op=operation, name=name), lambda _: results, "grouped_allreduce")
 
     def grouped_allgather(self, count: int) -> Prepared:
-        return self._group("grouped_allgather", count)
+        return self._prepare_group("grouped_allgather", count)
 
     def grouped_reducescatter(self, count: int) -> Prepared:
-        return self._group("grouped_reducescatter", count, op=self.engine.Sum)
+        return self._prepare_group("grouped_reducescatter", count, op=self.engine.Sum)
 
-    def _one(self, operation: str, count: int, **options: Any) -> Prepared:
-        tensor, values = _tensor(count)
+    def _prepare_single(self, operation: str, count: int, **options: Any) -> Prepared:
+        tensor, values = _make_tensor(count)
         call, name = getattr(self.engine, operation), f"{operation}.{count}"
         return Prepared(values, lambda: call(tensor, name=name, **options), lambda result: [result.numpy()], operation)
 
-    def _group(self, operation: str, count: int, **options: Any) -> Prepared:
-        tensor, values = _tensor(count)
+    def _prepare_group(self, operation: str, count: int, **options: Any) -> Prepared:
+        tensor, values = _make_tensor(count)
         tensors = tensor.chunk(MEMBERS)
         call, name = getattr(self.engine, operation), f"{operation}.{count}"
-        return Prepared(values, lambda: call(tensors, name=name, **options), _arrays, operation)
+        return Prepared(values, lambda: call(tensors, name=name, **options), _to_arrays, operation)
 
 
 @dataclass
@@ -189,30 +189,30 @@ class GlooOperations(Operations):
     def broadcast(self, count: int) -> Prepared:
         import torch.distributed
 
-        tensor, values = _tensor(count)
+        tensor, values = _make_tensor(count)
         call = torch.distributed.broadcast
         return Prepared(values, lambda: call(tensor, 0), lambda _: [values], "broadcast")
 
     def allgather(self, count: int) -> Prepared:
         import torch.distributed
 
-        return self._into("allgather", torch.distributed.all_gather_into_tensor, count, count * self.ranks)
+        return self._prepare_into("allgather", torch.distributed.all_gather_into_tensor, count, count * self.ranks)
 
     def reducescatter(self, count: int) -> Prepared:
         import torch.distributed
 
-        return self._into("reducescatter", torch.distributed.reduce_scatter_tensor, count, count // self.ranks)
+        return self._prepare_into("reducescatter", torch.distributed.reduce_scatter_tensor, count, count // self.ranks)
 
     def alltoall(self, count: int) -> Prepared:
         import torch.distributed
 
-        return self._into("alltoall", torch.distributed.all_to_all_single, count, count)
+        return self._prepare_into("alltoall", torch.distributed.all_to_all_single, count, count)
 
     def grouped_allreduce(self, count: int) -> Prepared:
         import torch.distributed
 
-        tensor, values = _tensor(count)
-        tensors, results = list(tensor.chunk(MEMBERS)), members("grouped_allreduce", values)
+        tensor, values = _make_tensor(count)
+        tensors, results = list(tensor.chunk(MEMBERS)), split_members("grouped_allreduce", values)
         call = torch.distributed.all_reduce_coalesced
         return Prepared(values, lambda: call(tensors), lambda _: results, "grouped_allreduce")
 
@@ -220,11 +220,11 @@ class GlooOperations(Operations):
         import torch
         import torch.distributed
 
-        tensor, values = _tensor(count)
+        tensor, values = _make_tensor(count)
         tensors = list(tensor.chunk(MEMBERS))
         gathered = torch.empty(MEMBERS, self.ranks, count // MEMBERS)
         outputs = [[gathered[member, rank] for member in range(MEMBERS)] for rank in range(self.ranks)]
-        results = _arrays(gathered.flatten(1))
+        results = _to_arrays(gathered.flatten(1))
         call = torch.distributed.all_gather_coalesced
         return Prepared(values, lambda: call(outputs, tensors), lambda _: results, "grouped_allgather")
 
@@ -232,10 +232,10 @@ class GlooOperations(Operations):
         import torch
         import torch.distributed
 
-        tensor, values = _tensor(count)
+        tensor, values = _make_tensor(count)
         outputs = torch.empty(MEMBERS, count // MEMBERS // self.ranks)
         pairs = list(zip(outputs, tensor.chunk(MEMBERS), strict=True))
-        results = _arrays(outputs)
+        results = _to_arrays(outputs)
         call = torch.distributed.reduce_scatter_tensor
 
         def run() -> None:
@@ -244,9 +244,9 @@ class GlooOperations(Operations):
 
         return Prepared(values, run, lambda _: results, "grouped_reducescatter")
 
-    def _into(self, operation: str, call: Any, count: int, received: int) -> Prepared:
-        tensor, values = _tensor(count)
-        output, result = _tensor(received)
+    def _prepare_into(self, operation: str, call: Any, count: int, received: int) -> Prepared:
+        tensor, values = _make_tensor(count)
+        output, result = _make_tensor(received)
         return Prepared(values, lambda: call(output, tensor), lambda _: [result], operation)
 
 
@@ -262,19 +262,19 @@ class MpiOperations(Operations):
         return Prepared(values, lambda: call(buffer, root=0), lambda _: [values], "broadcast")
 
     def allgather(self, count: int) -> Prepared:
-        return self._into("allgather", "Allgather", count, count * self.ranks)
+        return self._prepare_into("allgather", "Allgather", count, count * self.ranks)
 
     def reducescatter(self, count: int) -> Prepared:
-        return self._into("reducescatter", "Reduce_scatter_block", count, count // self.ranks, op=self.mpi.SUM)
+        return self._prepare_into("reducescatter", "Reduce_scatter_block", count, count // self.ranks, op=self.mpi.SUM)
 
     def alltoall(self, count: int) -> Prepared:
-        return self._into("alltoall", "Alltoall", count, count)
+        return self._prepare_into("alltoall", "Alltoall", count, count)
 
     def grouped_allreduce(self, count: int) -> Prepared:
         values = np.empty(count, np.float32)
-        results = members("grouped_allreduce", values)
+        results = split_members("grouped_allreduce", values)
         pairs = [(self.mpi.IN_PLACE, [tensor, self.mpi.FLOAT]) for tensor in results]
-        return self._group("grouped_allreduce", "Iallreduce", values, pairs, results, op=self.mpi.SUM)
+        return self._prepare_group("grouped_allreduce", "Iallreduce", values, pairs, results, op=self.mpi.SUM)
 
     def grouped_allgather(self, count: int) -> Prepared:
         return self._group_into("grouped_allgather", "Iallgather", count, count * self.ranks)
@@ -283,26 +283,28 @@ class MpiOperations(Operations):
         received = count // self.ranks
         return self._group_into("grouped_reducescatter", "Ireduce_scatter_block", count, received, op=self.mpi.SUM)
 
-    def _into(self, operation: str, method: str, count: int, received: int, **options: Any) -> Prepared:
+    def _prepare_into(self, operation: str, method: str, count: int, received: int, **options: Any) -> Prepared:
         values, result = np.empty(count, np.float32), np.empty(received, np.float32)
         call = getattr(self.mpi.COMM_WORLD, method)
         sent, got = [values, self.mpi.FLOAT], [result, self.mpi.FLOAT]
         return Prepared(values, lambda: call(sent, got, **options), lambda _: [result], operation)
 
     def _group_into(self, operation: str, method: str, count: int, received: int, **options: Any) -> Prepared:
-        values, results = np.empty(count, np.float32), members(operation, np.empty(received, np.float32))
+        values, results = np.empty(count, np.float32), split_members(operation, np.empty(received, np.float32))
         kind = self.mpi.FLOAT
-        pairs = [([sent, kind], [got, kind]) for sent, got in zip(members(operation, values), results, strict=True)]
-        return self._group(operation, method, values, pairs, results, **options)
+        pairs = [
+            ([sent, kind], [got, kind]) for sent, got in zip(split_members(operation, values), results, strict=True)
+        ]
+        return self._prepare_group(operation, method, values, pairs, results, **options)
 
-    def _group(
+    def _prepare_group(
         self, operation: str, method: str, values: Values, pairs: list[Any], results: list[Values], **options: Any
     ) -> Prepared:
         call, wait = getattr(self.mpi.COMM_WORLD, method), self.mpi.Request.Waitall
         return Prepared(values, lambda: wait([call(*pair, **options) for pair in pairs]), lambda _: results, operation)
 
 
-def _tensor(count: int) -> tuple[Any, Values]:
+def _make_tensor(count: int) -> tuple[Any, Values]:
     """Return a new tensor, and the same memory as an array."""
     import torch
 
@@ -310,5 +312,5 @@ def _tensor(count: int) -> tuple[Any, Values]:
     return tensor, tensor.numpy()
 
 
-def _arrays(tensors: Any) -> list[Values]:
+def _to_arrays(tensors: Any) -> list[Values]:
     return [tensor.numpy() for tensor in tensors]

@@ -16,7 +16,7 @@ from matplotlib.ticker import FuncFormatter
 from benchmarks.collective.contenders import BEFORE
 from benchmarks.common import paths, stats
 from benchmarks.common.environment import describe
-from benchmarks.common.tables import MISSING, Table, digits, duration, size
+from benchmarks.common.tables import MISSING, Table, format_digits, format_duration, format_size
 
 Key = tuple[str, str]
 LABELS: dict[Key, str] = {
@@ -52,21 +52,23 @@ WHAT = {
 PEERS = {"gloo": "gloo", "mpi": "Open MPI"}
 
 
-def tables(content: dict[str, Any]) -> list[Table]:
+def build_tables(content: dict[str, Any]) -> list[Table]:
     """Return every table of `out/collective.json`."""
     found: list[Table] = []
-    for ranks, busy in _settings(content):
-        rows = _rows(content, ranks, busy)
+    for ranks, busy in _list_settings(content):
+        rows = _select_rows(content, ranks, busy)
         where = f"{ranks} ranks{', every core busy computing' if busy else ''}"
         found.append(_by_size(rows, f"Allreduce of float32, {where}: median (p99)", _median_p99))
         if any(row["contender"] == BEFORE for row in rows):
-            found.append(_shares(rows, f"Allreduce of float32, {where}: ratios of medians"))
+            found.append(_build_ratio_table(rows, f"Allreduce of float32, {where}: ratios of medians"))
         if not busy:
-            found.append(_by_size(rows, f"Allreduce of float32, {where}: first call at each size", _first))
+            found.append(_by_size(rows, f"Allreduce of float32, {where}: first call at each size", _format_first_call))
             found.append(_by_size(rows, f"Allreduce of float32, {where}: bus bandwidth in GB/s", _bus_bandwidth))
-    found += [_operations(content, ranks) for ranks in sorted({row["ranks"] for row in content["operations"]})]
+    found += [
+        _build_operation_table(content, ranks) for ranks in sorted({row["ranks"] for row in content["operations"]})
+    ]
     if content["calls"]:
-        found.append(_calls(content))
+        found.append(_build_call_table(content))
     if content["idle"]:
         table = Table("A process with nothing to do", ["after init of", "rank", "CPU, % of a core"])
         table.rows = [
@@ -79,9 +81,9 @@ def tables(content: dict[str, Any]) -> list[Table]:
     return found
 
 
-def picture(content: dict[str, Any]) -> Path | None:
+def draw_figure(content: dict[str, Any]) -> Path | None:
     """Draw time by message size, one panel per number of ranks and load, and the other operations; return the PNG."""
-    settings = _settings(content)
+    settings = _list_settings(content)
     others = sorted({row["ranks"] for row in content["operations"]})
     count = len(settings) + len(others)
     if not count:
@@ -92,7 +94,7 @@ def picture(content: dict[str, Any]) -> Path | None:
     figure, grid = plt.subplots(lines, columns, figsize=size_in_inches, squeeze=False, layout="constrained")
     panels = list(grid.flat)
     for axes, (ranks, busy) in zip(panels, settings, strict=False):
-        _panel(axes, _rows(content, ranks, busy))
+        _draw_panel(axes, _select_rows(content, ranks, busy))
         axes.set_title(f"Allreduce, {ranks} ranks{', every core busy computing' if busy else ''}")
     if settings:
         panels[0].legend(fontsize="small")
@@ -105,17 +107,17 @@ def picture(content: dict[str, Any]) -> Path | None:
     figure.suptitle(
         f"Collectives of float32 in one host: median, shaded to the 99th percentile ({processor}, {cores} cores)"
     )
-    path = paths.out("collective.png")
+    path = paths.get_output_path("collective.png")
     figure.savefig(path, dpi=130)
     plt.close(figure)
     return path
 
 
-def _settings(content: dict[str, Any]) -> list[tuple[int, bool]]:
+def _list_settings(content: dict[str, Any]) -> list[tuple[int, bool]]:
     return sorted({(row["ranks"], row["busy"]) for row in content["sizes"]}, key=lambda s: (s[1], s[0]))
 
 
-def _rows(content: dict[str, Any], ranks: int, busy: bool) -> list[dict[str, Any]]:
+def _select_rows(content: dict[str, Any], ranks: int, busy: bool) -> list[dict[str, Any]]:
     return [row for row in content["sizes"] if row["ranks"] == ranks and row["busy"] == busy]
 
 
@@ -125,11 +127,11 @@ def _by_size(rows: Sequence[dict[str, Any]], title: str, cell: Any) -> Table:
     cells = {(row["bytes"], row["contender"], row["case"]): cell(row) for row in rows}
     table = Table(title, ["size", *(LABELS[key] for key in keys)])
     for nbytes in sorted({row["bytes"] for row in rows}):
-        table.rows.append([size(nbytes), *(cells.get((nbytes, *key), MISSING) for key in keys)])
+        table.rows.append([format_size(nbytes), *(cells.get((nbytes, *key), MISSING) for key in keys)])
     return table
 
 
-def _shares(rows: Sequence[dict[str, Any]], title: str) -> Table:
+def _build_ratio_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
     """Return ratios of this build to the one before and to Open MPI, and of the one before to Open MPI."""
     pairs = {
         "engine / before, private": (("engine", "private"), (BEFORE, "private")),
@@ -140,26 +142,26 @@ def _shares(rows: Sequence[dict[str, Any]], title: str) -> Table:
     found = {(row["bytes"], row["contender"], row["case"]): row for row in rows}
     table = Table(title, ["size", *pairs])
     for nbytes in sorted({row["bytes"] for row in rows}):
-        cells = [share(found.get((nbytes, *own)), found.get((nbytes, *other))) for own, other in pairs.values()]
-        table.rows.append([size(nbytes), *cells])
+        cells = [format_ratio(found.get((nbytes, *own)), found.get((nbytes, *other))) for own, other in pairs.values()]
+        table.rows.append([format_size(nbytes), *cells])
     return table
 
 
 def _median_p99(row: dict[str, Any]) -> str:
-    return f"{duration(row['median'])} ({duration(row['p99'])})"
+    return f"{format_duration(row['median'])} ({format_duration(row['p99'])})"
 
 
-def _first(row: dict[str, Any]) -> str:
-    return duration(row["first"])
+def _format_first_call(row: dict[str, Any]) -> str:
+    return format_duration(row["first"])
 
 
 def _bus_bandwidth(row: dict[str, Any]) -> str:
     """Format 2 (n - 1) / n times the algorithm bandwidth; for memcpy, the copied bytes per second."""
     factor = 1.0 if row["case"] == "memcpy" else 2 * (row["ranks"] - 1) / row["ranks"]
-    return digits(row["bytes"] * factor / row["median"] / 1e9)
+    return format_digits(row["bytes"] * factor / row["median"] / 1e9)
 
 
-def _operations(content: dict[str, Any], ranks: int) -> Table:
+def _build_operation_table(content: dict[str, Any], ranks: int) -> Table:
     rows = {
         (row["case"], row["bytes"], row["contender"]): row for row in content["operations"] if row["ranks"] == ranks
     }
@@ -171,28 +173,31 @@ def _operations(content: dict[str, Any], ranks: int) -> Table:
         own = rows.get((case, nbytes, "engine"))
         peers = [rows.get((case, nbytes, peer)) for peer in PEERS]
         times = [_median_p99(row) if row else MISSING for row in (own, *peers)]
-        shares = [share(own, row) for row in peers]
-        table.rows.append([f"{case}, {size(nbytes)}", *times, *shares])
+        shares = [format_ratio(own, row) for row in peers]
+        table.rows.append([f"{case}, {format_size(nbytes)}", *times, *shares])
     return table
 
 
-def share(own: dict[str, Any] | None, other: dict[str, Any] | None) -> str:
+def format_ratio(own: dict[str, Any] | None, other: dict[str, Any] | None) -> str:
     """Format the ratio of the medians of two rows, with its interval."""
     if own is None or other is None:
         return MISSING
-    found = stats.ratio(own["round_medians"], other["round_medians"])
-    return f"{digits(found.value)} [{digits(found.low)}, {digits(found.high)}]"
+    found = stats.estimate_ratio(own["round_medians"], other["round_medians"])
+    return f"{format_digits(found.value)} [{format_digits(found.low)}, {format_digits(found.high)}]"
 
 
-def _calls(content: dict[str, Any]) -> Table:
+def _build_call_table(content: dict[str, Any]) -> Table:
     table = Table(
         f"Caller's time per tensor, mean over {content['calls'][0]['tensors']} tensors of 1 KiB",
         ["call", "rank", "median of rounds", "p99 of steps", "steps"],
     )
     for row in content["calls"]:
-        median = stats.median(row["round_medians"])
+        median = stats.estimate_median(row["round_medians"])
         cells = [WHAT[row["what"]], f"{row['rank']} of {row['ranks']}"]
-        cells += [f"{duration(median.value)} [{duration(median.low)}, {duration(median.high)}]", duration(row["p99"])]
+        cells += [
+            f"{format_duration(median.value)} [{format_duration(median.low)}, {format_duration(median.high)}]",
+            format_duration(row["p99"]),
+        ]
         table.rows.append([*cells, str(row["samples"])])
     return table
 
@@ -214,10 +219,10 @@ def _operation_panel(axes: Axes, rows: Sequence[dict[str, Any]]) -> None:
     axes.set_ylabel("engine's median / the other's")
     if axes.lines[1:]:
         axes.legend(fontsize="xx-small", ncols=2)
-    scale(axes)
+    set_scales(axes)
 
 
-def _panel(axes: Axes, rows: Sequence[dict[str, Any]]) -> None:
+def _draw_panel(axes: Axes, rows: Sequence[dict[str, Any]]) -> None:
     for key, label in LABELS.items():
         own = sorted((row for row in rows if (row["contender"], row["case"]) == key), key=lambda row: int(row["bytes"]))
         if not own:
@@ -228,14 +233,14 @@ def _panel(axes: Axes, rows: Sequence[dict[str, Any]]) -> None:
             low, high = [row["median"] * 1e6 for row in own], [row["p99"] * 1e6 for row in own]
             axes.fill_between(sizes, low, high, color=STYLES[key]["color"], alpha=0.12, linewidth=0)
     axes.set_ylabel("time of one call, the slowest rank (us)")
-    scale(axes)
+    set_scales(axes)
 
 
-def scale(axes: Axes) -> None:
+def set_scales(axes: Axes) -> None:
     """Make both axes logarithmic, with message sizes on the horizontal one."""
     axes.set_xscale("log", base=4)
     axes.set_yscale("log")
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: size(round(value))))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_size(round(value))))
     axes.tick_params(axis="x", rotation=45)
     axes.set_xlabel("message size per rank")
     axes.grid(visible=True, which="major", alpha=0.3)

@@ -10,27 +10,23 @@ from typing import Any
 import numpy as np
 
 from benchmarks.collective import calls
-from benchmarks.collective.backends import BACKENDS, Backend
-from benchmarks.collective.operations import MEMBERS, Prepared, Values, expected
-from benchmarks.common.worker import Handler, Worker
+from benchmarks.collective.backends import BACKENDS, CollectiveBackend
+from benchmarks.collective.operations import MEMBERS, Prepared, Values, compute_expected
+from benchmarks.common.worker import GroupWorker, Handler, WrongResultError
 
 PERIOD = 1021
 """Length of the first call's pattern: prime, so that shifted or swapped chunks are noticed."""
 
 
-class WrongResultError(RuntimeError):
-    """Error of a contender whose result is not that of the operation."""
-
-
-class Rank:
+class CollectiveRank:
     """Handlers of the requests to a rank."""
 
-    def __init__(self, worker: Worker, backend: Backend) -> None:
+    def __init__(self, worker: GroupWorker, backend: CollectiveBackend) -> None:
         self._worker = worker
         self._backend = backend
         self._kept: tuple[tuple[str, int], Prepared] | None = None
 
-    def first(self, request: dict[str, Any]) -> float:
+    def time_first_call(self, request: dict[str, Any]) -> float:
         """Call once on new tensors of a new size, check every element, and return the seconds of the call."""
         case, nbytes = request["case"], int(request["bytes"])
         self._kept = None
@@ -42,12 +38,12 @@ class Rank:
         start = time.perf_counter()
         returned = prepared.run()
         seconds = time.perf_counter() - start
-        results, wanted = prepared.results(returned), self._expected(prepared, pattern)
+        results, wanted = prepared.results(returned), self._compute_expected(prepared, pattern)
         if len(results) != len(wanted) or not all(map(np.array_equal, results, wanted)):
-            raise WrongResultError(f"first call, {self._said(case, nbytes)}")
+            raise WrongResultError(f"first call, {self._describe_mismatch(case, nbytes)}")
         return seconds
 
-    def block(self, request: dict[str, Any]) -> list[float]:
+    def time_block(self, request: dict[str, Any]) -> list[float]:
         """Return the seconds of each call. The tensors are written before each, as in a backward pass."""
         case, nbytes, warmup, iterations = (
             request["case"],
@@ -59,7 +55,7 @@ class Rank:
             self._kept = ((case, nbytes), self._backend.prepare_any(case, nbytes))
         prepared = self._kept[1]
         ones = np.ones(MEMBERS * self._worker.ranks, dtype=np.float32)  # with equal elements, a few samples suffice
-        wanted = _probes(self._expected(prepared, ones))
+        wanted = _get_probes(self._compute_expected(prepared, ones))
         values, run, results = prepared.values, prepared.run, prepared.results
         meet, clock, own = self._worker.meet, time.perf_counter, self._worker.rank + 1
         samples = []
@@ -69,22 +65,22 @@ class Rank:
             start = clock()
             returned = run()
             samples.append(clock() - start)
-            if _probes(results(returned)) != wanted:
-                raise WrongResultError(self._said(case, nbytes))
+            if _get_probes(results(returned)) != wanted:
+                raise WrongResultError(self._describe_mismatch(case, nbytes))
             del returned  # freed here, not while the next call is timed
         return samples[warmup:]
 
-    def _expected(self, prepared: Prepared, pattern: Values) -> list[Values]:
+    def _compute_expected(self, prepared: Prepared, pattern: Values) -> list[Values]:
         rank, ranks = self._worker.rank, prepared.ranks or range(self._worker.ranks)
         if rank not in ranks:
             return [pattern * (rank + 1)]
-        return expected(prepared.operation, pattern, ranks.index(rank), [r + 1 for r in ranks])
+        return compute_expected(prepared.operation, pattern, ranks.index(rank), [r + 1 for r in ranks])
 
-    def _said(self, case: str, nbytes: int) -> str:
+    def _describe_mismatch(self, case: str, nbytes: int) -> str:
         return f"{case}, {nbytes} bytes: not the result over {self._worker.ranks} ranks"
 
 
-def _probes(tensors: Sequence[Values]) -> tuple[float, float, float]:
+def _get_probes(tensors: Sequence[Values]) -> tuple[float, float, float]:
     """Return the first element of the first tensor, the middle one of the middle one, and the last one of the last."""
     first, middle, last = tensors[0], tensors[len(tensors) // 2], tensors[-1]
     return float(first[0]), float(middle[middle.size // 2]), float(last[-1])
@@ -95,21 +91,21 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--contender", choices=sorted(BACKENDS), required=True)
     parser.add_argument("--largest", type=int, required=True)
-    worker = Worker(parser)
+    worker = GroupWorker(parser)
     try:
         backend = BACKENDS[worker.options.contender](
             worker.rank, worker.ranks, worker.options.socket + ".meeting", worker.options.largest
         )
     except BaseException:
-        worker.fail()
+        worker.report_failure()
         raise
-    rank = Rank(worker, backend)
-    handlers: dict[str, Handler] = {"first": rank.first, "block": rank.block, "idle": calls.idle}
+    rank = CollectiveRank(worker, backend)
+    handlers: dict[str, Handler] = {"first": rank.time_first_call, "block": rank.time_block, "idle": calls.measure_idle}
     if worker.options.contender == "engine":
         hooks = calls.Hooks(worker)
         handlers |= {
             "hook": hooks.submit,
-            "steps": hooks.steps,
+            "steps": hooks.time_steps,
             "call": calls.AsyncCall(worker, "allreduce_async_"),
             "call_new": calls.AsyncCall(worker, "allreduce_async"),
             "call_alone": calls.AsyncCall(worker, "allreduce_async_", alone=True),

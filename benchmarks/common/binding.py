@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 
-def available() -> list[int]:
+def list_processors() -> list[int]:
     """Return the processors this process may use, in order."""
     return sorted(os.sched_getaffinity(0))
 
@@ -22,6 +22,6 @@ def processors_of(rank: int, ranks: int, processors: Sequence[int]) -> list[int]
     return [processors[rank]] if ranks <= len(processors) else list(processors)
 
 
-def bind(rank: int, ranks: int, processors: Sequence[int]) -> None:
+def bind_rank(rank: int, ranks: int, processors: Sequence[int]) -> None:
     """Bind the calling thread, and all threads that it starts from now on."""
     os.sched_setaffinity(0, processors_of(rank, ranks, processors))

@@ -21,18 +21,18 @@ def record() -> dict[str, Any]:
     """Describe this machine and this checkout."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "revision": _revision(),
-        "processor": _field("/proc/cpuinfo", "model name") or platform.machine(),
+        "revision": _get_revision(),
+        "processor": _read_field("/proc/cpuinfo", "model name") or platform.machine(),
         "processors": os.cpu_count(),
-        "usable_processors": len(binding.available()),
-        "virtual_machine": "hypervisor" in (_field("/proc/cpuinfo", "flags") or "").split(),
+        "usable_processors": len(binding.list_processors()),
+        "virtual_machine": "hypervisor" in (_read_field("/proc/cpuinfo", "flags") or "").split(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "cpu_quota": _quota(),
+        "cpu_quota": _read_quota(),
         "load_before": round(os.getloadavg()[0], 2),
         "kernel": platform.release(),
         "compiler": _first_line([os.environ.get("CC") or shutil.which("cc") or "gcc", "--version"]),
         "python": platform.python_version(),
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": {name: _get_version(name) for name in PACKAGES},
         "command": "python -m benchmarks " + " ".join(sys.argv[1:]),
     }
 
@@ -49,7 +49,7 @@ def describe(environment: dict[str, Any]) -> str:
     )
 
 
-def _field(file: str, key: str) -> str | None:
+def _read_field(file: str, key: str) -> str | None:
     for line in Path(file).read_text(encoding="utf-8", errors="replace").splitlines():
         name, _, value = line.partition(":")
         if name.strip() == key:
@@ -57,7 +57,7 @@ def _field(file: str, key: str) -> str | None:
     return None
 
 
-def _quota() -> float | None:
+def _read_quota() -> float | None:
     """Return the mean number of cores that the control group of this process may use; None if there is no limit."""
     group = Path("/proc/self/cgroup")
     if not group.exists():
@@ -79,7 +79,7 @@ def _quota() -> float | None:
     return None
 
 
-def _version(name: str) -> str | None:
+def _get_version(name: str) -> str | None:
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -93,7 +93,7 @@ def _first_line(command: list[str]) -> str | None:
         return None
 
 
-def _revision() -> str:
+def _get_revision() -> str:
     commit = _first_line(["git", "-C", str(paths.ROOT), "rev-parse", "--short=12", "HEAD"])
     if commit is None:
         return "unknown"

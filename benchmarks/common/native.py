@@ -21,7 +21,7 @@ class NoCompilerError(RuntimeError):
     """Error if there is no C compiler, or it rejects a source."""
 
 
-def build(source: str, *, shared: bool = False, include: Sequence[Path] = ()) -> Path:
+def compile_source(source: str, *, shared: bool = False, include: Sequence[Path] = ()) -> Path:
     """Compile `common/<source>`, and return the program or, with `shared`, the library.
 
     With folders to `include`, whose contents may change, it is compiled each time.
@@ -32,7 +32,7 @@ def build(source: str, *, shared: bool = False, include: Sequence[Path] = ()) ->
     path = paths.SOURCES / source
     flags = (*FLAGS, *(f"-I{folder}" for folder in include), *(("-shared", "-fPIC") if shared else ()))
     key = hashlib.sha256("\0".join((compiler, platform.processor(), *flags)).encode() + path.read_bytes()).hexdigest()
-    target = paths.out(f"build/{path.stem}-{key[:16]}{'.so' if shared else ''}")
+    target = paths.get_output_path(f"build/{path.stem}-{key[:16]}{'.so' if shared else ''}")
     if include or not target.exists():
         # Do not use the process id: ranks on several hosts may have the same.
         partial = target.with_name(f"{target.name}.{secrets.token_hex(8)}")

@@ -12,7 +12,7 @@ from benchmarks.common import paths
 
 
 @contextlib.contextmanager
-def busy(processors: Sequence[int]) -> Iterator[None]:
+def keep_busy(processors: Sequence[int]) -> Iterator[None]:
     """Keep every processor computing while the block runs."""
     started: list[subprocess.Popen[bytes]] = []
     try:
@@ -34,7 +34,7 @@ def busy(processors: Sequence[int]) -> Iterator[None]:
                 process.stdout.close()
 
 
-def _compute(processor: int, parent: int) -> None:
+def _compute_forever(processor: int, parent: int) -> None:
     import numpy as np
 
     os.sched_setaffinity(0, {processor})
@@ -45,4 +45,4 @@ def _compute(processor: int, parent: int) -> None:
 
 
 if __name__ == "__main__":
-    _compute(int(sys.argv[1]), int(sys.argv[2]))
+    _compute_forever(int(sys.argv[1]), int(sys.argv[2]))

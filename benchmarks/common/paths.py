@@ -10,7 +10,7 @@ OUT = ROOT / "benchmarks" / "out"
 """Folder of JSON, plots, compiled programs and logs, ignored by Git."""
 
 
-def out(name: str) -> Path:
+def get_output_path(name: str) -> Path:
     """Return a path below `OUT`, and create its folder if missing."""
     path = OUT / name
     path.parent.mkdir(parents=True, exist_ok=True)

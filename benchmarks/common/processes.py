@@ -36,6 +36,10 @@ class RankError(RuntimeError):
     """Error of a rank that failed, died or did not answer in time."""
 
 
+class DisagreementError(RuntimeError):
+    """Error of ranks or variants that should have the same parameters, but do not."""
+
+
 def other_build(place: str) -> dict[str, str]:
     """Return the variables with which processes find the engine installed in a directory, instead of this one."""
     folders = (str(Path(place).resolve()), os.environ.get("PYTHONPATH"), str(paths.ROOT))
@@ -46,7 +50,7 @@ def other_build(place: str) -> dict[str, str]:
 class Places(Protocol):
     """Interface to hosts on which ranks run, if not all run here."""
 
-    def commands(self, program: Sequence[str], launcher: Launcher, ranks: int) -> Commands:
+    def build_commands(self, program: Sequence[str], launcher: Launcher, ranks: int) -> Commands:
         """Yield the commands that start the program on all ranks."""
 
 
@@ -90,7 +94,7 @@ class Group:
         self._folder = tempfile.TemporaryDirectory(prefix="benchmark-")
         self._connections: list[_Connection] = []
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._log = paths.out(f"logs/{name}-{ranks}.log")
+        self._log = paths.get_output_path(f"logs/{name}-{ranks}.log")
         folder = Path(self._folder.name)
         page = folder / "page"
         page.write_bytes(bytes(PAGE))
@@ -102,9 +106,9 @@ class Group:
                 listener.bind(str(folder / "socket"))
                 listener.listen(ranks)
                 if places is None:
-                    commands: Commands = _commands(program, launcher, ranks, len(processors))
+                    commands: Commands = _build_commands(program, launcher, ranks, len(processors))
                 else:
-                    commands = places.commands(program, launcher, ranks)
+                    commands = places.build_commands(program, launcher, ranks)
                 self._start(commands, variables or {})
                 self._accept(listener)
         except BaseException:
@@ -119,14 +123,14 @@ class Group:
     ) -> None:
         self.close()
 
-    def ask(self, request: dict[str, Any], limit: float = 300.0) -> list[Any]:
+    def ask_ranks(self, request: dict[str, Any], limit: float = 300.0) -> list[Any]:
         """Send a request to all ranks at once, and return their answers in rank order."""
         line = json.dumps(request).encode() + b"\n"
         for connection in self._connections:
             try:
                 connection.socket.sendall(line)
             except OSError as error:
-                raise self._failure(f"rank {connection.rank} has ended: {error}") from None
+                raise self._make_error(f"rank {connection.rank} has ended: {error}") from None
         deadline = time.monotonic() + limit
         answers: dict[int, Any] = {}
         with selectors.DefaultSelector() as selector:
@@ -136,7 +140,7 @@ class Group:
                 events = selector.select(max(0.0, deadline - time.monotonic()))
                 if not events:
                     missing = sorted(set(range(self.ranks)) - answers.keys())
-                    raise self._failure(f"ranks {missing} did not answer {request} within {limit:.0f} s")
+                    raise self._make_error(f"ranks {missing} did not answer {request} within {limit:.0f} s")
                 for key, _ in events:
                     connection = key.data
                     for answer in self._read(connection, request):
@@ -193,16 +197,16 @@ class Group:
                 accepted, _ = listener.accept()
             except TimeoutError:
                 if any(process.poll() is not None for process in self._processes):
-                    raise self._failure("a rank ended before it was ready") from None
+                    raise self._make_error("a rank ended before it was ready") from None
                 if time.monotonic() > deadline:
-                    raise self._failure(f"not started within {START_LIMIT:.0f} s") from None
+                    raise self._make_error(f"not started within {START_LIMIT:.0f} s") from None
                 continue
             accepted.settimeout(START_LIMIT)
             self._connections.append(_Connection(accepted))
-            self._connections[-1].rank = self._hello(self._connections[-1])
+            self._connections[-1].rank = self._read_rank(self._connections[-1])
         self._connections.sort(key=lambda connection: connection.rank)
 
-    def _hello(self, connection: _Connection) -> int:
+    def _read_rank(self, connection: _Connection) -> int:
         while True:
             for answer in self._read(connection, {"do": "start"}):
                 return int(answer)
@@ -213,15 +217,15 @@ class Group:
         except ConnectionError:
             data = b""
         if not data:
-            raise self._failure(f"rank {connection.rank} ended during {request}")
+            raise self._make_error(f"rank {connection.rank} ended during {request}")
         *lines, connection.rest = (connection.rest + data).split(b"\n")
         for line in lines:
             answer = json.loads(line)
             if "error" in answer:
-                raise self._failure(f"rank {connection.rank} failed in {request}:\n{answer['error']}")
+                raise self._make_error(f"rank {connection.rank} failed in {request}:\n{answer['error']}")
             yield answer["answer"]
 
-    def _failure(self, what: str) -> RankError:
+    def _make_error(self, what: str) -> RankError:
         """Return the error to raise, and record that the ranks cannot be asked to exit any more."""
         self._failed = True
         tail = self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-20:] if self._log.exists() else []
@@ -236,7 +240,7 @@ class _Connection:
         self.rest = b""
 
 
-def _commands(program: list[str], launcher: Launcher, ranks: int, processors: int) -> Commands:
+def _build_commands(program: list[str], launcher: Launcher, ranks: int, processors: int) -> Commands:
     if launcher == "engine":
         yield [sys.executable, "-m", "engine.launch", "-np", str(ranks), "--", *program], {}
     elif launcher == "mpi":
@@ -246,14 +250,14 @@ def _commands(program: list[str], launcher: Launcher, ranks: int, processors: in
         options = ["-np", str(ranks), "--host", f"localhost:{ranks}", "--allow-run-as-root", "--oversubscribe"]
         options += ["--bind-to", "none" if crowded else "core"]
         options += ["--mca", "mpi_yield_when_idle", str(int(crowded))]
-        yield [mpirun(), *options, *program], {}
+        yield [find_mpirun(), *options, *program], {}
     else:
         for rank in range(ranks):
             own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
             yield program, {name: str(value) for name, value in own.items()}
 
 
-def mpirun() -> str:
+def find_mpirun() -> str:
     """Return the path of Open MPI's launcher."""
     beside = Path(sys.executable).parent / "mpirun"
     found = str(beside) if beside.exists() else shutil.which("mpirun")
@@ -266,10 +270,10 @@ def mpirun() -> str:
 def termination_as_interrupt() -> Iterator[None]:
     """Make SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does, so that every group is closed."""
 
-    def interrupt(number: int, frame: FrameType | None) -> None:
+    def raise_interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt(signal.Signals(number).name)
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.signal(number, raise_interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:

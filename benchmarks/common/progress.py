@@ -13,7 +13,7 @@ Advance = Callable[[str], None]
 
 
 @contextlib.contextmanager
-def bar(console: Console, title: str, steps: int) -> Iterator[Advance]:
+def show_progress(console: Console, title: str, steps: int) -> Iterator[Advance]:
     """Show how many of `steps` are done. It refreshes only between steps, so as not to disturb a measurement."""
     columns = (
         TextColumn("{task.description:<44}"),
@@ -26,10 +26,10 @@ def bar(console: Console, title: str, steps: int) -> Iterator[Advance]:
         task = progress.add_task(title, total=steps)
         progress.refresh()
 
-        def advance(now: str) -> None:
+        def advance_bar(now: str) -> None:
             progress.update(task, advance=1, description=f"{title}: {now}")
             if console.is_terminal:
                 progress.refresh()
 
-        yield advance
+        yield advance_bar
         progress.refresh()

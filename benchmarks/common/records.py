@@ -13,7 +13,7 @@ SCHEMA = 2
 
 def write(name: str, settings: dict[str, Any], before: dict[str, Any], results: dict[str, Any]) -> Path:
     """Write `out/<name>.json`. `before` is the environment, recorded before the first measurement."""
-    path = paths.out(f"{name}.json")
+    path = paths.get_output_path(f"{name}.json")
     content = {"schema": SCHEMA, "benchmark": name, "environment": before, "settings": settings, **results}
     partial = path.with_suffix(".json.partial")
     partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
@@ -23,7 +23,7 @@ def write(name: str, settings: dict[str, Any], before: dict[str, Any], results: 
 
 def read(name: str) -> dict[str, Any] | None:
     """Return the record that `write` wrote last; None if there is none."""
-    path = paths.out(f"{name}.json")
+    path = paths.get_output_path(f"{name}.json")
     if not path.exists():
         return None
     content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))

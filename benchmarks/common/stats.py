@@ -22,7 +22,7 @@ class Summary:
     mean: float
 
     @classmethod
-    def of(cls, seconds: Sequence[float]) -> Summary:
+    def from_samples(cls, seconds: Sequence[float]) -> Summary:
         """Summarize at least one sample."""
         values = np.asarray(seconds, dtype=np.float64)
         return cls(
@@ -51,7 +51,7 @@ class Interval:
         return asdict(self)
 
 
-def bootstrap(
+def bootstrap_interval(
     rounds: NDArray[np.float64], statistic: Callable[[NDArray[np.float64]], NDArray[np.float64]], seed: int = 1
 ) -> Interval:
     """Estimate by a percentile bootstrap over rounds, which are resampled as a whole (Efron 1979).
@@ -69,30 +69,30 @@ def bootstrap(
     return Interval(value=float(statistic(rounds)), low=float(low), high=float(high))
 
 
-def median(of: Sequence[float]) -> Interval:
+def estimate_median(of: Sequence[float]) -> Interval:
     """Estimate the median over rounds."""
-    return bootstrap(np.asarray(of, dtype=np.float64)[:, None], lambda r: np.median(r[..., 0], axis=-1))
+    return bootstrap_interval(np.asarray(of, dtype=np.float64)[:, None], lambda r: np.median(r[..., 0], axis=-1))
 
 
-def ratio(of: Sequence[float], to: Sequence[float]) -> Interval:
+def estimate_ratio(of: Sequence[float], to: Sequence[float]) -> Interval:
     """Estimate the ratio of two medians over the same rounds."""
     rounds = np.stack([np.asarray(of, dtype=np.float64), np.asarray(to, dtype=np.float64)], axis=-1)
-    return bootstrap(rounds, lambda r: np.median(r[..., 0], axis=-1) / np.median(r[..., 1], axis=-1))
+    return bootstrap_interval(rounds, lambda r: np.median(r[..., 0], axis=-1) / np.median(r[..., 1], axis=-1))
 
 
-def overhead(of: Sequence[float], floor: Sequence[float]) -> Interval:
+def estimate_overhead(of: Sequence[float], floor: Sequence[float]) -> Interval:
     """Estimate the median over rounds of a variant's time above the floor of the same round, in seconds."""
     rounds = np.stack([np.asarray(of, dtype=np.float64), np.asarray(floor, dtype=np.float64)], axis=-1)
-    return bootstrap(rounds, lambda r: np.median(r[..., 0] - r[..., 1], axis=-1))
+    return bootstrap_interval(rounds, lambda r: np.median(r[..., 0] - r[..., 1], axis=-1))
 
 
 def overhead_ratio(of: Sequence[float], peer: Sequence[float], floor: Sequence[float]) -> Interval:
     """Estimate the ratio of two overheads over the same floor, paired by round."""
     rounds = np.stack([np.asarray(v, dtype=np.float64) for v in (of, peer, floor)], axis=-1)
 
-    def statistic(r: NDArray[np.float64]) -> NDArray[np.float64]:
+    def compute_ratio(r: NDArray[np.float64]) -> NDArray[np.float64]:
         ours = np.median(r[..., 0] - r[..., 2], axis=-1)
         theirs = np.median(r[..., 1] - r[..., 2], axis=-1)
         return np.asarray(ours / theirs)
 
-    return bootstrap(rounds, statistic)
+    return bootstrap_interval(rounds, compute_ratio)

@@ -23,7 +23,7 @@ class Table:
     note: str = ""
     left: Sequence[str] = ()
 
-    def show(self, console: Console) -> None:
+    def print_to(self, console: Console) -> None:
         """Print the table."""
         table = RichTable(title=self.title, title_justify="left", box=box.SIMPLE_HEAD)
         for i, name in enumerate(self.columns):
@@ -35,26 +35,26 @@ class Table:
             console.print(Text(self.note, style="dim"))
         console.print()
 
-    def markdown(self) -> str:
+    def to_markdown(self) -> str:
         """Return the table as Markdown."""
         marks = ["---" if i == 0 or name in self.left else "---:" for i, name in enumerate(self.columns)]
-        lines = [f"**{self.title}**", "", *(_row(cells) for cells in (self.columns, marks, *self.rows))]
+        lines = [f"**{self.title}**", "", *(_format_row(cells) for cells in (self.columns, marks, *self.rows))]
         if self.note:
             lines += ["", self.note]
         return "\n".join(lines) + "\n"
 
 
-def _row(cells: Sequence[str]) -> str:
+def _format_row(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 # Imported at use: a rank may run another build of the engine, which may lack this module.
 
 
-def duration(seconds: float | None) -> str:
+def format_duration(seconds: float | None) -> str:
     """Format a duration, which is None if it was not measured.
 
-    >>> duration(1.234e-6), duration(None)
+    >>> format_duration(1.234e-6), format_duration(None)
     ('1.23 us', '-')
     """
     from engine.text import readable
@@ -62,10 +62,10 @@ def duration(seconds: float | None) -> str:
     return MISSING if seconds is None else readable.short(seconds)
 
 
-def size(nbytes: int) -> str:
+def format_size(nbytes: int) -> str:
     """Format bytes in binary units.
 
-    >>> size(4), size(104857600)
+    >>> format_size(4), format_size(104857600)
     ('4 B', '100 MiB')
     """
     from engine.text import readable
@@ -73,10 +73,10 @@ def size(nbytes: int) -> str:
     return readable.size(nbytes)
 
 
-def digits(value: float) -> str:
+def format_digits(value: float) -> str:
     """Format a number with three significant digits, without an exponent.
 
-    >>> digits(1234.5), digits(12.345), digits(0.01234)
+    >>> format_digits(1234.5), format_digits(12.345), format_digits(0.01234)
     ('1234', '12.3', '0.0123')
     """
     magnitude = abs(value)

@@ -26,12 +26,16 @@ SPINS = 4000
 Handler = Callable[[dict[str, Any]], Any]
 
 
+class WrongResultError(RuntimeError):
+    """Error of a contender whose result is not that of the operation."""
+
+
 @contextlib.contextmanager
-def watched(how: str) -> Iterator[None]:
+def instrument_block(how: str) -> Iterator[None]:
     """Record a `timeline` of the block, or switch counting on (`counted`) or off (`paused`), or do nothing."""
     if how == "timeline":
         engine = importlib.import_module("engine")
-        engine.start_timeline(paths.out("timeline"))
+        engine.start_timeline(paths.get_output_path("timeline"))
     elif how in ("counted", "paused"):
         importlib.import_module("engine.session.runtime").engine().count(how == "counted")
     try:
@@ -45,7 +49,7 @@ class Meeting:
     """Barrier over a shared page, the same for all contenders, and outside of the timed calls."""
 
     def __init__(self, page: Path, rank: int, ranks: int, spins: int) -> None:
-        library = ctypes.CDLL(str(native.build("meet.c", shared=True)))
+        library = ctypes.CDLL(str(native.compile_source("meet.c", shared=True)))
         self._meet = library.meet
         self._meet.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_ulong, ctypes.c_int)
         self._meet.restype = None
@@ -61,7 +65,7 @@ class Meeting:
         self._meet(self._address, self._rank, self._ranks, self._count, self._spins)
 
 
-class Worker:
+class GroupWorker:
     """Rank of a group.
 
     Attributes
@@ -80,23 +84,23 @@ class Worker:
         parser.add_argument("--processors", required=True)
         parser.add_argument("--crowd", type=int, help="ranks among which processors are divided, if not the world size")
         self.options = parser.parse_args()
-        self.rank = _variable("RANK", "OMPI_COMM_WORLD_RANK")
-        self.ranks = _variable("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE")
+        self.rank = _read_variable("RANK", "OMPI_COMM_WORLD_RANK")
+        self.ranks = _read_variable("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE")
         processors = [int(p) for p in self.options.processors.split(",")]
         # Bind before any import that starts threads, because they inherit it.
         crowd = self.options.crowd or self.ranks
-        binding.bind(self.rank, crowd, processors)
+        binding.bind_rank(self.rank, crowd, processors)
         crowded = crowd > len(processors)
         self.meet = Meeting(self.options.page, self.rank, self.ranks, 0 if crowded else SPINS)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.connect(self.options.socket)
-        threading.Thread(target=self._watch, daemon=True, name="watch").start()
+        threading.Thread(target=self._watch_controller, daemon=True, name="watch").start()
 
     def serve(self, handlers: Mapping[str, Handler]) -> None:
         """Answer requests until one says to exit. A failure is reported, and ends the rank."""
         gc.collect()
         gc.disable()
-        self._answer({"answer": self.rank})
+        self._send_answer({"answer": self.rank})
         with self._socket.makefile("rb") as requests:
             for line in requests:
                 request = json.loads(line)
@@ -105,19 +109,19 @@ class Worker:
                 try:
                     answer = handlers[request["do"]](request)
                 except BaseException:
-                    self._answer({"error": traceback.format_exc()})
+                    self._send_answer({"error": traceback.format_exc()})
                     raise
-                self._answer({"answer": answer})
+                self._send_answer({"answer": answer})
                 gc.collect()
 
-    def fail(self) -> None:
+    def report_failure(self) -> None:
         """Report the exception being handled, if it occurs before `serve`."""
-        self._answer({"error": traceback.format_exc()})
+        self._send_answer({"error": traceback.format_exc()})
 
-    def _answer(self, content: dict[str, Any]) -> None:
+    def _send_answer(self, content: dict[str, Any]) -> None:
         self._socket.sendall(json.dumps(content).encode() + b"\n")
 
-    def _watch(self) -> None:
+    def _watch_controller(self) -> None:
         """Wait until the controller is gone, then end the process, even if it is blocked."""
         poll = select.poll()
         poll.register(self._socket, select.POLLRDHUP)
@@ -127,7 +131,7 @@ class Worker:
         os._exit(1)
 
 
-def _variable(*names: str) -> int:
+def _read_variable(*names: str) -> int:
     for name in names:
         if name in os.environ:
             return int(os.environ[name])

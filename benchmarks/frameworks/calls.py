@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common.worker import Worker
+from benchmarks.common.worker import GroupWorker, WrongResultError
 
 ELEMENTS = 1024
 """Number of elements of an array of 4 KiB."""
@@ -25,23 +25,19 @@ Case = Callable[[], Any]
 """Callable that makes one call and returns its result."""
 
 
-class WrongResultError(RuntimeError):
-    """Error of a call whose result is not the average over the ranks."""
-
-
-class Rank:
+class CallsRank:
     """Handlers of the requests to a rank."""
 
-    def __init__(self, worker: Worker, framework: str) -> None:
+    def __init__(self, worker: GroupWorker, framework: str) -> None:
         self._worker = worker
-        small, large = _array(worker, ELEMENTS), [_array(worker, GROUP_ELEMENTS) for _ in range(GROUP)]
-        self._cases = bare(small, large) | FRAMEWORKS[framework](_array(worker, ELEMENTS), large)
+        small, large = _make_array(worker, ELEMENTS), [_make_array(worker, GROUP_ELEMENTS) for _ in range(GROUP)]
+        self._cases = make_bare_cases(small, large) | FRAMEWORKS[framework](_make_array(worker, ELEMENTS), large)
 
-    def cases(self, request: dict[str, Any]) -> list[str]:
+    def list_cases(self, request: dict[str, Any]) -> list[str]:
         """Return the names of the cases that can be measured."""
         return list(self._cases)
 
-    def first(self, request: dict[str, Any]) -> None:
+    def check_first_call(self, request: dict[str, Any]) -> None:
         """Call once, which compiles in some frameworks, and check the first and last element of each result."""
         returned = self._cases[request["case"]]()
         mean = (self._worker.ranks + 1) / 2
@@ -50,7 +46,7 @@ class Rank:
             if {float(each[0]), float(each[-1])} != {wanted}:
                 raise WrongResultError(f"{request['case']}: {float(each[0])} and {float(each[-1])}, not {wanted}")
 
-    def block(self, request: dict[str, Any]) -> list[float]:
+    def time_block(self, request: dict[str, Any]) -> list[float]:
         """Return the seconds of each call. The ranks meet before each."""
         run, meet, clock = self._cases[request["case"]], self._worker.meet, time.perf_counter
         samples = []
@@ -63,11 +59,11 @@ class Rank:
         return samples[request["warmup"] :]
 
 
-def _array(worker: Worker, elements: int) -> Any:
+def _make_array(worker: GroupWorker, elements: int) -> Any:
     return np.full(elements, worker.rank + 1, np.float32)
 
 
-def bare(small: Any, large: Sequence[Any]) -> dict[str, Case]:
+def make_bare_cases(small: Any, large: Sequence[Any]) -> dict[str, Case]:
     """Return cases of the engine with NumPy arrays, in place."""
     engine = importlib.import_module("engine")
     own, copies, average = small.copy(), [each.copy() for each in large], engine.Average
@@ -79,27 +75,27 @@ def bare(small: Any, large: Sequence[Any]) -> dict[str, Case]:
     }
 
 
-def tensorflow(small: Any, large: Sequence[Any]) -> dict[str, Case]:
+def make_tensorflow_cases(small: Any, large: Sequence[Any]) -> dict[str, Case]:
     """Return cases in eager mode and in a `tf.function`."""
     import tensorflow as tf
 
     hvd = importlib.import_module("engine.tensorflow")
     x, many, group = tf.constant(small), [tf.constant(small) for _ in range(MANY)], [tf.constant(a) for a in large]
 
-    def average(tensor: Any, name: str | None) -> Any:
+    def average_tensor(tensor: Any, name: str | None) -> Any:
         return hvd.allreduce(tensor, op=hvd.Average, name=name)
 
     # Use a lambda: `tf.function(tf.identity)` is slower, because of its further arguments.
     empty = tf.function(lambda x: tf.identity(x))
     empty_group = tf.function(lambda *xs: [tf.identity(each) for each in xs])
-    named, unnamed = tf.function(lambda x: average(x, "named")), tf.function(lambda x: average(x, None))
-    separate = tf.function(lambda *xs: [average(each, f"separate.{k}") for k, each in enumerate(xs)])
+    named, unnamed = tf.function(lambda x: average_tensor(x, "named")), tf.function(lambda x: average_tensor(x, None))
+    separate = tf.function(lambda *xs: [average_tensor(each, f"separate.{k}") for k, each in enumerate(xs)])
     together = tf.function(lambda *xs: hvd.grouped_allreduce(list(xs), op=hvd.Average, name="together"))
     return {
         "empty": lambda: empty(x),
         "named": lambda: named(x),
         "unnamed": lambda: unnamed(x),
-        "eager": lambda: average(x, "eager"),
+        "eager": lambda: average_tensor(x, "eager"),
         "empty many": lambda: empty_group(*many),
         "many": lambda: separate(*many),
         "many in a group": lambda: together(*many),
@@ -108,7 +104,7 @@ def tensorflow(small: Any, large: Sequence[Any]) -> dict[str, Case]:
     }
 
 
-def jax(small: Any, large: Sequence[Any]) -> dict[str, Case]:
+def make_jax_cases(small: Any, large: Sequence[Any]) -> dict[str, Case]:
     """Return cases in compiled programs, timed until their results are complete."""
     import jax as jax_
 
@@ -117,13 +113,13 @@ def jax(small: Any, large: Sequence[Any]) -> dict[str, Case]:
     several, group = [jax_.numpy.array(small) for _ in range(GROUP)], [jax_.numpy.array(a) for a in large]
     wait = jax_.block_until_ready
 
-    def average(array: Any, name: str) -> Any:
+    def average_tensor(array: Any, name: str) -> Any:
         return hvd.allreduce(array, op=hvd.Average, name=name)
 
     empty = jax_.jit(lambda x: jax_.numpy.copy(x))
     empty_group = jax_.jit(lambda xs: [jax_.numpy.copy(each) for each in xs])
-    one = jax_.jit(lambda x: average(x, "one"))
-    separate = jax_.jit(lambda xs: [average(each, f"separate.{k}") for k, each in enumerate(xs)])
+    one = jax_.jit(lambda x: average_tensor(x, "one"))
+    separate = jax_.jit(lambda xs: [average_tensor(each, f"separate.{k}") for k, each in enumerate(xs)])
     together = jax_.jit(lambda xs: hvd.grouped_allreduce(xs, op=hvd.Average, name="together"))
     return {
         "empty": lambda: wait(empty(x)),
@@ -138,7 +134,7 @@ def jax(small: Any, large: Sequence[Any]) -> dict[str, Case]:
     }
 
 
-def torch(small: Any, large: Sequence[Any]) -> dict[str, Case]:
+def make_torch_cases(small: Any, large: Sequence[Any]) -> dict[str, Case]:
     """Return cases in place."""
     import torch as torch_
 
@@ -152,9 +148,9 @@ def torch(small: Any, large: Sequence[Any]) -> dict[str, Case]:
 
 
 FRAMEWORKS: dict[str, Callable[[Any, Sequence[Any]], dict[str, Case]]] = {
-    "tensorflow": tensorflow,
-    "jax": jax,
-    "torch": torch,
+    "tensorflow": make_tensorflow_cases,
+    "jax": make_jax_cases,
+    "torch": make_torch_cases,
 }
 
 
@@ -162,14 +158,14 @@ def main() -> None:
     """Join the other ranks and answer requests."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--framework", choices=FRAMEWORKS, required=True)
-    worker = Worker(parser)
+    worker = GroupWorker(parser)
     try:
         importlib.import_module("engine").init()
-        rank = Rank(worker, worker.options.framework)
+        rank = CallsRank(worker, worker.options.framework)
     except BaseException:
-        worker.fail()
+        worker.report_failure()
         raise
-    worker.serve({"cases": rank.cases, "first": rank.first, "block": rank.block})
+    worker.serve({"cases": rank.list_cases, "first": rank.check_first_call, "block": rank.time_block})
     importlib.import_module("engine").shutdown()
 
 

@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.common.worker import Worker
+from benchmarks.common.worker import GroupWorker
 
 MODELS = {"large": (1024, (2048, 2048, 1792), 128), "small": (64, (64, 64), 32)}
 """Features of a sample, units of the hidden layers, and samples of a batch. `large` has 10 million parameters."""
@@ -26,17 +26,17 @@ Step = Callable[[int], list[float]]
 """Callable that takes a number of steps, and returns the times at which they ended."""
 
 
-class Rank:
+class FitRank:
     """Handlers of the requests to a rank."""
 
-    def __init__(self, worker: Worker, strategy: Any) -> None:
+    def __init__(self, worker: GroupWorker, strategy: Any) -> None:
         import keras
 
         self._worker, self._strategy, self._keras = worker, strategy, keras
         self._models: dict[str, Any] = {}
         self._steps: dict[str, Step] = {}
 
-    def build(self, request: dict[str, Any]) -> dict[str, int]:
+    def build_variant(self, request: dict[str, Any]) -> dict[str, int]:
         """Create one variant of a model, and take its first steps; return the number and the bytes of its parameters.
 
         Variants are `fit`, `fit_floor`, `loop`, `loop_floor`, `loop_strategy` and `bare`. Those that end with `floor`
@@ -45,13 +45,13 @@ class Rank:
         variant, features = request["variant"], MODELS[request["model"]][0]
         scope = self._strategy.scope() if variant == "loop_strategy" else None
         if scope is None:
-            model, optimizer = self._model(request["model"])
+            model, optimizer = self._build_model(request["model"])
         else:
             with scope:
-                model, optimizer = self._model(request["model"])
+                model, optimizer = self._build_model(request["model"])
         if variant in ("fit", "loop"):
             optimizer = importlib.import_module("engine.keras").DistributedOptimizer(optimizer)
-        makers = {"fit": self._fit, "loop": self._loop, "bare": self._bare}
+        makers = {"fit": self._prepare_fit, "loop": self._prepare_loop, "bare": self._prepare_bare}
         self._models[variant] = model
         self._steps[variant] = makers[variant.partition("_")[0]](model, optimizer, features, variant)
         self._worker.meet()
@@ -59,20 +59,20 @@ class Rank:
         weights = model.get_weights()
         return {"tensors": len(weights), "bytes": sum(each.nbytes for each in weights)}
 
-    def block(self, request: dict[str, Any]) -> list[float]:
+    def time_block(self, request: dict[str, Any]) -> list[float]:
         """Meet the other ranks once, take untimed and timed steps, and return the seconds of the timed ones."""
         self._worker.meet()
         marks = self._steps[request["variant"]](request["warmup"] + request["steps"])
         return [after - before for before, after in itertools.pairwise(marks[request["warmup"] - 1 :])]
 
-    def digest(self, request: dict[str, Any]) -> int:
+    def compute_digest(self, request: dict[str, Any]) -> int:
         """Return a checksum of the parameters of a variant."""
         value = 0
         for each in self._models[request["variant"]].get_weights():
             value = zlib.crc32(each.tobytes(), value)
         return value
 
-    def _model(self, name: str) -> tuple[Any, Any]:
+    def _build_model(self, name: str) -> tuple[Any, Any]:
         keras = self._keras
         features, units, self._batch = MODELS[name]
         keras.utils.set_random_seed(0)
@@ -82,7 +82,7 @@ class Rank:
         optimizer.build(model.trainable_variables)
         return model, optimizer
 
-    def _data(self, features: int, batches: int) -> tuple[Any, Any]:
+    def _draw_samples(self, features: int, batches: int) -> tuple[Any, Any]:
         """Return samples of this rank."""
         import numpy as np
 
@@ -90,10 +90,10 @@ class Rank:
         x = random.normal(size=(batches * self._batch, features)).astype(np.float32)
         return x, random.integers(CLASSES, size=len(x)).astype(np.int32)
 
-    def _fit(self, model: Any, optimizer: Any, features: int, variant: str) -> Step:
+    def _prepare_fit(self, model: Any, optimizer: Any, features: int, variant: str) -> Step:
         loss = self._keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(optimizer, loss=loss, jit_compile="auto" if self._keras.backend.backend() == "jax" else False)
-        x, y = self._data(features, 32)
+        x, y = self._draw_samples(features, 32)
 
         class Marks(self._keras.callbacks.Callback):  # type: ignore[misc, name-defined]
             def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -101,21 +101,21 @@ class Rank:
 
         done: list[float] = []
 
-        def take(steps: int) -> list[float]:
+        def take_steps(steps: int) -> list[float]:
             done.clear()
             rows = steps * self._batch
             model.fit(x[:rows], y[:rows], batch_size=self._batch, shuffle=False, verbose=0, callbacks=[Marks()])
             return list(done)
 
-        return take
+        return take_steps
 
-    def _loop(self, model: Any, optimizer: Any, features: int, variant: str) -> Step:
+    def _prepare_loop(self, model: Any, optimizer: Any, features: int, variant: str) -> Step:
         """Return steps in a `tf.function` with Keras' own optimizer, which adds up gradients if there is a strategy."""
         import tensorflow as tf
 
         loss_of = self._keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         shares = self._worker.ranks if variant == "loop_strategy" else 1
-        x, y = map(tf.constant, self._data(features, 1))
+        x, y = map(tf.constant, self._draw_samples(features, 1))
 
         def step(x: Any, y: Any) -> Any:
             with tf.GradientTape() as tape:
@@ -128,28 +128,28 @@ class Rank:
         else:
             program = tf.function(step)
 
-        return _repeated(lambda: program(x, y))
+        return _repeat_step(lambda: program(x, y))
 
-    def _bare(self, model: Any, optimizer: Any, features: int, variant: str) -> Step:
+    def _prepare_bare(self, model: Any, optimizer: Any, features: int, variant: str) -> Step:
         engine = importlib.import_module("engine")
         arrays = [each.copy() for each in model.get_weights()]
-        return _repeated(lambda: engine.grouped_allreduce_(arrays, op=engine.Average, name="bare"))
+        return _repeat_step(lambda: engine.grouped_allreduce_(arrays, op=engine.Average, name="bare"))
 
 
-def _repeated(step: Callable[[], Any]) -> Step:
+def _repeat_step(step: Callable[[], Any]) -> Step:
     """Return steps that call `step` in a loop."""
 
-    def take(steps: int) -> list[float]:
+    def take_steps(steps: int) -> list[float]:
         done = []
         for _ in range(steps):
             step()
             done.append(time.perf_counter())
         return done
 
-    return take
+    return take_steps
 
 
-def _strategy(worker: Worker) -> Any:
+def _join_strategy(worker: GroupWorker) -> Any:
     """Join the other workers."""
     workers = [f"127.0.0.1:{port}" for port in worker.options.strategy.split(",")]
     task = {"type": "worker", "index": worker.rank}
@@ -163,20 +163,20 @@ def main() -> None:
     """Join the other ranks and answer requests."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--strategy", default="", metavar="PORTS", help="of all workers, with commas between them")
-    worker = Worker(parser)
+    worker = GroupWorker(parser)
     strategy = None
     try:
         if worker.options.strategy:
-            strategy = _strategy(worker)
+            strategy = _join_strategy(worker)
         else:
             importlib.import_module("engine").init()
         if os.environ["KERAS_BACKEND"] == "torch":
             importlib.import_module("torch").set_num_threads(1)
-        rank = Rank(worker, strategy)
+        rank = FitRank(worker, strategy)
     except BaseException:
-        worker.fail()
+        worker.report_failure()
         raise
-    worker.serve({"build": rank.build, "block": rank.block, "digest": rank.digest})
+    worker.serve({"build": rank.build_variant, "block": rank.time_block, "digest": rank.compute_digest})
     if strategy is None:
         importlib.import_module("engine").shutdown()
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.common.tables import duration
+from benchmarks.common.tables import format_duration
 
 Parts = Mapping[str, Mapping[str, Any]]
 TENSORS = 2000
@@ -20,12 +20,12 @@ class Belief:
     believed: str
     found: Callable[[Parts], str] | str
 
-    def measured(self, parts: Parts, mark: str = "") -> str:
+    def format_measured(self, parts: Parts, mark: str = "") -> str:
         """Return what is known of it; `mark` precedes a measured value."""
         return self.found if isinstance(self.found, str) else mark + self.found(parts)
 
 
-def result(parts: Parts, part: str) -> Mapping[str, Any] | str:
+def get_result(parts: Parts, part: str) -> Mapping[str, Any] | str:
     """Return the results of a part, or a text why there are none."""
     found = parts.get(part)
     if found is None:
@@ -35,9 +35,9 @@ def result(parts: Parts, part: str) -> Mapping[str, Any] | str:
     return found
 
 
-def cost(parts: Parts, group: str, name: str) -> float | str:
+def get_cost(parts: Parts, group: str, name: str) -> float | str:
     """Return the median of a row of `costs`, in a group whose title begins so; or a text why there is none."""
-    found = result(parts, "costs")
+    found = get_result(parts, "costs")
     if isinstance(found, str):
         return found
     for title, rows in found.get("groups", {}).items():
@@ -48,29 +48,32 @@ def cost(parts: Parts, group: str, name: str) -> float | str:
     return f"not measured: {found['why'] or 'the part did not come to it'}"
 
 
-def _cost(group: str, name: str, times: int = 1) -> Callable[[Parts], str]:
-    def measured(parts: Parts) -> str:
-        found = cost(parts, group, name)
-        return found if isinstance(found, str) else duration(times * found)
+def _format_cost(group: str, name: str, times: int = 1) -> Callable[[Parts], str]:
+    def format_measured(parts: Parts) -> str:
+        found = get_cost(parts, group, name)
+        return found if isinstance(found, str) else format_duration(times * found)
 
-    return measured
+    return format_measured
 
 
-def _entry(parts: Parts) -> str:
+def _compare_entry(parts: Parts) -> str:
     """Compare a call of a non-blocking communicator with one of a blocking communicator, for two ranks and for one."""
     what = "non-blocking: allreduce of 1 KiB, until it is enqueued, looked at all the time"
     told = []
     for size in ("2 ranks", "1 rank"):
-        found, peer = cost(parts, f"NCCL, {size}", what), cost(parts, f"NCCL, {size}", "blocking: allreduce of 1 KiB")
+        found, peer = (
+            get_cost(parts, f"NCCL, {size}", what),
+            get_cost(parts, f"NCCL, {size}", "blocking: allreduce of 1 KiB"),
+        )
         if isinstance(found, str) or isinstance(peer, str):
             told.append(f"{size}: {found if isinstance(found, str) else peer}")
         else:
-            told.append(f"{size}: {duration(found)}, blocking {duration(peer)}")
+            told.append(f"{size}: {format_duration(found)}, blocking {format_duration(peer)}")
     return "; ".join(told)
 
 
-def _bandwidth(parts: Parts) -> str:
-    found = result(parts, "bandwidth")
+def _format_bandwidth(parts: Parts) -> str:
+    found = get_result(parts, "bandwidth")
     if isinstance(found, str):
         return found
     if not found.get("rows"):
@@ -80,19 +83,19 @@ def _bandwidth(parts: Parts) -> str:
     return f"{reached} of {len(found['rows'])} cases; least {worst['share']:.2f}: {worst['what']}, {worst['direction']}"
 
 
-def _steps(parts: Parts) -> str:
-    found = result(parts, "steps")
+def _format_steps(parts: Parts) -> str:
+    found = get_result(parts, "steps")
     if isinstance(found, str):
         return found
     ratios = [f"{each['title']}: {each['ratio']['value']:.3f}" for each in found.get("workloads", {}).values()]
     return "ratio to DDP's step, " + "; ".join(ratios) if ratios else f"not measured: {found['why']}"
 
 
-def _frozen(way: str) -> Callable[[Parts], str]:
+def _format_frozen(way: str) -> Callable[[Parts], str]:
     """Return the ratio of the time of 100 small tensors, until the device has done them, to that of entries."""
 
-    def measured(parts: Parts) -> str:
-        found = result(parts, "frozen")
+    def format_measured(parts: Parts) -> str:
+        found = get_result(parts, "frozen")
         if isinstance(found, str):
             return found
         told = []
@@ -101,11 +104,11 @@ def _frozen(way: str) -> Callable[[Parts], str]:
             told.append(f"{size} rank{'s' if size != '1' else ''}: {ratio}")
         return "; ".join(told) or f"not measured: {found['why']}"
 
-    return measured
+    return format_measured
 
 
-def _replays(parts: Parts) -> str:
-    found = result(parts, "frozen")
+def _format_replays(parts: Parts) -> str:
+    found = get_result(parts, "frozen")
     if isinstance(found, str):
         return found
     workloads = found.get("workloads")
@@ -118,62 +121,64 @@ def _replays(parts: Parts) -> str:
     return "; ".join(ratios) or f"not measured: {found['why']}"
 
 
-def _made(parts: Parts, name: str) -> str:
+def _format_freeze_cost(parts: Parts, name: str) -> str:
     """Return the cost of creating a frozen pass, in a world of two ranks."""
-    found = result(parts, "frozen")
+    found = get_result(parts, "frozen")
     if isinstance(found, str):
         return found
     world = found.get("worlds", {}).get("2", {"skipped": "not measured"})
     if "skipped" in world:
         return str(world["skipped"])
-    return next(duration(row["median"]) for row in world["rows"] if row["name"] == name)
+    return next(format_duration(row["median"]) for row in world["rows"] if row["name"] == name)
 
 
-def _rest(parts: Parts) -> str:
-    found = result(parts, "failure")
+def _format_rest(parts: Parts) -> str:
+    found = get_result(parts, "failure")
     if isinstance(found, str):
         return found
     lost = found.get("lost") or {"skipped": found["why"]}
-    return f"skipped: {lost['skipped']}" if "skipped" in lost else duration(lost.get("rest"))
+    return f"skipped: {lost['skipped']}" if "skipped" in lost else format_duration(lost.get("rest"))
 
 
 BELIEFS = (
     Belief(
         "DLPack's current_work_stream, from C",
         "some 10 ns",
-        _cost("torch", "current_work_stream of DLPack's exchange table, from C"),
+        _format_cost("torch", "current_work_stream of DLPack's exchange table, from C"),
     ),
     Belief(
         "torch._C._cuda_getCurrentRawStream",
         "about 0.1 us",
-        _cost("torch", "torch._C._cuda_getCurrentRawStream, from Python"),
+        _format_cost("torch", "torch._C._cuda_getCurrentRawStream, from Python"),
     ),
-    Belief("torch.cuda.current_stream", "1 to 2 us", _cost("torch", "torch.cuda.current_stream, from Python")),
-    Belief("cuEventRecord in a hook", "about 1 us", _cost("driver", "cuEventRecord, stream idle")),
+    Belief("torch.cuda.current_stream", "1 to 2 us", _format_cost("torch", "torch.cuda.current_stream, from Python")),
+    Belief("cuEventRecord in a hook", "about 1 us", _format_cost("driver", "cuEventRecord, stream idle")),
     Belief(
         f"a mark for each of {TENSORS} gradients",
         "2 ms a step",
-        _cost("driver", "a mark, as a submission makes it", TENSORS),
+        _format_cost("driver", "a mark, as a submission makes it", TENSORS),
     ),
-    Belief("a wake of the lane", "15 to 22 us", _cost("lane", "a ring of the lane's door, until the lane runs")),
-    Belief("an entry's call of a communicator that does not block", "20 to 60 us; of one rank less", _entry),
-    Belief("pack and unpack, of a copy's bandwidth", "0.9 and more", _bandwidth),
-    Belief("a step with the engine, in a world of one rank", "below DDP's", _steps),
+    Belief("a wake of the lane", "15 to 22 us", _format_cost("lane", "a ring of the lane's door, until the lane runs")),
+    Belief("an entry's call of a communicator that does not block", "20 to 60 us; of one rank less", _compare_entry),
+    Belief("pack and unpack, of a copy's bandwidth", "0.9 and more", _format_bandwidth),
+    Belief("a step with the engine, in a world of one rank", "below DDP's", _format_steps),
     Belief(
         "100 small tensors in a frozen pass, to as many entries",
         "below 1: ranks agree on nothing",
-        _frozen("frozen pass"),
+        _format_frozen("frozen pass"),
     ),
-    Belief("the same in a graph", "below 1: nothing is handed to the lane", _frozen("launch of a graph")),
+    Belief("the same in a graph", "below 1: nothing is handed to the lane", _format_frozen("launch of a graph")),
     Belief(
         "the first freeze, which connects a communicator of its own",
         "once, so it may take seconds",
-        lambda parts: _made(parts, "the first freeze, which connects the ranks"),
+        lambda parts: _format_freeze_cost(parts, "the first freeze, which connects the ranks"),
     ),
     Belief(
-        "frozen and replayed steps, in a world of one rank", "pay where launches cost more than communication", _replays
+        "frozen and replayed steps, in a world of one rank",
+        "pay where launches cost more than communication",
+        _format_replays,
     ),
-    Belief("a rank's death, until the survivor's device is at rest", "2 s and less", _rest),
+    Belief("a rank's death, until the survivor's device is at rest", "2 s and less", _format_rest),
     Belief("fusion threshold of device tensors", "32 MiB", "needs several GPUs"),
     Belief(
         "TensorFlow's TF_GetStream is for pluggable devices alone",

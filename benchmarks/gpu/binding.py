@@ -24,7 +24,7 @@ AGAIN = ("allreduce of", "optimizer", "as halves", "groups", "values")
 """Prefixes of cases that are repeated with sums in rank order."""
 
 
-def measure(task: Task) -> dict[str, Any]:
+def measure_part(task: Task) -> dict[str, Any]:
     """Run the cases with one rank, and with two if possible.
 
     Returns
@@ -34,7 +34,7 @@ def measure(task: Task) -> dict[str, Any]:
         `skipped`.
     """
     found: dict[str, Any] = {"worlds": {}, "problems": []}
-    for size, where, variables in ranks.worlds(task.here, (2, 1), found["worlds"]):
+    for size, where, variables in ranks.list_worlds(task.here, (2, 1), found["worlds"]):
         seconds = task.left * (0.6 if size == 2 else 0.9)
         with tempfile.TemporaryDirectory() as scratch:
             (known := Path(scratch, "here.json")).write_text(json.dumps(task.here), encoding="utf-8")
@@ -43,7 +43,7 @@ def measure(task: Task) -> dict[str, Any]:
             try:
                 with ranks.Ranks("benchmarks.gpu.binding", size, arguments, variables | PATIENCE) as job:
                     job.end(seconds)
-            except ranks.RankFailedError as error:
+            except ranks.RankProcessError as error:
                 failed = f"{size} ranks: {error}"
             files = sorted(Path(scratch).glob("[0-9].json"))
             told = [json.loads(file.read_text(encoding="utf-8")) for file in files]
@@ -60,7 +60,7 @@ def measure(task: Task) -> dict[str, Any]:
     return found
 
 
-def attempt(act: Callable[[], None]) -> str:
+def run_case(act: Callable[[], None]) -> str:
     """Run a case and return its result as a text."""
     try:
         act()
@@ -75,7 +75,7 @@ def run(where: Path, device: str, seconds: float) -> None:
     import torch
 
     import engine
-    from benchmarks.gpu.binding_cases import Rank
+    from benchmarks.gpu.binding_cases import BindingRank
 
     rank, end = int(os.environ["RANK"]), time.monotonic() + seconds
     told: dict[str, str] = {}
@@ -83,14 +83,14 @@ def run(where: Path, device: str, seconds: float) -> None:
         if ordered:
             os.environ["ENGINE_JOB"] += "-ordered"
         engine.init(**({"device_sums": "ordered"} if ordered else {}))
-        me = Rank(device)
-        for name, act in me.cases():
+        me = BindingRank(device)
+        for name, act in me.list_cases():
             if ordered and not name.startswith(AGAIN):
                 continue
             over = engine.allreduce(torch.tensor([time.monotonic() > end]), op=engine.Max, name="over").item()
             case = f"{name}{', ordered sums' if ordered else ''}"
             begun = time.monotonic()
-            told[case] = OVER if over else attempt(act)
+            told[case] = OVER if over else run_case(act)
             print(f"{case}: {told[case]} ({time.monotonic() - begun:.2f} s)", flush=True)
             (where / f"{rank}.json").write_text(json.dumps(told), encoding="utf-8")
             if over:
@@ -106,7 +106,7 @@ def main() -> None:
     if here["cards"]:
         import torch
 
-        device = f"cuda:{ranks.ordinal(int(os.environ['RANK']), here)}"
+        device = f"cuda:{ranks.get_ordinal(int(os.environ['RANK']), here)}"
         torch.cuda.set_device(device)
     run(Path(where), device, float(seconds))
     sys.stdout.flush()

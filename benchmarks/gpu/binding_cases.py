@@ -29,7 +29,7 @@ class Wrong(AssertionError):
     """Error of a result that differs from the one in host memory."""
 
 
-class Rank:
+class BindingRank:
     """This process in an initialized world."""
 
     def __init__(self, device: str, peer: str = "cpu") -> None:
@@ -45,7 +45,7 @@ class Rank:
         if self.device != "cpu":
             torch.cuda.synchronize(self.device)
 
-    def draw(self, shape: Sequence[int], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    def draw_values(self, shape: Sequence[int], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
         """Return this rank's values."""
         generator = torch.Generator().manual_seed(1000 * seed + self.rank)
         if dtype == torch.bool:
@@ -53,12 +53,12 @@ class Rank:
         low = 0 if dtype == torch.uint8 else -4
         return torch.randint(low, 5, tuple(shape), generator=generator).to(dtype)
 
-    def delay(self) -> None:
+    def occupy_stream(self) -> None:
         """Occupy the current stream for a while."""
         if self.device != "cpu":
             torch.cuda._sleep(DELAY)
 
-    def both(self, act: Callable[[str], Any], off: float = 0.0) -> None:
+    def compare_devices(self, act: Callable[[str], Any], off: float = 0.0) -> None:
         """Act on the device and in host memory, and compare the results.
 
         Raises
@@ -66,8 +66,8 @@ class Rank:
         Wrong
             Results are not equal or, if `off` is not 0, differ by more than that.
         """
-        got = [each.detach().clone().cpu() for each in _flat(act(self.device))]
-        wanted = [each.detach().clone().cpu() for each in _flat(act(self.peer))]
+        got = [each.detach().clone().cpu() for each in _flatten_results(act(self.device))]
+        wanted = [each.detach().clone().cpu() for each in _flatten_results(act(self.peer))]
         if len(got) != len(wanted):
             raise Wrong(f"{len(got)} results, and {len(wanted)} in the host's memory")
         for number, (mine, right) in enumerate(zip(got, wanted, strict=True)):
@@ -86,33 +86,33 @@ class Rank:
 
     # ---- operations --------------------------------------------------------------------------------------------------
 
-    def reduced(self, dtype: torch.dtype, op: int, shape: Sequence[int], **more: Any) -> None:
+    def check_reduction(self, dtype: torch.dtype, op: int, shape: Sequence[int], **more: Any) -> None:
         """Reduce a tensor, and also a non-contiguous one."""
 
-        def act(device: str) -> list[torch.Tensor]:
-            tensor = self.draw(shape, dtype).to(device)
+        def run_on(device: str) -> list[torch.Tensor]:
+            tensor = self.draw_values(shape, dtype).to(device)
             given = [tensor, tensor.T] if tensor.dim() == 2 else [tensor]
             return [self.hvd.allreduce(each, op=op, **more) for each in given]
 
-        self.both(act)
+        self.compare_devices(run_on)
 
     def in_place(self) -> None:
         """Reduce and broadcast in place."""
 
-        def act(device: str) -> list[torch.Tensor]:
-            one, two = (self.draw((33, 7), torch.float32, seed).to(device) for seed in (1, 2))
+        def run_on(device: str) -> list[torch.Tensor]:
+            one, two = (self.draw_values((33, 7), torch.float32, seed).to(device) for seed in (1, 2))
             self.hvd.allreduce_(one, op=self.engine.Sum)
             self.hvd.broadcast_(two, self.size - 1)
             return [one, two]
 
-        self.both(act)
+        self.compare_devices(run_on)
 
-    def many(self) -> None:
+    def check_many(self) -> None:
         """Start many operations, in another order on each rank."""
 
-        def act(device: str) -> list[torch.Tensor]:
+        def run_on(device: str) -> list[torch.Tensor]:
             numbers = range(300)
-            tensors = {number: self.draw((number % 97,), torch.float32, number).to(device) for number in numbers}
+            tensors = {number: self.draw_values((number % 97,), torch.float32, number).to(device) for number in numbers}
             order = sorted(numbers, key=lambda number: (number * 7919 + self.rank * 31) % 300)
             handles = {
                 number: self.hvd.allreduce_async(tensors[number], op=self.engine.Sum, name=f"{device}.many.{number}")
@@ -120,56 +120,56 @@ class Rank:
             }
             return [self.hvd.synchronize(handles[number]) for number in numbers]
 
-        self.both(act)
+        self.compare_devices(run_on)
 
-    def grouped(self) -> None:
+    def check_groups(self) -> None:
         """Reduce groups of several dtypes."""
 
-        def act(device: str) -> list[torch.Tensor]:
-            tensors = [self.draw((50 + each,), torch.float32, each).to(device) for each in range(5)]
-            tensors += [self.draw((20,), torch.int64, 9).to(device)]
+        def run_on(device: str) -> list[torch.Tensor]:
+            tensors = [self.draw_values((50 + each,), torch.float32, each).to(device) for each in range(5)]
+            tensors += [self.draw_values((20,), torch.int64, 9).to(device)]
             sums = self.hvd.grouped_allreduce(tensors, op=self.engine.Sum)
-            rows = [self.draw((self.size * 3, 2), torch.float32, each).to(device) for each in range(3)]
+            rows = [self.draw_values((self.size * 3, 2), torch.float32, each).to(device) for each in range(3)]
             scattered = self.hvd.grouped_reducescatter(rows, op=self.engine.Sum)
             gathered = self.hvd.grouped_allgather(rows)
             return [*sums, *scattered, *gathered]
 
-        self.both(act)
+        self.compare_devices(run_on)
 
-    def moved(self, dtype: torch.dtype) -> None:
+    def check_exchanges(self, dtype: torch.dtype) -> None:
         """Gather, scatter and exchange rows, whose number differs by rank."""
 
-        def act(device: str) -> list[torch.Tensor]:
-            mine = self.draw((3 + 2 * self.rank, 4), dtype, 3).to(device)
+        def run_on(device: str) -> list[torch.Tensor]:
+            mine = self.draw_values((3 + 2 * self.rank, 4), dtype, 3).to(device)
             gathered = self.hvd.allgather(mine)
             splits = torch.tensor([1 + (self.rank + other) % 3 for other in range(self.size)])
-            given = self.draw((int(splits.sum()), 5), dtype, 4).to(device)
+            given = self.draw_values((int(splits.sum()), 5), dtype, 4).to(device)
             exchanged, counts = self.hvd.alltoall(given, splits)
-            plain = self.hvd.alltoall(self.draw((2 * self.size, 3), dtype, 5).to(device))
-            root = self.hvd.broadcast(self.draw((17,), dtype, 6).to(device), self.size - 1)
+            plain = self.hvd.alltoall(self.draw_values((2 * self.size, 3), dtype, 5).to(device))
+            root = self.hvd.broadcast(self.draw_values((17,), dtype, 6).to(device), self.size - 1)
             results = [gathered, exchanged, counts, plain, root]
             if dtype != torch.bool:
-                rows = self.draw((2 * self.size + 1, 3), dtype, 7).to(device)
+                rows = self.draw_values((2 * self.size + 1, 3), dtype, 7).to(device)
                 results.append(self.hvd.reducescatter(rows, op=self.engine.Sum))
             return results
 
-        self.both(act)
+        self.compare_devices(run_on)
 
-    def compressed(self) -> None:
+    def check_compression(self) -> None:
         """Reduce tensors that travel as halves."""
 
-        def act(device: str) -> list[torch.Tensor]:
-            tensor = self.draw((1000,), torch.float32, 8).to(device)
+        def run_on(device: str) -> list[torch.Tensor]:
+            tensor = self.draw_values((1000,), torch.float32, 8).to(device)
             schemes = (self.engine.Compression.fp16, self.engine.Compression.bf16)
             return [self.hvd.allreduce(tensor, compression=scheme, op=self.engine.Sum) for scheme in schemes]
 
-        self.both(act)
+        self.compare_devices(run_on)
 
-    def objects(self) -> None:
+    def check_objects(self) -> None:
         """Broadcast objects and optimizer states with tensors on a GPU."""
 
-        def act(device: str) -> list[torch.Tensor]:
-            given = {"a": self.draw((5,), torch.float32, 11).to(device)} if self.rank == self.size - 1 else None
+        def run_on(device: str) -> list[torch.Tensor]:
+            given = {"a": self.draw_values((5,), torch.float32, 11).to(device)} if self.rank == self.size - 1 else None
             got = self.hvd.broadcast_object(given, self.size - 1)
             torch.manual_seed(self.rank)
             model = torch.nn.Linear(4, 3).to(device)
@@ -182,130 +182,132 @@ class Rank:
             state = [value for each in optimizer.state.values() for value in each.values()]
             return [got["a"], *model.parameters(), *state]
 
-        self.both(act, SAME)
+        self.compare_devices(run_on, SAME)
 
-    def sparse(self) -> None:
+    def check_sparse(self) -> None:
         """Reduce sparse tensors with different entries on some ranks."""
 
-        def act(device: str) -> list[torch.Tensor]:
+        def run_on(device: str) -> list[torch.Tensor]:
             places = torch.tensor([[0, 2, 5 + self.rank], [1, 1, 0]])
-            tensor = torch.sparse_coo_tensor(places, self.draw((3,), torch.float32, 12), (9, 3)).to(device)
+            tensor = torch.sparse_coo_tensor(places, self.draw_values((3,), torch.float32, 12), (9, 3)).to(device)
             return [self.hvd.sparse_allreduce(tensor, op=self.engine.Sum).to_dense()]
 
-        self.both(act)
+        self.compare_devices(run_on)
 
-    def differentiated(self) -> None:
+    def check_gradients(self) -> None:
         """Differentiate through operations."""
 
-        def act(device: str) -> list[torch.Tensor]:
-            leaf = self.draw((4, 3), torch.float32, 13).to(device).requires_grad_()
+        def run_on(device: str) -> list[torch.Tensor]:
+            leaf = self.draw_values((4, 3), torch.float32, 13).to(device).requires_grad_()
             total = self.hvd.allreduce(leaf * 2, op=self.engine.Sum).sum() + self.hvd.allgather(leaf).sum()
             total.backward()
             return [leaf.grad]
 
-        self.both(act)
+        self.compare_devices(run_on)
 
-    def normalised(self) -> None:
+    def check_batch_norm(self) -> None:
         """Normalize with SyncBatchNorm."""
 
-        def act(device: str) -> list[torch.Tensor]:
+        def run_on(device: str) -> list[torch.Tensor]:
             layer = self.hvd.SyncBatchNorm(3).to(device)
-            x = self.draw((4 + self.rank, 3, 5), torch.float32, 14).to(device).requires_grad_()
+            x = self.draw_values((4 + self.rank, 3, 5), torch.float32, 14).to(device).requires_grad_()
             y = layer(x)
             (y * y * y).sum().backward()
             return [y, x.grad, layer.weight.grad, layer.running_mean, layer.running_var]
 
-        self.both(act, 1e-4)
+        self.compare_devices(run_on, 1e-4)
 
-    def joined(self) -> None:
+    def check_join(self) -> None:
         """Join while rank 0 has more operations."""
 
-        def act(device: str) -> list[torch.Tensor]:
+        def run_on(device: str) -> list[torch.Tensor]:
             results = []
             for turn in range(3 if self.rank == 0 else 1):
-                tensor = self.draw((10,), torch.float32, 15).to(device)
+                tensor = self.draw_values((10,), torch.float32, 15).to(device)
                 results.append(self.hvd.allreduce(tensor, op=self.engine.Sum, name=f"{device}.join.{turn}"))
             self.hvd.join()
             return results
 
-        self.both(act)
+        self.compare_devices(run_on)
 
     def in_sets(self) -> None:
         """Reduce in a process set of each rank alone, and in that of all ranks."""
         sets = [self.engine.global_process_set]
         sets += [self.hvd.add_process_set([rank]) for rank in range(self.size) if self.size > 1]
 
-        def act(device: str) -> list[torch.Tensor]:
-            tensor = self.draw((100,), torch.float32, 16).to(device)
+        def run_on(device: str) -> list[torch.Tensor]:
+            tensor = self.draw_values((100,), torch.float32, 16).to(device)
             mine = [each for each in sets if each.included()]
             return [self.hvd.allreduce(tensor, op=self.engine.Sum, process_set=each) for each in mine]
 
-        self.both(act)
+        self.compare_devices(run_on)
         for each in sets[1:]:
             self.hvd.remove_process_set(each)
 
     # ---- streams -----------------------------------------------------------------------------------------------------
 
-    def ordered(self) -> None:
+    def check_late_values(self) -> None:
         """Reduce tensors whose values arrive late, and which are overwritten as soon as the result is enqueued."""
 
-        def act(device: str) -> list[torch.Tensor]:
+        def run_on(device: str) -> list[torch.Tensor]:
             results = []
             for turn in range(5):
                 tensor = torch.full((1 << 20,), -99.0, device=device)
-                values = self.draw((1 << 20,), torch.float32, 20 + turn).to(device)  # a copy from the host waits for it
-                self.delay()
+                values = self.draw_values((1 << 20,), torch.float32, 20 + turn).to(
+                    device
+                )  # a copy from the host waits for it
+                self.occupy_stream()
                 tensor.copy_(values)
                 result = self.hvd.allreduce(tensor, op=self.engine.Sum, name=f"{device}.late")
                 tensor.fill_(1e6)
                 results.append(result * 2)
             return results
 
-        self.both(act)
+        self.compare_devices(run_on)
 
     def on_streams(self) -> None:
         """Work on streams of its own, where the results are used, too."""
         if self.device == "cpu":
             return
-        values = [self.draw((1 << 18,), torch.float32, 30 + each) for each in range(4)]
+        values = [self.draw_values((1 << 18,), torch.float32, 30 + each) for each in range(4)]
         got = []
         for value in values:
             stream = torch.cuda.Stream()
             with torch.cuda.stream(stream):
                 tensor, there = torch.full_like(value, -99.0, device=self.device), value.to(self.device)
-                self.delay()
+                self.occupy_stream()
                 tensor.copy_(there)
                 got.append(self.hvd.allreduce(tensor, op=self.engine.Sum) + 1)
                 stream.synchronize()
         wanted = [self.hvd.allreduce(value, op=self.engine.Sum) + 1 for value in values]
-        self.both(lambda device: got if device == self.device else wanted)
+        self.compare_devices(lambda device: got if device == self.device else wanted)
 
-    def reused(self) -> None:
+    def check_memory_reuse(self) -> None:
         """Check that memory returned to the allocator during a reduction is not reused too early."""
 
-        def act(device: str) -> list[torch.Tensor]:
+        def run_on(device: str) -> list[torch.Tensor]:
             results = []
             for turn in range(30):
-                tensor = self.draw((1 << 16,), torch.float32, 40 + turn).to(device)
+                tensor = self.draw_values((1 << 16,), torch.float32, 40 + turn).to(device)
                 handle = self.hvd.allreduce_async(tensor, op=self.engine.Sum, name=f"{device}.reused")
                 del tensor
                 torch.full((1 << 16,), 1e6, device=device)
                 results.append(self.hvd.synchronize(handle))
             return results
 
-        self.both(act)
+        self.compare_devices(run_on)
 
-    def threads(self) -> None:
+    def check_threads(self) -> None:
         """Reduce in threads with streams of their own."""
         if self.device == "cpu":
             return
         problems: list[str] = []
 
-        def act(number: int) -> None:
+        def reduce_in_thread(number: int) -> None:
             try:
                 with torch.cuda.stream(torch.cuda.Stream()):
                     for turn in range(20):
-                        value = self.draw((1000,), torch.float32, number * 100 + turn)
+                        value = self.draw_values((1000,), torch.float32, number * 100 + turn)
                         given = value.to(self.device)
                         got = self.hvd.allreduce(given, op=self.engine.Sum, name=f"thread.{number}").cpu()
                         wanted = self.hvd.allreduce(value, op=self.engine.Sum, name=f"host.{number}")
@@ -314,7 +316,7 @@ class Rank:
             except Exception as error:
                 problems.append(f"{type(error).__name__}: {error}")
 
-        started = [threading.Thread(target=act, args=(number,)) for number in range(4)]
+        started = [threading.Thread(target=reduce_in_thread, args=(number,)) for number in range(4)]
         for each in started:
             each.start()
         for each in started:
@@ -328,7 +330,7 @@ class Rank:
             return
         from engine.errors import EngineError
 
-        tensor, refused = self.draw((1000,), torch.float32, 50).to(self.device), ""
+        tensor, refused = self.draw_values((1000,), torch.float32, 50).to(self.device), ""
         self.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -339,17 +341,17 @@ class Rank:
             tensor * 2
         if not refused:
             raise Wrong("it was not refused")
-        self.both(lambda device: self.hvd.allreduce(self.draw((9,), torch.float32, 51).to(device)))
+        self.compare_devices(lambda device: self.hvd.allreduce(self.draw_values((9,), torch.float32, 51).to(device)))
 
     def captured_beside(self) -> None:
         """Capture in a thread while collectives are in flight."""
         if self.device == "cpu":
             return
-        tensor, problems = self.draw((1 << 16,), torch.float32, 52).to(self.device), []
+        tensor, problems = self.draw_values((1 << 16,), torch.float32, 52).to(self.device), []
         static = torch.ones(1 << 16, device=self.device)
         self.synchronize()
 
-        def capture() -> None:
+        def capture_graphs() -> None:
             try:
                 for _ in range(10):
                     graph = torch.cuda.CUDAGraph()
@@ -361,7 +363,7 @@ class Rank:
             except Exception as error:
                 problems.append(f"{type(error).__name__}: {error}")
 
-        thread = threading.Thread(target=capture)
+        thread = threading.Thread(target=capture_graphs)
         thread.start()
         turn = 0
         while self.hvd.allreduce(torch.tensor([thread.is_alive()]), op=self.engine.Max, name="captures").item():
@@ -375,7 +377,7 @@ class Rank:
 
     # ---- optimizers --------------------------------------------------------------------------------------------------
 
-    def trained(self, off: float = SAME, kept: bool = False, mixed: bool = False, **more: Any) -> None:
+    def check_training(self, off: float = SAME, kept: bool = False, mixed: bool = False, **more: Any) -> None:
         """Train a model, on the device and in host memory."""
         torch.manual_seed(3)
         plain = torch.nn.Sequential(
@@ -387,7 +389,7 @@ class Rank:
         )
         case = f"{sorted(more)}{kept}{mixed}"
 
-        def act(device: str) -> list[torch.Tensor]:
+        def run_on(device: str) -> list[torch.Tensor]:
             model = copy.deepcopy(plain).double() if off == 0 else copy.deepcopy(plain)
             model.to(device)
             if mixed:
@@ -397,66 +399,66 @@ class Rank:
             for step in range(STEPS):
                 optimizer.zero_grad(set_to_none=not kept)
                 for number in range(more.get("backward_passes_per_step", 1)):
-                    x = self.draw((8, 20), torch.float32, 60 + 7 * step + number).to(device) / 4
+                    x = self.draw_values((8, 20), torch.float32, 60 + 7 * step + number).to(device) / 4
                     y = model[:4](x).to("cpu" if mixed else device)
                     (model[4](y) ** 2).mean().backward()
                 optimizer.step()
             return list(model.parameters())
 
-        self.both(act, off)
+        self.compare_devices(run_on, off)
 
-    def embedded(self) -> None:
+    def check_embedding(self) -> None:
         """Train an embedding with sparse gradients."""
 
-        def act(device: str) -> list[torch.Tensor]:
+        def run_on(device: str) -> list[torch.Tensor]:
             torch.manual_seed(4)
             model = torch.nn.Embedding(50, 4, sparse=True).to(device)
             named = [(f"{device}.embedding.{name}", value) for name, value in model.named_parameters()]
             optimizer = self.hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), named)
             for step in range(STEPS):
                 optimizer.zero_grad()
-                model((self.draw((6,), torch.int64, 80 + step) + 4 + step).to(device)).sum().backward()
+                model((self.draw_values((6,), torch.int64, 80 + step) + 4 + step).to(device)).sum().backward()
                 optimizer.step()
             return list(model.parameters())
 
-        self.both(act, SAME)
+        self.compare_devices(run_on, SAME)
 
-    def frozen(self, replayed: bool, **more: Any) -> None:
+    def check_frozen_training(self, replayed: bool, **more: Any) -> None:
         """Train frozen, and replay the step; compare with unfrozen training in host memory."""
         torch.manual_seed(5)
         plain = torch.nn.Sequential(torch.nn.Linear(20, 300), torch.nn.Tanh(), torch.nn.Linear(300, 5))
         if self.device == "cpu":
             return
 
-        def act(device: str) -> list[torch.Tensor]:
+        def run_on(device: str) -> list[torch.Tensor]:
             model = copy.deepcopy(plain).to(device)
             case = f"{device}.frozen.{replayed}.{sorted(more)}"
             named = [(f"{case}.{name}", value) for name, value in model.named_parameters()]
             optimizer = self.hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), named, **more)
             x = torch.zeros(8, 20, device=device)
-            given = [self.draw((8, 20), torch.float32, 90 + step) / 4 for step in range(3 + 1 + 6)]
+            given = [self.draw_values((8, 20), torch.float32, 90 + step) / 4 for step in range(3 + 1 + 6)]
 
             def step() -> None:
                 optimizer.zero_grad(set_to_none=False)
                 (model(x) ** 2).mean().backward()
                 optimizer.step()
 
-            def eager(values: torch.Tensor) -> None:
+            def run_eager(values: torch.Tensor) -> None:
                 x.copy_(values)
                 step()
 
             if device == self.peer:
                 for values in given:
-                    eager(values)
+                    run_eager(values)
                 return list(model.parameters())
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 for values in given[:3]:
-                    eager(values)
+                    run_eager(values)
                 optimizer.zero_grad(set_to_none=False)
                 optimizer.freeze()
-                eager(given[3])
+                run_eager(given[3])
             torch.cuda.current_stream().wait_stream(stream)
             if replayed:
                 torch.cuda.synchronize()
@@ -471,60 +473,66 @@ class Rank:
                 del graph
             else:
                 for values in given[4:]:
-                    eager(values)
+                    run_eager(values)
                 results = [each.detach().clone() for each in model.parameters()]
             optimizer.unfreeze()
             return results
 
-        self.both(act, HALF if more else SAME)
+        self.compare_devices(run_on, HALF if more else SAME)
 
-    def cases(self) -> Iterator[Case]:
+    def list_cases(self) -> Iterator[Case]:
         """Yield all cases with their names."""
         sum_, average = self.engine.Sum, self.engine.Average
         ops = {"Sum": sum_, "Min": self.engine.Min, "Max": self.engine.Max, "Product": self.engine.Product}
         for dtype in (*FLOATS, *WHOLE, torch.bool):
             for name, op in ops.items():
-                yield f"allreduce of {dtype}, {name}", partial(self.reduced, dtype, op, (31, 17))
+                yield f"allreduce of {dtype}, {name}", partial(self.check_reduction, dtype, op, (31, 17))
         for dtype in FLOATS:
-            yield f"allreduce of {dtype}, Average", partial(self.reduced, dtype, average, (31, 17))
+            yield f"allreduce of {dtype}, Average", partial(self.check_reduction, dtype, average, (31, 17))
         for shape in ((0,), (1,), (), (LARGE,)):
-            yield f"allreduce of {shape}", partial(self.reduced, torch.float32, sum_, shape)
+            yield f"allreduce of {shape}", partial(self.check_reduction, torch.float32, sum_, shape)
         factors = {"prescale_factor": 0.5, "postscale_factor": 4.0}
-        yield "allreduce with factors", partial(self.reduced, torch.float32, sum_, (1000,), **factors)
+        yield "allreduce with factors", partial(self.check_reduction, torch.float32, sum_, (1000,), **factors)
         yield "in place", self.in_place
-        yield "300 at a time, in another order on each rank", self.many
-        yield "groups", self.grouped
+        yield "300 at a time, in another order on each rank", self.check_many
+        yield "groups", self.check_groups
         for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.bool):
-            yield f"rows of {dtype}", partial(self.moved, dtype)
-        yield "as halves", self.compressed
-        yield "objects and states", self.objects
-        yield "sparse", self.sparse
-        yield "gradients through operations", self.differentiated
-        yield "SyncBatchNorm", self.normalised
-        yield "join", self.joined
+            yield f"rows of {dtype}", partial(self.check_exchanges, dtype)
+        yield "as halves", self.check_compression
+        yield "objects and states", self.check_objects
+        yield "sparse", self.check_sparse
+        yield "gradients through operations", self.check_gradients
+        yield "SyncBatchNorm", self.check_batch_norm
+        yield "join", self.check_join
         yield "process sets", self.in_sets
-        yield "values that are there late", self.ordered
+        yield "values that are there late", self.check_late_values
         yield "streams", self.on_streams
-        yield "memory used again", self.reused
-        yield "threads", self.threads
+        yield "memory used again", self.check_memory_reuse
+        yield "threads", self.check_threads
         yield "a capture refused", self.refused_capture
         yield "a capture beside", self.captured_beside
-        yield "optimizer", self.trained
-        yield "optimizer, kept gradients", partial(self.trained, kept=True)
-        yield "optimizer, side by side", partial(self.trained, gradient_as_bucket_view=True)
-        yield "optimizer, side by side and kept", partial(self.trained, kept=True, gradient_as_bucket_view=True)
-        yield "optimizer, as halves", partial(self.trained, HALF, compression=self.engine.Compression.fp16)
-        yield "optimizer, two passes a step", partial(self.trained, backward_passes_per_step=2)
-        yield "optimizer, Adasum", partial(self.trained, op=self.engine.Adasum)
-        yield "optimizer, part of the model on the host", partial(self.trained, mixed=True)
-        yield "optimizer, sparse", self.embedded
-        yield "frozen", partial(self.frozen, False)
-        yield "frozen and replayed", partial(self.frozen, True)
-        yield "frozen and replayed, as halves", partial(self.frozen, True, compression=self.engine.Compression.fp16)
-        yield "frozen and replayed, side by side", partial(self.frozen, True, gradient_as_bucket_view=True)
+        yield "optimizer", self.check_training
+        yield "optimizer, kept gradients", partial(self.check_training, kept=True)
+        yield "optimizer, side by side", partial(self.check_training, gradient_as_bucket_view=True)
+        yield "optimizer, side by side and kept", partial(self.check_training, kept=True, gradient_as_bucket_view=True)
+        yield "optimizer, as halves", partial(self.check_training, HALF, compression=self.engine.Compression.fp16)
+        yield "optimizer, two passes a step", partial(self.check_training, backward_passes_per_step=2)
+        yield "optimizer, Adasum", partial(self.check_training, op=self.engine.Adasum)
+        yield "optimizer, part of the model on the host", partial(self.check_training, mixed=True)
+        yield "optimizer, sparse", self.check_embedding
+        yield "frozen", partial(self.check_frozen_training, False)
+        yield "frozen and replayed", partial(self.check_frozen_training, True)
+        yield (
+            "frozen and replayed, as halves",
+            partial(self.check_frozen_training, True, compression=self.engine.Compression.fp16),
+        )
+        yield (
+            "frozen and replayed, side by side",
+            partial(self.check_frozen_training, True, gradient_as_bucket_view=True),
+        )
 
 
-def _flat(results: Any) -> list[torch.Tensor]:
+def _flatten_results(results: Any) -> list[torch.Tensor]:
     if isinstance(results, torch.Tensor):
         return [results]
     return [each if isinstance(each, torch.Tensor) else torch.as_tensor(each) for each in results]

@@ -32,7 +32,7 @@ class DriverError(RuntimeError):
 
 
 @functools.cache
-def library() -> ctypes.CDLL:
+def load_library() -> ctypes.CDLL:
     """Load the driver's library, which the setting `cuda_library` names, as the engine does."""
     chosen = config.load(config.environment()).cuda_library
     loaded = ctypes.CDLL(str(chosen or "libcuda.so.1"), mode=os.RTLD_NOW)
@@ -46,21 +46,21 @@ def is_stand_in(loaded: ctypes.CDLL) -> bool:
     return hasattr(loaded, "stand_report")
 
 
-class Driver:
+class CudaDriver:
     """Device whose primary context is current in this thread, and a stream that does not wait for stream 0."""
 
     def __init__(self, ordinal: int = 0) -> None:
         self.ordinal = ordinal
-        self.library = library()
+        self.library = load_library()
         self.context, self.stream = ctypes.c_void_p(), ctypes.c_void_p()
         device = ctypes.c_int()
-        self.call("cuInit", 0)
-        self.call("cuDeviceGet", ctypes.byref(device), ordinal)
-        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(self.context), device)
-        self.call("cuCtxSetCurrent", self.context)
-        self.call("cuStreamCreateWithPriority", ctypes.byref(self.stream), 1, 0)
+        self.call_driver("cuInit", 0)
+        self.call_driver("cuDeviceGet", ctypes.byref(device), ordinal)
+        self.call_driver("cuDevicePrimaryCtxRetain", ctypes.byref(self.context), device)
+        self.call_driver("cuCtxSetCurrent", self.context)
+        self.call_driver("cuStreamCreateWithPriority", ctypes.byref(self.stream), 1, 0)
 
-    def call(self, name: str, *arguments: Any) -> None:
+    def call_driver(self, name: str, *arguments: Any) -> None:
         """Call a function of the driver.
 
         Raises
@@ -71,28 +71,28 @@ class Driver:
         if code := getattr(self.library, name)(*arguments):
             raise DriverError(f"{name} returned {code_name(self.library, code)}")
 
-    def number(self, name: str, *arguments: Any) -> int:
+    def read_number(self, name: str, *arguments: Any) -> int:
         """Call a function that writes an int, and return the int."""
         found = ctypes.c_int()
-        self.call(name, ctypes.byref(found), *arguments)
+        self.call_driver(name, ctypes.byref(found), *arguments)
         return found.value
 
-    def allocate(self, nbytes: int) -> int:
+    def allocate_memory(self, nbytes: int) -> int:
         """Allocate device memory."""
         at = ctypes.c_uint64()
-        self.call("cuMemAlloc_v2", ctypes.byref(at), ctypes.c_size_t(max(nbytes, 1)))
+        self.call_driver("cuMemAlloc_v2", ctypes.byref(at), ctypes.c_size_t(max(nbytes, 1)))
         return at.value
 
-    def free(self, at: int) -> None:
+    def free_memory(self, at: int) -> None:
         """Free device memory, which must not be in use."""
-        self.call("cuMemFree_v2", ctypes.c_uint64(at))
+        self.call_driver("cuMemFree_v2", ctypes.c_uint64(at))
 
     def put(self, at: int, values: NDArray[Any]) -> None:
         """Copy values to the device, and wait for the copy."""
         source = np.ascontiguousarray(values)
         size, pointer = ctypes.c_size_t(source.nbytes), ctypes.c_void_p(source.ctypes.data)
         if source.nbytes:
-            self.call("cuMemcpyHtoDAsync_v2", ctypes.c_uint64(at), pointer, size, self.stream)
+            self.call_driver("cuMemcpyHtoDAsync_v2", ctypes.c_uint64(at), pointer, size, self.stream)
         self.synchronize()
 
     def get(self, at: int, like: NDArray[Any]) -> NDArray[Any]:
@@ -100,37 +100,37 @@ class Driver:
         values = np.empty_like(like)
         size, pointer = ctypes.c_size_t(values.nbytes), ctypes.c_void_p(values.ctypes.data)
         if values.nbytes:
-            self.call("cuMemcpyDtoHAsync_v2", pointer, ctypes.c_uint64(at), size, self.stream)
+            self.call_driver("cuMemcpyDtoHAsync_v2", pointer, ctypes.c_uint64(at), size, self.stream)
         self.synchronize()
         return values
 
     def synchronize(self) -> None:
         """Wait for the stream."""
-        self.call("cuStreamSynchronize", self.stream)
+        self.call_driver("cuStreamSynchronize", self.stream)
 
-    def rest(self) -> None:
+    def wait_for_device(self) -> None:
         """Wait until nothing of this process runs on the device."""
-        self.call("cuCtxSynchronize")
+        self.call_driver("cuCtxSynchronize")
 
-    def memory(self) -> tuple[int, int]:
+    def read_memory(self) -> tuple[int, int]:
         """Return the unused and the total bytes of the device."""
         unused, total = ctypes.c_size_t(), ctypes.c_size_t()
-        self.call("cuMemGetInfo_v2", ctypes.byref(unused), ctypes.byref(total))
+        self.call_driver("cuMemGetInfo_v2", ctypes.byref(unused), ctypes.byref(total))
         return unused.value, total.value
 
-    def module(self) -> ctypes.c_void_p:
+    def load_kernels(self) -> ctypes.c_void_p:
         """Load the engine's kernels, which the driver compiles."""
         made = ctypes.c_void_p()
-        self.call("cuModuleLoadDataEx", ctypes.byref(made), image(), 0, None, None)
+        self.call_driver("cuModuleLoadDataEx", ctypes.byref(made), read_kernels(), 0, None, None)
         return made
 
-    def function(self, module: ctypes.c_void_p, name: str) -> ctypes.c_void_p:
+    def find_kernel(self, module: ctypes.c_void_p, name: str) -> ctypes.c_void_p:
         """Find a kernel in a module."""
         found = ctypes.c_void_p()
-        self.call("cuModuleGetFunction", ctypes.byref(found), module, name.encode())
+        self.call_driver("cuModuleGetFunction", ctypes.byref(found), module, name.encode())
         return found
 
-    def reports(self) -> list[str]:
+    def read_reports(self) -> list[str]:
         """Return errors that the stand-in has found; empty for a driver."""
         if not is_stand_in(self.library):
             return []
@@ -141,14 +141,14 @@ class Driver:
 
 
 @functools.cache
-def image() -> bytes:
+def read_kernels() -> bytes:
     """Return the engine's kernels as shipped."""
     return Path(PTX).read_bytes()
 
 
 def kernel_names() -> list[str]:
     """Return the names of the engine's kernels."""
-    return [name.decode() for name in re.findall(rb"\.entry (\w+)", image())]
+    return [name.decode() for name in re.findall(rb"\.entry (\w+)", read_kernels())]
 
 
 def code_name(loaded: ctypes.CDLL, code: int) -> str:
@@ -196,34 +196,34 @@ class ExchangeTable(ctypes.Structure):
 
 
 class Array:
-    """Array in device memory. All arrays of a process use the stream of one `Driver`."""
+    """Array in device memory. All arrays of a process use the stream of one `CudaDriver`."""
 
     __dlpack_c_exchange_api__: ClassVar[Any]
     stream: ClassVar[int | None] = None
 
-    def __init__(self, driver: Driver, values: NDArray[Any], dtype: str = "") -> None:
+    def __init__(self, driver: CudaDriver, values: NDArray[Any], dtype: str = "") -> None:
         """Copy values to the device. `dtype` is that of `values` if it is not "bfloat16"."""
         self.driver = driver
         self.like = np.ascontiguousarray(values)
         self.code = 4 if dtype == BFLOAT16 else CODES[self.like.dtype.kind]
         self.shape = (ctypes.c_int64 * 1)(self.like.size)
-        self.at = driver.allocate(self.like.nbytes)
+        self.at = driver.allocate_memory(self.like.nbytes)
         self.device = f"cuda:{driver.ordinal}"
         Array.stream = driver.stream.value
         driver.put(self.at, self.like)
 
-    def numpy(self) -> NDArray[Any]:
+    def to_numpy(self) -> NDArray[Any]:
         """Return the values, after all work of the stream."""
         return self.driver.get(self.at, self.like)
 
-    def free(self) -> None:
+    def free_memory(self) -> None:
         """Free the memory after all work of the stream."""
         self.driver.synchronize()
-        self.driver.free(self.at)
+        self.driver.free_memory(self.at)
 
 
 @BORROW
-def _borrow(array: Array, out: Any) -> int:
+def _fill_tensor(array: Array, out: Any) -> int:
     told, kind = out[0], array.like.dtype
     told.data, told.device_type, told.device_id = array.at, 2, array.driver.ordinal
     told.ndim, told.shape, told.strides, told.byte_offset = 1, array.shape, None, 0
@@ -237,7 +237,7 @@ def _current_stream(_type: int, _ordinal: int, out: Any) -> int:
     return 0
 
 
-_table = ExchangeTable(1, 3, None, None, None, None, _borrow, _current_stream)
+_table = ExchangeTable(1, 3, None, None, None, None, _fill_tensor, _current_stream)
 _capsule = ctypes.pythonapi.PyCapsule_New
 _capsule.restype = ctypes.py_object
 _capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.gpu import ranks
-from benchmarks.gpu.driver import Array, Driver
-from benchmarks.gpu.native_calls import row
+from benchmarks.gpu.driver import Array, CudaDriver
+from benchmarks.gpu.native_calls import make_row
 
 COUNT, MANY = 1024, 100
 CASES = {
@@ -26,7 +26,7 @@ CASES = {
 }
 
 
-def small(samples: int, make: Callable[[], Any], synchronize: Callable[[], None]) -> list[dict[str, Any]]:
+def measure_small(samples: int, make: Callable[[], Any], synchronize: Callable[[], None]) -> list[dict[str, Any]]:
     """Return rows for one array at a time: until the call returns, `wait` returns, and the device is done."""
     rows = []
     for name, factor in CASES.items():
@@ -44,11 +44,11 @@ def small(samples: int, make: Callable[[], Any], synchronize: Callable[[], None]
             if sample >= 0:
                 seconds[:, sample] = [mark - marks[0] for mark in marks[1:]]
         for each, what in zip(seconds, ("the call returns", "it is enqueued", "the device has passed"), strict=True):
-            rows.append(row(f"{name}, until {what}", each))
+            rows.append(make_row(f"{name}, until {what}", each))
     return rows
 
 
-def many(device: Driver, samples: int) -> list[dict[str, Any]]:
+def measure_many(device: CudaDriver, samples: int) -> list[dict[str, Any]]:
     """Return rows for a hundred arrays that are submitted one after the other and then waited for."""
     arrays = [Array(device, np.ones(COUNT, np.float32)) for _ in range(MANY)]
     submitted, enqueued = np.empty(samples), np.empty(samples)
@@ -63,7 +63,7 @@ def many(device: Driver, samples: int) -> list[dict[str, Any]]:
         if sample >= 0:
             submitted[sample], enqueued[sample] = (middle - begun) / MANY, (end - begun) / MANY
     what = f"each of {MANY} allreduces of 4 KiB"
-    return [row(f"{what}, the call", submitted), row(f"{what}, until all are enqueued", enqueued)]
+    return [make_row(f"{what}, the call", submitted), make_row(f"{what}, until all are enqueued", enqueued)]
 
 
 def main() -> None:
@@ -72,18 +72,18 @@ def main() -> None:
     here, samples = json.loads(Path(known).read_text(encoding="utf-8")), int(told_samples)
     import engine
 
-    device = Driver()
+    device = CudaDriver()
     engine.init()
-    rows = small(samples, lambda: Array(device, np.ones(COUNT, np.float32)), device.synchronize)
-    rows += many(device, max(samples // 5, 3))
+    rows = measure_small(samples, lambda: Array(device, np.ones(COUNT, np.float32)), device.synchronize)
+    rows += measure_many(device, max(samples // 5, 3))
     if not here["why_no_torch"]:
         import torch
 
         torch.cuda.set_device(0)
-        of_torch = small(samples, lambda: torch.ones(COUNT, device="cuda"), torch.cuda.synchronize)
+        of_torch = measure_small(samples, lambda: torch.ones(COUNT, device="cuda"), torch.cuda.synchronize)
         rows += [each | {"name": f"torch: {each['name']}"} for each in of_torch]
     engine.shutdown()
-    told = {"rows": rows, "problems": device.reports()}
+    told = {"rows": rows, "problems": device.read_reports()}
     Path(where, "0.json").write_text(json.dumps(told), encoding="utf-8")
     sys.stdout.flush()
     os._exit(0)

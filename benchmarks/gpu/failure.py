@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.gpu import ranks
-from benchmarks.gpu.driver import Array, Driver
+from benchmarks.gpu.driver import Array, CudaDriver
 from benchmarks.gpu.part import Skipped, Task
 
 COUNT = 1 << 18
@@ -31,7 +31,7 @@ ALLOWED = 1 << 20
 MODULE = "benchmarks.gpu.failure"
 
 
-def measure(task: Task) -> dict[str, Any]:
+def measure_part(task: Task) -> dict[str, Any]:
     """Measure both cases.
 
     Returns
@@ -44,19 +44,19 @@ def measure(task: Task) -> dict[str, Any]:
     """
     found: dict[str, Any] = {"problems": []}
     try:
-        with _job(task, "again", 1, {}, task.pick(LEAST, 12), 0.6) as told:
+        with _run_job(task, "again", 1, {}, task.pick_amount(LEAST, 12), 0.6) as told:
             used = [each["used"] for each in told["worlds"]][SETTLED:]
             found |= {"again": told["worlds"], "growth": used[-1] - used[0]}
             found["problems"] += told["problems"]
         if found["growth"] > ALLOWED:
             found["problems"].append(f"the device's memory that is in use has grown by {found['growth']} bytes")
-    except ranks.RankFailedError as error:  # the other case is tried nevertheless
+    except ranks.RankProcessError as error:  # the other case is tried nevertheless
         found["problems"].append(str(error))
     task.tell(found)
     found["lost"] = {}
     try:
-        where, variables = ranks.together(task.here)
-        with _job(task, "lost", 2, variables, 1, 0.9, killed=(1,)) as told:
+        where, variables = ranks.find_placement(task.here)
+        with _run_job(task, "lost", 2, variables, 1, 0.9, killed=(1,)) as told:
             found["lost"] = {"where": where, **told["seconds"], "said": told["said"]}
             found["problems"] += told["problems"]
     except Skipped as error:
@@ -65,7 +65,7 @@ def measure(task: Task) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _job(
+def _run_job(
     task: Task, what: str, size: int, variables: dict[str, str], turns: int, share: float, killed: tuple[int, ...] = ()
 ) -> Any:
     """Run a job and yield the results of rank 0."""
@@ -81,7 +81,7 @@ def _job(
 # ---- a rank ----------------------------------------------------------------------------------------------------------
 
 
-def again(device: Driver, turns: int, seconds: float) -> dict[str, Any]:
+def run_worlds(device: CudaDriver, turns: int, seconds: float) -> dict[str, Any]:
     """Run successive worlds."""
     import engine
 
@@ -94,21 +94,21 @@ def again(device: Driver, turns: int, seconds: float) -> dict[str, Any]:
         times["init"], begun = time.perf_counter() - begun, time.perf_counter()
         array = Array(device, np.ones(COUNT, np.float32))
         ranks.allreduce(array, array, "first", postscale=2.0).wait()
-        right = bool((array.numpy() == 2).all())
+        right = bool((array.to_numpy() == 2).all())
         times["first"] = time.perf_counter() - begun
-        array.free()
+        array.free_memory()
         begun = time.perf_counter()
         engine.shutdown()
         times["shutdown"] = time.perf_counter() - begun
-        device.rest()
-        free, total = device.memory()
+        device.wait_for_device()
+        free, total = device.read_memory()
         worlds.append(times | {"used": total - free})
         if not right:
             problems.append(f"world {turn}: the allreduce was wrong")
     return {"worlds": worlds, "problems": problems}
 
 
-def lost(device: Driver, where: Path) -> dict[str, Any]:
+def lose_rank(device: CudaDriver, where: Path) -> dict[str, Any]:
     """Reduce with both ranks until one dies."""
     import engine
     from engine.errors import WorldError
@@ -131,13 +131,13 @@ def lost(device: Driver, where: Path) -> dict[str, Any]:
         died = float(death.read_text(encoding="utf-8"))
         seconds["heard"] = heard - died
         engine.shutdown()
-        device.rest()
+        device.wait_for_device()
         seconds["rest"] = time.monotonic() - died
-        os.environ.update(ranks.world(f"{os.environ['ENGINE_JOB']}-alone", 0, 1))
+        os.environ.update(ranks.make_variables(f"{os.environ['ENGINE_JOB']}-alone", 0, 1))
         engine.init()
         alone = Array(device, np.ones(COUNT, np.float32))
         ranks.allreduce(alone, alone, "alone", postscale=3.0).wait()
-        if not (alone.numpy() == 3).all():
+        if not (alone.to_numpy() == 3).all():
             problems.append("the survivor's own allreduce was wrong")
         seconds["alone"] = time.monotonic() - died
         engine.shutdown()
@@ -149,9 +149,9 @@ def main() -> None:
     what, where, known, turns, seconds = sys.argv[1:]
     here = json.loads(Path(known).read_text(encoding="utf-8"))
     rank = int(os.environ["RANK"])
-    device = Driver(ranks.ordinal(rank, here))
-    told = again(device, int(turns), float(seconds)) if what == "again" else lost(device, Path(where))
-    told["problems"] += device.reports()
+    device = CudaDriver(ranks.get_ordinal(rank, here))
+    told = run_worlds(device, int(turns), float(seconds)) if what == "again" else lose_rank(device, Path(where))
+    told["problems"] += device.read_reports()
     Path(where, f"{rank}.json").write_text(json.dumps(told), encoding="utf-8")
     sys.stdout.flush()
     os._exit(0)

@@ -21,8 +21,8 @@ import numpy as np
 
 from benchmarks.common import stats
 from benchmarks.gpu import ranks
-from benchmarks.gpu.driver import Array, Driver
-from benchmarks.gpu.native_calls import row
+from benchmarks.gpu.driver import Array, CudaDriver
+from benchmarks.gpu.native_calls import make_row
 from benchmarks.gpu.part import Skipped, Task
 
 COUNT, MANY = 1024, 100  # float32 numbers of an array, and number of arrays
@@ -33,24 +33,25 @@ CAPTURES = 5
 MODULE = "benchmarks.gpu.frozen"
 
 
-def measure(task: Task) -> dict[str, Any]:
+def measure_part(task: Task) -> dict[str, Any]:
     """Measure worlds of one rank and of two, then models.
 
     Returns
     -------
     dict
-        `worlds`: for each size, `where` the ranks were and the result of `Rank.measure`, or why it was `skipped`.
-        `workloads`: result of `frozen_steps.measure`, or why it was skipped. `problems`: errors.
+        `worlds`: for each size, `where` the ranks were, and the result of `FrozenRank.measure_ways` or why it was
+        `skipped`.
+        `workloads`: result of `frozen_steps.measure_workloads`, or why it was skipped. `problems`: errors.
     """
     worlds: dict[str, Any] = {}
     found: dict[str, Any] = {"worlds": worlds, "problems": []}
     for size in (1, 2):
         try:
-            where, variables = ("", {}) if size == 1 else ranks.together(task.here)
+            where, variables = ("", {}) if size == 1 else ranks.find_placement(task.here)
             worlds[str(size)] = {"where": where, **_of_ranks(size, variables, task)}
         except Skipped as error:
             worlds[str(size)] = {"skipped": str(error)}
-        except ranks.RankFailedError as error:
+        except ranks.RankProcessError as error:
             worlds[str(size)] = {"skipped": str(error).partition("\n")[0]}
             found["problems"].append(str(error))
         else:
@@ -60,14 +61,14 @@ def measure(task: Task) -> dict[str, Any]:
         return found | {"workloads": task.here["why_no_torch"]}
     from benchmarks.gpu import frozen_steps
 
-    return found | frozen_steps.measure(task, found)
+    return found | frozen_steps.measure_workloads(task, found)
 
 
 def _of_ranks(size: int, variables: dict[str, str], task: Task) -> dict[str, Any]:
     """Return the results of rank 0, with the problems of all ranks."""
     with tempfile.TemporaryDirectory() as scratch:
         (known := Path(scratch, "here.json")).write_text(json.dumps(task.here), encoding="utf-8")
-        with ranks.Ranks(MODULE, size, [scratch, str(known), str(task.pick(4, 100))], variables) as job:
+        with ranks.Ranks(MODULE, size, [scratch, str(known), str(task.pick_amount(4, 100))], variables) as job:
             job.end(0.3 * task.left)
         told = [json.loads(Path(scratch, f"{rank}.json").read_text(encoding="utf-8")) for rank in range(size)]
     return {**told[0], "problems": [problem for each in told for problem in each["problems"]]}
@@ -76,11 +77,11 @@ def _of_ranks(size: int, variables: dict[str, str], task: Task) -> dict[str, Any
 # ---- the rank --------------------------------------------------------------------------------------------------------
 
 
-class Rank:
+class FrozenRank:
     """This process: arrays on its device, and the ways to reduce them."""
 
     def __init__(self, ordinal: int) -> None:
-        self.device = Driver(ordinal)
+        self.device = CudaDriver(ordinal)
         self.arrays = [Array(self.device, np.ones(COUNT, np.float32)) for _ in range(MANY)]
         self.run = ctypes.c_void_p()
         self.pass_: Any = None
@@ -100,26 +101,26 @@ class Rank:
         tensors = [Frozen(f"array {k}", "float32", COUNT, each.at) for k, each in enumerate(self.arrays)]
         return runtime.device().freeze(self.device.ordinal, tensors, Reduction(ranks.OPS["sum"], *FACTORS, None))
 
-    def repeat(self) -> None:
+    def enqueue_pass(self) -> None:
         """Reduce the arrays by the frozen pass."""
         self.pass_.enqueue_pass(self.device.stream.value)
 
-    def capture(self) -> None:
+    def capture_pass(self) -> None:
         """Capture the frozen pass into a graph."""
-        graph, call = ctypes.c_void_p(), self.device.call
+        graph, call = ctypes.c_void_p(), self.device.call_driver
         if self.run.value:
             call("cuGraphExecDestroy", self.run)
         call("cuStreamBeginCapture_v2", self.device.stream, 0)
-        self.repeat()
+        self.enqueue_pass()
         call("cuStreamEndCapture", self.device.stream, ctypes.byref(graph))
         call("cuGraphInstantiateWithFlags", ctypes.byref(self.run), graph, ctypes.c_ulonglong(0))
         call("cuGraphDestroy", graph)
 
-    def launch(self) -> None:
+    def launch_graph(self) -> None:
         """Reduce the arrays by the graph."""
-        self.device.call("cuGraphLaunch", self.run, self.device.stream)
+        self.device.call_driver("cuGraphLaunch", self.run, self.device.stream)
 
-    def timed(self, act: Callable[[], Any]) -> tuple[float, float]:
+    def time_action(self, act: Callable[[], Any]) -> tuple[float, float]:
         """Return the seconds until an action has returned, and until the device has done its work."""
         self.device.synchronize()
         begun = time.perf_counter()
@@ -128,55 +129,61 @@ class Rank:
         self.device.synchronize()
         return returned - begun, time.perf_counter() - begun
 
-    def made(self) -> dict[str, Any]:
+    def measure_freezing(self) -> dict[str, Any]:
         """Freeze twice and capture; return the `memory` that each freeze takes in bytes, and `rows` of seconds."""
         self.submit()  # opens the GPU
-        self.device.rest()
+        self.device.wait_for_device()
         memory, seconds = [], []
         for _ in range(2):
-            before, _ = self.device.memory()
+            before, _ = self.device.read_memory()
             begun = time.perf_counter()
             self.pass_ = self.freeze()
             seconds.append(time.perf_counter() - begun)
-            memory.append(before - self.device.memory()[0])
-        captures = np.array([self.timed(self.capture)[0] for _ in range(CAPTURES)])
-        rows = [row("the first freeze, which connects the ranks", np.array(seconds[:1]))]
-        rows += [row("another freeze", np.array(seconds[1:])), row("capture, and the graph instantiated", captures)]
+            memory.append(before - self.device.read_memory()[0])
+        captures = np.array([self.time_action(self.capture_pass)[0] for _ in range(CAPTURES)])
+        rows = [make_row("the first freeze, which connects the ranks", np.array(seconds[:1]))]
+        rows += [
+            make_row("another freeze", np.array(seconds[1:])),
+            make_row("capture, and the graph instantiated", captures),
+        ]
         return {"memory": memory, "rows": rows}
 
-    def measure(self, samples: int) -> dict[str, Any]:
+    def measure_ways(self, samples: int) -> dict[str, Any]:
         """Measure the ways in turns.
 
         Returns
         -------
         dict
-            `memory` and `rows`, as in `made`. `ratios`: by way, the time until the device is done relative to the
-            unfrozen way, with intervals.
+            `memory` and `rows`, as in `measure_freezing`. `ratios`: by way, the time until the device is done relative
+            to the unfrozen way, with intervals.
         """
-        made = self.made()
-        ways = dict(zip(WAYS, (self.submit, self.repeat, self.launch), strict=True))
+        made = self.measure_freezing()
+        ways = dict(zip(WAYS, (self.submit, self.enqueue_pass, self.launch_graph), strict=True))
         taken = {way: np.empty((2, samples)) for way in WAYS}
         for sample in range(-2, samples):  # the first two are not counted
             for turn in range(len(WAYS)):
                 way = WAYS[(turn + sample) % len(WAYS)]
-                both = self.timed(ways[way])
+                both = self.time_action(ways[way])
                 if sample >= 0:
                     taken[way][:, sample] = both
         rows = made["rows"]
         for way, (returned, passed) in taken.items():
-            rows += [row(f"{way}, until it is enqueued", returned), row(f"{way}, until the device has passed", passed)]
-        ratios = {way: stats.ratio(list(taken[way][1]), list(taken[UNFROZEN][1])).record() for way in WAYS[1:]}
+            rows += [
+                make_row(f"{way}, until it is enqueued", returned),
+                make_row(f"{way}, until the device has passed", passed),
+            ]
+        ratios = {way: stats.estimate_ratio(list(taken[way][1]), list(taken[UNFROZEN][1])).record() for way in WAYS[1:]}
         return made | {"ratios": ratios}
 
-    def wrong(self, size: int, rank: int) -> list[str]:
+    def find_errors(self, size: int, rank: int) -> list[str]:
         """Reduce new values in each way, and describe wrong sums."""
         problems = []
-        for way, act in zip(WAYS, (self.submit, self.repeat, self.launch), strict=True):
+        for way, act in zip(WAYS, (self.submit, self.enqueue_pass, self.launch_graph), strict=True):
             for k, each in enumerate(self.arrays):
                 self.device.put(each.at, np.full(COUNT, k + rank, np.float32))
             act()
             for k, each in enumerate(self.arrays):
-                if not (each.numpy() == size * k + sum(range(size))).all():
+                if not (each.to_numpy() == size * k + sum(range(size))).all():
                     problems.append(f"{way}, {size} ranks: array {k} is not the sum")
                     break
         return problems
@@ -190,12 +197,12 @@ def main() -> None:
 
     engine.init()
     rank, size = engine.rank(), engine.size()
-    me = Rank(ranks.ordinal(rank, here))
-    told = me.measure(int(samples))
-    told["problems"] = me.wrong(size, rank)
-    me.device.call("cuGraphExecDestroy", me.run)
+    me = FrozenRank(ranks.get_ordinal(rank, here))
+    told = me.measure_ways(int(samples))
+    told["problems"] = me.find_errors(size, rank)
+    me.device.call_driver("cuGraphExecDestroy", me.run)
     engine.shutdown()
-    told["problems"] += me.device.reports()
+    told["problems"] += me.device.read_reports()
     Path(where, f"{rank}.json").write_text(json.dumps(told), encoding="utf-8")
     sys.stdout.flush()
     os._exit(0)

@@ -19,7 +19,7 @@ import torch
 from benchmarks.common import stats
 from benchmarks.gpu import ranks, steps, training
 from benchmarks.gpu.part import Task
-from benchmarks.training.worker import Variant
+from benchmarks.training.worker import TrainingVariant
 
 FLOOR, PEER, UNFROZEN = steps.FLOOR, steps.PEER, steps.OURS
 FROZEN, REPLAY, BARE_REPLAY = "engine_frozen", "engine_replay", "floor_replay"
@@ -29,18 +29,18 @@ WARMUP = 3  # steps before a freeze or a capture
 MODULE = "benchmarks.gpu.frozen_steps"
 
 
-def measure(task: Task, found: dict[str, Any]) -> dict[str, Any]:
-    """Measure every workload in a process of its own: `workloads` has the results of `train`, by name."""
+def measure_workloads(task: Task, found: dict[str, Any]) -> dict[str, Any]:
+    """Measure every workload in a process of its own: `workloads` has the results of `measure_workload`, by name."""
     workloads: dict[str, Any] = {}
     problems: list[str] = found["problems"]
     for number, name in enumerate(training.WORKLOADS):
         seconds = task.left / (len(training.WORKLOADS) - number)
         with tempfile.TemporaryDirectory() as scratch:
-            arguments = [scratch, str(0.6 * seconds), str(task.pick(4, 12)), name]
+            arguments = [scratch, str(0.6 * seconds), str(task.pick_amount(4, 12)), name]
             try:
                 with ranks.Ranks(MODULE, 1, arguments) as job:
                     job.end(seconds)
-            except ranks.RankFailedError as error:
+            except ranks.RankProcessError as error:
                 problems.append(f"{name}: {error}")
                 continue
             workloads[name] = told = json.loads(Path(scratch, "0.json").read_text(encoding="utf-8"))
@@ -51,37 +51,37 @@ def measure(task: Task, found: dict[str, Any]) -> dict[str, Any]:
     return {"workloads": workloads, "problems": problems}
 
 
-class Recording:
+class GraphRecording:
     """Captured steps of torch on a GPU, replayed on the current stream."""
 
     def __init__(self) -> None:
         self.stream = torch.cuda.Stream()
         self.graph = torch.cuda.CUDAGraph()
 
-    def warm(self, act: Callable[[], None]) -> None:
+    def run_on_stream(self, act: Callable[[], None]) -> None:
         """Run on the stream of the later capture, as torch requires."""
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
             act()
         torch.cuda.current_stream().wait_stream(self.stream)
 
-    def capture(self, act: Callable[[], None]) -> None:
+    def capture_action(self, act: Callable[[], None]) -> None:
         """Capture the work that an action enqueues."""
         torch.cuda.synchronize()
         with torch.cuda.graph(self.graph, stream=self.stream):
             act()
 
-    def replay(self) -> None:
+    def replay_graph(self) -> None:
         """Replay the captured work."""
         self.graph.replay()
 
 
-class Fixed(Variant):
+class FixedBatch(TrainingVariant):
     """Variant whose steps read one batch, into which the next ones are copied; frozen, or replayed, or both.
 
     Parameters
     ----------
-    recording : Recording, optional
+    recording : GraphRecording, optional
         Capture of the steps, if they are replayed.
     """
 
@@ -94,8 +94,8 @@ class Fixed(Variant):
         if recording is None:
             self.prepare()
             return
-        recording.warm(self.prepare)
-        recording.capture(super().step)
+        recording.run_on_stream(self.prepare)
+        recording.capture_action(super().step)
 
     def prepare(self) -> None:
         """Take warm-up steps; then freeze if required, with one more step."""
@@ -108,7 +108,7 @@ class Fixed(Variant):
         else:
             self._zero = {"set_to_none": False}
 
-    def bring(self) -> None:
+    def load_batch(self) -> None:
         """Copy the next batch to the memory from which steps read."""
         for place, given in zip(self.place, self.given[self.turn % len(self.given)], strict=True):
             place.copy_(given)
@@ -116,7 +116,7 @@ class Fixed(Variant):
 
     def step_as_ever(self) -> None:
         """Take one eager step."""
-        self.bring()
+        self.load_batch()
         super().step()
 
     def step(self) -> None:
@@ -124,11 +124,11 @@ class Fixed(Variant):
         if self.recording is None:
             self.step_as_ever()
         else:
-            self.bring()
-            self.recording.replay()
+            self.load_batch()
+            self.recording.replay_graph()
 
 
-class Bench(training.Bench):
+class FrozenBench(training.WorkloadBench):
     """All variants of a workload."""
 
     def __init__(self, workload: Any, device: str, recording: Callable[[], Any]) -> None:
@@ -136,16 +136,16 @@ class Bench(training.Bench):
         batches = next(iter(self.variants.values()))._batches
         for name in (FROZEN, REPLAY, BARE_REPLAY):
             replayed = recording() if name != FROZEN else None
-            self.variants[name] = Fixed(name, workload, batches, device, replayed)
+            self.variants[name] = FixedBatch(name, workload, batches, device, replayed)
 
 
-def train(
+def measure_workload(
     name: str,
     where: Path,
     rounds: int,
     seconds: float,
     device: str = "cuda:0",
-    recording: Callable[[], Any] = Recording,
+    recording: Callable[[], Any] = GraphRecording,
 ) -> dict[str, Any]:
     """Measure one workload in this process.
 
@@ -158,13 +158,13 @@ def train(
     end = time.monotonic() + seconds
     engine = training.join(where, device)
     workload = training.WORKLOADS[name]
-    bench = Bench(workload, device, recording)
+    bench = FrozenBench(workload, device, recording)
     for variant in (FLOOR, PEER, UNFROZEN):
-        bench.block(variant, WARMUP + 1)
-    bench.block(BARE_REPLAY, 1)
+        bench.time_block(variant, WARMUP + 1)
+    bench.time_block(BARE_REPLAY, 1)
     print(f"{name}: ready with {end - time.monotonic():.1f} s left", flush=True)
-    warm = max(bench.block(variant, 1) for variant in VARIANTS)
-    differences = {variant: bench.difference(variant, PEER) for variant in VARIANTS if variant != PEER}
+    warm = max(bench.time_block(variant, 1) for variant in VARIANTS)
+    differences = {variant: bench.compute_difference(variant, PEER) for variant in VARIANTS if variant != PEER}
     each = int(min(steps.MOST, max(2, steps.BLOCK / warm)))
     taken: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
     for number in range(rounds):
@@ -172,10 +172,10 @@ def train(
             break
         for turn in range(len(VARIANTS)):
             variant = VARIANTS[(turn + number) % len(VARIANTS)]
-            bench.block(variant, 1)
-            taken[variant].append(bench.block(variant, each))
+            bench.time_block(variant, 1)
+            taken[variant].append(bench.time_block(variant, each))
     print(f"{name}: measured with {end - time.monotonic():.1f} s left", flush=True)
-    ratios = {f"{of} to {to}": stats.ratio(taken[of], taken[to]).record() for of, to in RATIOS}
+    ratios = {f"{of} to {to}": stats.estimate_ratio(taken[of], taken[to]).record() for of, to in RATIOS}
     size = bench.size()
     bench.variants.clear()  # the graphs must be destroyed before the communicator that they use
     engine.shutdown()
@@ -184,4 +184,4 @@ def train(
 
 
 if __name__ == "__main__":
-    steps.be_rank(train)
+    steps.be_rank(measure_workload)

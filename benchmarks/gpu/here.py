@@ -20,7 +20,7 @@ from engine.errors import DeviceError
 SM = (75, 76, 16)  # device attributes: compute capability, major and minor; number of multiprocessors
 
 
-def look() -> dict[str, Any]:
+def describe_machine() -> dict[str, Any]:
     """Describe the machine.
 
     Returns
@@ -30,17 +30,17 @@ def look() -> dict[str, Any]:
         `nccl_version`, `why_no_nccl`, `torch` and `why_no_torch`, the reason why PyTorch has no CUDA here.
     """
     try:
-        library = driver.library()
+        library = driver.load_library()
     except OSError as error:
         return {"none": f"no GPU: {error}; install NVIDIA's driver, or name its library with ENGINE_CUDA_LIBRARY"}
     if code := library.cuInit(0):
         return {"none": f"no GPU: cuInit returned {driver.code_name(library, code)}"}
-    found: dict[str, Any] = {"stand_in": driver.is_stand_in(library), "cards": [_card(0)], "nccl_version": 0}
+    found: dict[str, Any] = {"stand_in": driver.is_stand_in(library), "cards": [_describe_card(0)], "nccl_version": 0}
     count = ctypes.c_int()
     library.cuDeviceGetCount(ctypes.byref(count))
-    found["cards"] += [_card(ordinal) for ordinal in range(1, count.value)]
+    found["cards"] += [_describe_card(ordinal) for ordinal in range(1, count.value)]
     found["driver"] = _kernel_module()
-    torch, found["torch"], found["why_no_torch"] = _torch(found["stand_in"])
+    torch, found["torch"], found["why_no_torch"] = _import_torch(found["stand_in"])
     from engine.gpu.libraries import cuda_text, load, nccl_text  # loads the extension, which the tables do without
 
     try:
@@ -56,18 +56,19 @@ def look() -> dict[str, Any]:
     return found
 
 
-def _card(ordinal: int) -> dict[str, Any]:
-    device = driver.Driver(ordinal)
+def _describe_card(ordinal: int) -> dict[str, Any]:
+    device = driver.CudaDriver(ordinal)
     name = ctypes.create_string_buffer(128)
-    device.call("cuDeviceGetName", name, len(name), device.number("cuDeviceGet", ordinal))
+    device.call_driver("cuDeviceGetName", name, len(name), device.read_number("cuDeviceGet", ordinal))
     major, minor, processors = (
-        device.number("cuDeviceGetAttribute", attribute, device.number("cuDeviceGet", ordinal)) for attribute in SM
+        device.read_number("cuDeviceGetAttribute", attribute, device.read_number("cuDeviceGet", ordinal))
+        for attribute in SM
     )
     return {
         "name": name.value.decode(errors="replace"),
         "capability": f"{major}.{minor}",
         "multiprocessors": processors,
-        "memory_gib": round(device.memory()[1] / 2**30, 1),
+        "memory_gib": round(device.read_memory()[1] / 2**30, 1),
     }
 
 
@@ -79,7 +80,7 @@ def _kernel_module() -> str | None:
     return None
 
 
-def _torch(stand_in: bool) -> tuple[Any, str | None, str | None]:
+def _import_torch(stand_in: bool) -> tuple[Any, str | None, str | None]:
     """Return PyTorch if it has CUDA, its version, and why it has none. PyTorch also loads NCCL, which is used then."""
     try:
         version = importlib.metadata.version("torch")
@@ -107,4 +108,4 @@ def describe(found: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(json.dumps(look()), encoding="utf-8")
+    Path(sys.argv[1]).write_text(json.dumps(describe_machine()), encoding="utf-8")

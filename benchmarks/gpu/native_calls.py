@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from benchmarks.common import native, paths
 from benchmarks.common.stats import Summary
-from benchmarks.gpu.driver import Driver, DriverError
+from benchmarks.gpu.driver import CudaDriver, DriverError
 
 WHY = 512
 WITHOUT_WORK = "pack_bytes"  # kernel that is launched without rows
@@ -33,57 +33,59 @@ class NcclCalls(ctypes.Structure):
 
 
 @functools.cache
-def library() -> ctypes.CDLL:
+def load_library() -> ctypes.CDLL:
     """Compile and load calls.c."""
     source = str(paths.ROOT / "benchmarks/gpu/calls.c")
-    loaded = ctypes.CDLL(str(native.build(source, shared=True, include=[paths.ROOT])))
+    loaded = ctypes.CDLL(str(native.compile_source(source, shared=True, include=[paths.ROOT])))
     loaded.calls_name.restype = ctypes.c_char_p
     loaded.calls_current_stream.restype = ctypes.c_double
     return loaded
 
 
-def row(name: str, samples: Samples) -> dict[str, Any]:
+def make_row(name: str, samples: Samples) -> dict[str, Any]:
     """Return one row of a table of costs."""
-    return {"name": name, **Summary.of(samples.tolist()).record()}
+    return {"name": name, **Summary.from_samples(samples.tolist()).record()}
 
 
 class Calls:
     """Functions of calls.c on a device."""
 
-    def __init__(self, device: Driver) -> None:
+    def __init__(self, device: CudaDriver) -> None:
         self.device = device
-        kernel = device.function(device.module(), WITHOUT_WORK)
-        self._checked("calls_open", ctypes.c_void_p(device.library._handle), kernel)
+        kernel = device.find_kernel(device.load_kernels(), WITHOUT_WORK)
+        self._call_checked("calls_open", ctypes.c_void_p(device.library._handle), kernel)
 
-    def names(self) -> list[str]:
-        """Return the names of the calls that `driver` measures, by number."""
-        return [library().calls_name(which).decode() for which in range(library().calls_count())]
+    def list_calls(self) -> list[str]:
+        """Return the names of the calls that `time_driver_call` measures, by number."""
+        return [load_library().calls_name(which).decode() for which in range(load_library().calls_count())]
 
-    def driver(self, which: int, batch: int, samples: int) -> Samples:
+    def time_driver_call(self, which: int, batch: int, samples: int) -> Samples:
         """Return the seconds of a call; each sample is the mean of a batch."""
         seconds = np.empty(samples)
-        self._checked("calls_measure", which, batch, _pointer(seconds), samples)
+        self._call_checked("calls_measure", which, batch, _get_pointer(seconds), samples)
         return seconds
 
     def wake(self, samples: int) -> tuple[Samples, Samples]:
         """Return the seconds until a woken thread runs, and those of the waking call."""
         woken, rung = np.empty(samples), np.empty(samples)
-        if code := library().calls_wake(_pointer(woken), _pointer(rung), samples):
+        if code := load_library().calls_wake(_get_pointer(woken), _get_pointer(rung), samples):
             raise OSError(code, "a thread cannot be started")
         return woken, rung
 
-    def nccl(self, calls: NcclCalls, samples: int) -> tuple[Samples, Samples]:
+    def time_allreduce(self, calls: NcclCalls, samples: int) -> tuple[Samples, Samples]:
         """Return the seconds until an allreduce has returned, and until it is enqueued."""
         returned, enqueued = np.empty(samples), np.empty(samples)
-        if code := library().calls_nccl(ctypes.byref(calls), _pointer(returned), _pointer(enqueued), samples):
+        if code := load_library().calls_nccl(
+            ctypes.byref(calls), _get_pointer(returned), _get_pointer(enqueued), samples
+        ):
             raise DriverError(f"ncclAllReduce: {'the driver has failed' if code < 0 else f'code {code}'}")
         return returned, enqueued
 
-    def _checked(self, name: str, *arguments: Any) -> None:
+    def _call_checked(self, name: str, *arguments: Any) -> None:
         why = ctypes.create_string_buffer(WHY)
-        if getattr(library(), name)(*arguments, why, ctypes.c_size_t(WHY)):
+        if getattr(load_library(), name)(*arguments, why, ctypes.c_size_t(WHY)):
             raise DriverError(why.value.decode())
 
 
-def _pointer(values: Samples) -> ctypes.c_void_p:
+def _get_pointer(values: Samples) -> ctypes.c_void_p:
     return ctypes.c_void_p(values.ctypes.data)

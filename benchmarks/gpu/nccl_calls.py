@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.gpu import ranks
-from benchmarks.gpu.driver import Driver
-from benchmarks.gpu.native_calls import Calls, NcclCalls, row
+from benchmarks.gpu.driver import CudaDriver
+from benchmarks.gpu.native_calls import Calls, NcclCalls, make_row
 
 COUNT = 256
 LANE_NAP_NS = 20_000
@@ -26,7 +26,7 @@ IN_PROGRESS, UNDEFINED, ID_BYTES = 7, -(2**31), 128
 WAIT = 60.0
 
 
-class Config(ctypes.Structure):
+class NcclConfig(ctypes.Structure):
     """Structure `ncclConfig_t` of 2.17, with the engine's values (engine_ext/gpu/nccl.h)."""
 
     _fields_ = (
@@ -48,18 +48,18 @@ class NcclError(RuntimeError):
     """Error of a failed call of NCCL."""
 
 
-class Rank:
+class NcclRank:
     """This process: NCCL, and its rank in the world."""
 
     def __init__(self, where: Path, here: dict[str, Any]) -> None:
         self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        self.device = Driver(ranks.ordinal(self.rank, here))
+        self.device = CudaDriver(ranks.get_ordinal(self.rank, here))
         self.nccl = ctypes.CDLL(here["nccl_library"], mode=os.RTLD_NOW)
         self.nccl.ncclGetLastError.restype = ctypes.c_char_p
         self.where = where
         self.calls = Calls(self.device)
 
-    def call(self, name: str, *arguments: Any) -> None:
+    def call_nccl(self, name: str, *arguments: Any) -> None:
         """Call a function; with a non-blocking communicator, it may still be in progress."""
         if (code := getattr(self.nccl, name)(*arguments)) not in (0, IN_PROGRESS):
             raise NcclError(f"{name} returned {code}: {(self.nccl.ncclGetLastError(None) or b'').decode()}")
@@ -68,7 +68,7 @@ class Rank:
         """Return the id of a communicator, which rank 0 publishes in a file."""
         made, file = Id(), self.where / f"id{turn}"
         if self.rank == 0:
-            self.call("ncclGetUniqueId", ctypes.byref(made))
+            self.call_nccl("ncclGetUniqueId", ctypes.byref(made))
             partial = file.with_suffix(".partial")
             partial.write_bytes(bytes(made))
             partial.replace(file)
@@ -83,17 +83,17 @@ class Rank:
         """Open a communicator over all ranks."""
         made = ctypes.c_void_p()
         undefined = (UNDEFINED, UNDEFINED, UNDEFINED, None, UNDEFINED)
-        config = Config(ctypes.sizeof(Config), 0xCAFEBEEF, 21700, int(blocking), *undefined)
+        config = NcclConfig(ctypes.sizeof(NcclConfig), 0xCAFEBEEF, 21700, int(blocking), *undefined)
         known = ctypes.byref(config)
-        self.call("ncclCommInitRankConfig", ctypes.byref(made), self.size, self.name(turn), self.rank, known)
-        self.settle(made, "opened")
+        self.call_nccl("ncclCommInitRankConfig", ctypes.byref(made), self.size, self.name(turn), self.rank, known)
+        self.wait_until_settled(made, "opened")
         return made
 
-    def settle(self, communicator: ctypes.c_void_p, what: str) -> None:
+    def wait_until_settled(self, communicator: ctypes.c_void_p, what: str) -> None:
         """Wait until nothing is in progress."""
         state, deadline = ctypes.c_uint(IN_PROGRESS), time.monotonic() + WAIT
         while state.value == IN_PROGRESS:
-            self.call("ncclCommGetAsyncError", communicator, ctypes.byref(state))
+            self.call_nccl("ncclCommGetAsyncError", communicator, ctypes.byref(state))
             if time.monotonic() > deadline:
                 raise NcclError(f"a communicator has not {what}")
             time.sleep(0.001)
@@ -108,42 +108,42 @@ class Rank:
         """
         self.device.synchronize()
         begun = time.perf_counter()
-        self.call("ncclCommFinalize", communicator)
-        self.settle(communicator, "ended")
+        self.call_nccl("ncclCommFinalize", communicator)
+        self.wait_until_settled(communicator, "ended")
         finalized = time.perf_counter()
         end = "ncclCommDestroy" if kind == "blocking" else "ncclCommAbort"
-        self.call(end, communicator)
+        self.call_nccl(end, communicator)
         taken = {"ncclCommFinalize": finalized - begun, end: time.perf_counter() - finalized}
-        return [row(f"{kind}: {name}", np.array([seconds])) for name, seconds in taken.items()]
+        return [make_row(f"{kind}: {name}", np.array([seconds])) for name, seconds in taken.items()]
 
-    def measure(self, turn: int, samples: int) -> list[dict[str, Any]]:
+    def measure_communicator(self, turn: int, samples: int) -> list[dict[str, Any]]:
         """Return rows for a communicator of one kind: blocking for turn 0, non-blocking for turn 1."""
         blocking = turn == 0
         begun = time.perf_counter()
         communicator = self.open(turn, blocking)
         opened = time.perf_counter() - begun
-        source, target = (self.device.allocate(4 * COUNT) for _ in range(2))
+        source, target = (self.device.allocate_memory(4 * COUNT) for _ in range(2))
         self.device.put(source, np.zeros(COUNT, np.float32))
         kind = "blocking" if blocking else "non-blocking"
-        rows = [row(f"{kind}: communicator opened", np.array([opened]))]
+        rows = [make_row(f"{kind}: communicator opened", np.array([opened]))]
         addresses = [ctypes.cast(getattr(self.nccl, name), ctypes.c_void_p).value for name in FUNCTIONS]
         for grouped in (0, 1):
             for nap in (0,) if blocking else (0, LANE_NAP_NS):
                 given = (communicator.value, source, target, COUNT, self.device.stream.value)
                 calls = NcclCalls(*addresses, *given, grouped, int(not blocking), nap)
-                self.calls.nccl(calls, 3)  # connects the ranks
-                returned, enqueued = self.calls.nccl(calls, samples)
+                self.calls.time_allreduce(calls, 3)  # connects the ranks
+                returned, enqueued = self.calls.time_allreduce(calls, samples)
                 what = f"{kind}: {'group of two allreduces' if grouped else 'allreduce'} of 1 KiB"
                 if blocking:
-                    rows.append(row(what, returned))
+                    rows.append(make_row(what, returned))
                     continue
                 how = "looked at every 20 us, as the lane does" if nap else "looked at all the time"
                 if not nap:
-                    rows.append(row(f"{what}, the call alone", returned))
-                rows.append(row(f"{what}, until it is enqueued, {how}", enqueued))
+                    rows.append(make_row(f"{what}, the call alone", returned))
+                rows.append(make_row(f"{what}, until it is enqueued, {how}", enqueued))
         rows += self.close(communicator, kind)
         for at in (source, target):
-            self.device.free(at)
+            self.device.free_memory(at)
         return rows
 
 
@@ -153,9 +153,9 @@ FUNCTIONS = ("ncclAllReduce", "ncclGroupStart", "ncclGroupEnd", "ncclCommGetAsyn
 def main() -> None:
     """Measure both kinds of communicators."""
     where, known, samples = sys.argv[1:]
-    me = Rank(Path(where), json.loads(Path(known).read_text(encoding="utf-8")))
-    rows = [each for turn in (0, 1) for each in me.measure(turn, int(samples))]
-    told = {"rows": rows, "problems": me.device.reports()}
+    me = NcclRank(Path(where), json.loads(Path(known).read_text(encoding="utf-8")))
+    rows = [each for turn in (0, 1) for each in me.measure_communicator(turn, int(samples))]
+    told = {"rows": rows, "problems": me.device.read_reports()}
     Path(where, f"{me.rank}.json").write_text(json.dumps(told), encoding="utf-8")
     sys.stdout.flush()
     os._exit(0)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.gpu import ranks, reference
-from benchmarks.gpu.driver import BFLOAT16, Array, Driver
+from benchmarks.gpu.driver import BFLOAT16, Array, CudaDriver
 from benchmarks.gpu.part import Task
 
 COUNTS = (1, 3, 1000)
@@ -32,7 +32,7 @@ WRONG = "wrong"
 BEYOND = 20_000_000  # number of float32 elements: more than a slab
 
 
-def measure(task: Task) -> dict[str, Any]:
+def measure_part(task: Task) -> dict[str, Any]:
     """Run the cases with one rank, and with two if possible.
 
     Returns
@@ -41,9 +41,9 @@ def measure(task: Task) -> dict[str, Any]:
         `worlds`: for each number of ranks, `where` they were, and `rows` with an error for each column; or `skipped`.
     """
     found: dict[str, Any] = {"worlds": {}, "problems": []}
-    for size, where, variables in ranks.worlds(task.here, (1, 2), found["worlds"]):
+    for size, where, variables in ranks.list_worlds(task.here, (1, 2), found["worlds"]):
         seconds = task.left * (0.4 if size == 1 else 0.9)
-        largest = task.pick(0, BEYOND if size == 1 else 100_000)
+        largest = task.pick_amount(0, BEYOND if size == 1 else 100_000)
         with tempfile.TemporaryDirectory() as scratch:
             (known := Path(scratch, "here.json")).write_text(json.dumps(task.here), encoding="utf-8")
             arguments = [scratch, str(known), str(0.8 * seconds), str(largest)]
@@ -60,31 +60,31 @@ def measure(task: Task) -> dict[str, Any]:
 # ---- a rank ----------------------------------------------------------------------------------------------------------
 
 
-class Rank:
+class NumericsRank:
     """This process in an initialized world."""
 
-    def __init__(self, rank: int, size: int, device: Driver) -> None:
+    def __init__(self, rank: int, size: int, device: CudaDriver) -> None:
         self.rank, self.size, self.device = rank, size, device
 
     def try_floats(self, dtype: str, op: str, count: int, **how: Any) -> float:
         """Return the error of one reduction."""
-        given = [reference.draw(rank, count, dtype) for rank in range(self.size)]
-        got = self.reduced(given[self.rank], dtype, op, **how)
+        given = [reference.draw_values(rank, count, dtype) for rank in range(self.size)]
+        got = self.reduce_values(given[self.rank], dtype, op, **how)
         return reference.error(got, given, dtype, op, **(how | {"wire": how.get("wire") or ""}))
 
     def try_whole(self, dtype: str, op: str, count: int) -> float:
         """Return 0 if the result is right, else infinity."""
-        given = [reference.draw(rank, count, dtype) for rank in range(self.size)]
-        got = self.reduced(given[self.rank], dtype, op)
-        return 0.0 if np.array_equal(got, reference.whole(given, op)) else inf
+        given = [reference.draw_values(rank, count, dtype) for rank in range(self.size)]
+        got = self.reduce_values(given[self.rank], dtype, op)
+        return 0.0 if np.array_equal(got, reference.reduce_whole(given, op)) else inf
 
-    def reduced(self, mine: reference.Values, dtype: str, op: str, **how: Any) -> reference.Values:
+    def reduce_values(self, mine: reference.Values, dtype: str, op: str, **how: Any) -> reference.Values:
         """Return the engine's result for this rank's values and the others'."""
         array, target = Array(self.device, mine, dtype), Array(self.device, np.zeros_like(mine), dtype)
         ranks.allreduce(array, target, op=op, **how).wait()
-        result = target.numpy()
+        result = target.to_numpy()
         for each in (array, target):
-            each.free()
+            each.free_memory()
         return result
 
     def try_broadcast(self, dtype: str, count: int) -> float:
@@ -92,20 +92,20 @@ class Rank:
         from engine.session import runtime
 
         root = self.size - 1
-        array = Array(self.device, reference.draw(self.rank, count, dtype), dtype)
+        array = Array(self.device, reference.draw_values(self.rank, count, dtype), dtype)
         runtime.engine().broadcast(array, array, None, root).wait()
-        right = np.array_equal(array.numpy(), reference.draw(root, count, dtype))
-        array.free()
+        right = np.array_equal(array.to_numpy(), reference.draw_values(root, count, dtype))
+        array.free_memory()
         return 0.0 if right else inf
 
     def try_nan(self, dtype: str, op: str) -> float:
         """Return 0 if a NaN and infinities of one rank arrive, else infinity."""
         odd = np.array([np.nan, np.inf, -np.inf, 1.0, 0.0])
-        given = [reference.rounded(odd if rank == 0 else np.ones(5), dtype) for rank in range(self.size)]
-        got = self.reduced(given[self.rank], dtype, op)
+        given = [reference.round_values(odd if rank == 0 else np.ones(5), dtype) for rank in range(self.size)]
+        got = self.reduce_values(given[self.rank], dtype, op)
         return 0.0 if reference.error(got, given, dtype, op) == 0 else inf
 
-    def cases(self, largest: int) -> Iterator[tuple[str, str, Callable[[], float], float]]:
+    def list_cases(self, largest: int) -> Iterator[tuple[str, str, Callable[[], float], float]]:
         """Yield row, column, the attempt, and the largest error allowed."""
         counts = (*COUNTS, largest) if largest else COUNTS
         for count in counts:
@@ -138,14 +138,14 @@ def main() -> None:
 
     end = time.monotonic() + float(seconds)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    device = Driver(ranks.ordinal(rank, here))
+    device = CudaDriver(ranks.get_ordinal(rank, here))
     rows: dict[str, dict[str, float]] = {}
     problems: list[str] = []
     unfinished = False
     engine.init()
-    me = Rank(rank, size, device)
-    for row, column, attempt, limit in me.cases(int(largest)):
-        if enough(time.monotonic() > end):
+    me = NumericsRank(rank, size, device)
+    for row, column, attempt, limit in me.list_cases(int(largest)):
+        if is_time_over(time.monotonic() > end):
             unfinished = True
             break
         off = attempt()
@@ -155,13 +155,13 @@ def main() -> None:
             problems.append(f"{row}, {column}: off by {off:.3g} units in the last place, more than {limit:g}")
     engine.shutdown()
     shown = {row: {name: off if off < inf else WRONG for name, off in columns.items()} for row, columns in rows.items()}
-    told = {"rows": shown, "problems": problems + device.reports(), "unfinished": unfinished}
+    told = {"rows": shown, "problems": problems + device.read_reports(), "unfinished": unfinished}
     Path(where, f"{rank}.json").write_text(json.dumps(told), encoding="utf-8")
     sys.stdout.flush()
     os._exit(0)
 
 
-def enough(over: bool) -> bool:
+def is_time_over(over: bool) -> bool:
     """Return whether the time is over on some rank, so that all end at the same case."""
     import engine
 

@@ -35,7 +35,7 @@ CACHES = {
 }
 
 
-def measure(task: Task) -> dict[str, Any]:
+def measure_part(task: Task) -> dict[str, Any]:
     """Open the GPU in successive processes: `times` in seconds, by state of the cache and by step; `problems`."""
     found: dict[str, Any] = {"times": {}, "problems": []}
     with tempfile.TemporaryDirectory() as scratch:
@@ -55,15 +55,15 @@ def measure(task: Task) -> dict[str, Any]:
 def main() -> None:
     """Open the GPU once."""
     times: dict[str, Any] = {}
-    clock = _Clock(times)
-    library = driver.library()
+    clock = _StepClock(times)
+    library = driver.load_library()
     clock("library")
     library.cuInit(0)
     clock("cuInit")
-    device = driver.Driver()
+    device = driver.CudaDriver()
     clock("context")
-    device.module()
-    device.rest()
+    device.load_kernels()
+    device.wait_for_device()
     clock("jit")
     import engine
     from engine.config import config
@@ -76,25 +76,25 @@ def main() -> None:
     plane.close()
     array = driver.Array(device, np.ones(1024, np.float32))
     ranks.allreduce(array, array, "first", postscale=2.0).wait()  # opens it again, like the first tensor of a job
-    clock.again()
+    clock.begin_step()
     ranks.allreduce(array, array, "second", postscale=2.0).wait()
-    right = bool((array.numpy() == 4).all())
+    right = bool((array.to_numpy() == 4).all())
     clock("first")
     engine.shutdown()
-    times["problems"] = device.reports() + ([] if right else ["the first allreduce was wrong"])
+    times["problems"] = device.read_reports() + ([] if right else ["the first allreduce was wrong"])
     Path(sys.argv[1]).write_text(json.dumps(times), encoding="utf-8")
     sys.stdout.flush()
     os._exit(0)  # skips the unloading of libraries, which is not measured
 
 
-class _Clock:
+class _StepClock:
     """Stopwatch that records the duration of each step."""
 
     def __init__(self, times: dict[str, Any]) -> None:
         self.times = times
-        self.again()
+        self.begin_step()
 
-    def again(self) -> None:
+    def begin_step(self) -> None:
         """Begin a step."""
         self.last = time.perf_counter()
 

@@ -30,16 +30,16 @@ OURS = re.compile(r"(?:un)?pack_\w+|reduce_(?:b?float|u?int|bool)\w*")
 Interval = tuple[float, float]
 
 
-def measure(task: Task) -> dict[str, Any]:
-    """Measure each workload in a process of its own: `workloads` has the results of `train`, by name; `problems`."""
+def measure_part(task: Task) -> dict[str, Any]:
+    """Measure workloads in own processes: `workloads` has results of `measure_workload` by name; `problems`."""
     found: dict[str, Any] = {"workloads": {}, "problems": []}
     for number, name in enumerate(WORKLOADS):
         seconds = task.left / (len(WORKLOADS) - number)
         with tempfile.TemporaryDirectory() as scratch:
             try:
-                with ranks.Ranks("benchmarks.gpu.overlap", 1, [scratch, name, str(task.pick(3, 8))]) as job:
+                with ranks.Ranks("benchmarks.gpu.overlap", 1, [scratch, name, str(task.pick_amount(3, 8))]) as job:
                     job.end(seconds)
-            except ranks.RankFailedError as error:
+            except ranks.RankProcessError as error:
                 found["problems"].append(f"{name}: {error}")
                 continue
             found["workloads"][name] = json.loads(Path(scratch, "0.json").read_text(encoding="utf-8"))
@@ -50,10 +50,10 @@ def measure(task: Task) -> dict[str, Any]:
 # ---- the trace -------------------------------------------------------------------------------------------------------
 
 
-def union(intervals: Iterable[Interval]) -> list[Interval]:
+def merge_intervals(intervals: Iterable[Interval]) -> list[Interval]:
     """Merge overlapping intervals, and return them in order.
 
-    >>> union([(3.0, 4.0), (0.0, 2.0), (1.0, 2.5)])
+    >>> merge_intervals([(3.0, 4.0), (0.0, 2.0), (1.0, 2.5)])
     [(0.0, 2.5), (3.0, 4.0)]
     """
     merged: list[Interval] = []
@@ -65,16 +65,16 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
     return merged
 
 
-def common(some: Sequence[Interval], others: Sequence[Interval]) -> float:
-    """Return the time that is common to both; each is a `union`.
+def get_common_time(some: Sequence[Interval], others: Sequence[Interval]) -> float:
+    """Return the time that is common to both; each is a result of `merge_intervals`.
 
-    >>> common([(0.0, 2.0), (3.0, 5.0)], [(1.0, 4.0)])
+    >>> get_common_time([(0.0, 2.0), (3.0, 5.0)], [(1.0, 4.0)])
     2.0
     """
     return sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in some for b in others)
 
 
-def shares(events: Sequence[Mapping[str, Any]]) -> dict[str, float] | None:
+def analyse_trace(events: Sequence[Mapping[str, Any]]) -> dict[str, float] | None:
     """Analyse a trace of torch's profiler, in which backward passes are marked by `BACKWARD`.
 
     Parameters
@@ -93,20 +93,20 @@ def shares(events: Sequence[Mapping[str, Any]]) -> dict[str, float] | None:
     if not device:
         return None
     passes = [
-        _interval(each) for each in events if each.get("name") == BACKWARD and each.get("cat") == "user_annotation"
+        _get_interval(each) for each in events if each.get("name") == BACKWARD and each.get("cat") == "user_annotation"
     ]
     launched = {
         each["args"]["correlation"]: float(each["ts"])
         for each in events
         if each.get("cat") in ("cuda_runtime", "cuda_driver") and "correlation" in each.get("args", {})
     }
-    streams = {_stream(each) for each in device if OURS.fullmatch(each["name"])}
-    ours = union(_interval(each) for each in device if _stream(each) in streams)
-    theirs = [each for each in device if _stream(each) not in streams]
+    streams = {_get_stream(each) for each in device if OURS.fullmatch(each["name"])}
+    ours = merge_intervals(_get_interval(each) for each in device if _get_stream(each) in streams)
+    theirs = [each for each in device if _get_stream(each) not in streams]
     windows, computing = [], []
     for begin, end in passes:
         inside = [
-            _interval(each)
+            _get_interval(each)
             for each in theirs
             if begin <= launched.get(each.get("args", {}).get("correlation"), -1.0) <= end
         ]
@@ -116,30 +116,33 @@ def shares(events: Sequence[Mapping[str, Any]]) -> dict[str, float] | None:
     work = sum(end - begin for begin, end in ours)
     if not work:
         return {"work": 0.0}
-    hidden = {"backward": common(ours, union(windows)) / work, "computing": common(ours, union(computing)) / work}
+    hidden = {
+        "backward": get_common_time(ours, merge_intervals(windows)) / work,
+        "computing": get_common_time(ours, merge_intervals(computing)) / work,
+    }
     return {"work": work / 1e6 / max(len(passes), 1), **hidden}
 
 
-def _stream(event: Mapping[str, Any]) -> Any:
+def _get_stream(event: Mapping[str, Any]) -> Any:
     return event.get("args", {}).get("stream")
 
 
-def _interval(event: Mapping[str, Any]) -> Interval:
+def _get_interval(event: Mapping[str, Any]) -> Interval:
     return float(event["ts"]), float(event["ts"]) + float(event.get("dur", 0.0))
 
 
 # ---- the rank --------------------------------------------------------------------------------------------------------
 
 
-def train(name: str, where: Path, steps: int, device: str = "cuda:0") -> dict[str, Any]:
+def measure_workload(name: str, where: Path, steps: int, device: str = "cuda:0") -> dict[str, Any]:
     """Trace and time a workload: its `title`, and by variant `traced` (`shares`, or why not) and `exposed` seconds."""
     from benchmarks.gpu import training
 
     engine = training.join(where, device)
     workload = training.WORKLOADS[name]
-    bench = training.Bench(workload, (FLOOR, *VARIANTS), device)
+    bench = training.WorkloadBench(workload, (FLOOR, *VARIANTS), device)
     for variant in bench.variants:
-        bench.block(variant, 5)
+        bench.time_block(variant, 5)
     found: dict[str, Any] = {"title": workload.title, "variants": {}}
     passes: dict[str, list[float]] = {variant: [] for variant in bench.variants}
     for _ in range(steps):
@@ -147,7 +150,7 @@ def train(name: str, where: Path, steps: int, device: str = "cuda:0") -> dict[st
             passes[variant].append(_backward(bench, variant))
     for variant in VARIANTS:
         exposed = median(a - b for a, b in zip(passes[variant], passes[FLOOR], strict=True))
-        traced = _traced(bench, variant, min(steps, 3), where)
+        traced = _trace_workload(bench, variant, min(steps, 3), where)
         found["variants"][variant] = {"exposed": exposed, "backward": median(passes[FLOOR]), "traced": traced}
     engine.shutdown()
     return found
@@ -171,7 +174,7 @@ def _backward(bench: Any, name: str) -> float:
     return float(begin.elapsed_time(end)) / 1e3
 
 
-def _traced(bench: Any, name: str, steps: int, where: Path) -> dict[str, float] | str:
+def _trace_workload(bench: Any, name: str, steps: int, where: Path) -> dict[str, float] | str:
     """Return the shares from a trace, or the reason why there are none."""
     import torch
     from torch.profiler import ProfilerActivity, profile, record_function
@@ -191,14 +194,14 @@ def _traced(bench: Any, name: str, steps: int, where: Path) -> dict[str, float] 
     except RuntimeError as error:
         return f"torch's profiler does not work here: {error}"
     torch.cuda.empty_cache() if bench.device != "cpu" else None
-    told = shares(json.loads(file.read_text(encoding="utf-8"))["traceEvents"])
+    told = analyse_trace(json.loads(file.read_text(encoding="utf-8"))["traceEvents"])
     return told or "the trace has nothing of the device: CUPTI may not be used here"
 
 
 def main() -> None:
     """Run as the rank."""
     where, name, steps = sys.argv[1:]
-    told = train(name, Path(where), int(steps))
+    told = measure_workload(name, Path(where), int(steps))
     Path(where, "0.json").write_text(json.dumps(told), encoding="utf-8")
     sys.stdout.flush()
     os._exit(0)

@@ -30,7 +30,7 @@ class Task:
     Attributes
     ----------
     here : dict
-        Result of `here.look`.
+        Result of `here.describe_machine`.
     end : float
         Time by `time.monotonic` at which the part should have ended; it is killed somewhat later.
     quick : bool
@@ -49,7 +49,7 @@ class Task:
         """Remaining seconds."""
         return self.end - time.monotonic()
 
-    def pick(self, quick: int, whole: int) -> int:
+    def pick_amount(self, quick: int, whole: int) -> int:
         """Return the amount to measure: `quick` on the stand-in, too, where times mean nothing."""
         return quick if self.quick or self.here["stand_in"] else whole
 
@@ -61,7 +61,7 @@ def write(file: Path, content: dict[str, Any]) -> None:
     partial.replace(file)
 
 
-def measure(name: str, task: Task) -> dict[str, Any]:
+def run_part(name: str, task: Task) -> dict[str, Any]:
     """Run a part to its end: its `outcome`, its results, errors (`problems`), and the rest (`unfinished`)."""
     kept: dict[str, Any] = {}
 
@@ -71,7 +71,7 @@ def measure(name: str, task: Task) -> dict[str, Any]:
 
     try:
         module = importlib.import_module(f"benchmarks.gpu.{name}")
-        kept.update(module.measure(Task(task.here, task.end, task.quick, tell)))
+        kept.update(module.measure_part(Task(task.here, task.end, task.quick, tell)))
     except Skipped as error:
         return kept | {"outcome": "skipped", "why": str(error)}
     except Exception as error:
@@ -100,7 +100,7 @@ def main() -> None:
         write(options.out, found | {"outcome": "unfinished", "why": ""})
 
     task = Task(here, time.monotonic() + options.seconds, options.quick, tell)
-    write(options.out, measure(options.name, task))
+    write(options.out, run_part(options.name, task))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # skips the unloading of libraries, which is not measured

@@ -7,7 +7,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Part:
+class GpuPart:
     """Part of the benchmark, measured by `benchmarks/gpu/<module>.py`.
 
     Attributes
@@ -25,7 +25,7 @@ class Part:
     weight: float
     needs: tuple[str, ...] = ()
 
-    def lacks(self, here: dict[str, Any]) -> str:
+    def find_lack(self, here: dict[str, Any]) -> str:
         """Return why the part cannot be measured here; empty if it can."""
         if "nccl" in self.needs and here["why_no_nccl"]:
             return str(here["why_no_nccl"])
@@ -34,15 +34,15 @@ class Part:
         return ""
 
 
-PARTS: dict[str, Part] = {
-    "litmus": Part("semantics", "whether the driver does what the tests' stand-in does", 100),
-    "opening": Part("opening", "the GPU opened by the engine", 40, ("nccl",)),
-    "numerics": Part("numerics", "results beside exact ones", 60, ("nccl",)),
-    "binding": Part("binding", "PyTorch's operations beside the same in the host's memory", 80, ("nccl", "torch")),
-    "costs": Part("costs", "costs of calls", 50),
-    "bandwidth": Part("bandwidth", "pack and unpack beside a copy", 30),
-    "failure": Part("failure", "a rank that is killed, and worlds one after the other", 50, ("nccl",)),
-    "steps": Part("steps", "training steps beside DDP's", 110, ("nccl", "torch")),
-    "frozen": Part("frozen", "frozen passes and steps, and graphs that have them", 150, ("nccl",)),
-    "overlap": Part("overlap", "device work under the backward pass", 60, ("nccl", "torch")),
+PARTS: dict[str, GpuPart] = {
+    "litmus": GpuPart("semantics", "whether the driver does what the tests' stand-in does", 100),
+    "opening": GpuPart("opening", "the GPU opened by the engine", 40, ("nccl",)),
+    "numerics": GpuPart("numerics", "results beside exact ones", 60, ("nccl",)),
+    "binding": GpuPart("binding", "PyTorch's operations beside the same in the host's memory", 80, ("nccl", "torch")),
+    "costs": GpuPart("costs", "costs of calls", 50),
+    "bandwidth": GpuPart("bandwidth", "pack and unpack beside a copy", 30),
+    "failure": GpuPart("failure", "a rank that is killed, and worlds one after the other", 50, ("nccl",)),
+    "steps": GpuPart("steps", "training steps beside DDP's", 110, ("nccl", "torch")),
+    "frozen": GpuPart("frozen", "frozen passes and steps, and graphs that have them", 150, ("nccl",)),
+    "overlap": GpuPart("overlap", "device work under the backward pass", 60, ("nccl", "torch")),
 }

@@ -22,7 +22,7 @@ LAST_LINES = 40
 SHARED = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "0", "NCCL_MAX_CTAS": "2"}
 
 
-class RankFailedError(RuntimeError):
+class RankProcessError(RuntimeError):
     """Error of a rank that did not end normally."""
 
 
@@ -39,12 +39,12 @@ def allreduce(array: Any, output: Any, name: str | None = None, op: str = "sum",
     )
 
 
-def ordinal(rank: int, here: Mapping[str, Any]) -> int:
+def get_ordinal(rank: int, here: Mapping[str, Any]) -> int:
     """Return the device of a rank: its own if there are two."""
     return rank if len(here["cards"]) > 1 else 0
 
 
-def together(here: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
+def find_placement(here: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
     """Return where two ranks can run, and the variables that they need.
 
     Raises
@@ -59,7 +59,7 @@ def together(here: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
     raise Skipped(f"two ranks need NCCL 2.30 or newer to share the one GPU that is here: NCCL is {here['nccl']}")
 
 
-def worlds(
+def list_worlds(
     here: Mapping[str, Any], sizes: Sequence[int], found: dict[str, Any]
 ) -> Iterator[tuple[int, str, dict[str, str]]]:
     """Yield the sizes of worlds that can run here, with the place of their ranks and the variables that they need.
@@ -68,7 +68,7 @@ def worlds(
     """
     for size in sizes:
         try:
-            where, variables = ("", {}) if size == 1 else together(here)
+            where, variables = ("", {}) if size == 1 else find_placement(here)
         except Skipped as error:
             found[str(size)] = {"skipped": str(error)}
         else:
@@ -86,7 +86,7 @@ class Ranks:
         self.processes = [
             subprocess.Popen(
                 [sys.executable, "-m", module, *arguments],
-                env=os.environ | {"PYTHONFAULTHANDLER": "1"} | world(job, rank, size) | dict(variables or {}),
+                env=os.environ | {"PYTHONFAULTHANDLER": "1"} | make_variables(job, rank, size) | dict(variables or {}),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -119,14 +119,14 @@ class Ranks:
             try:
                 said, _ = process.communicate(timeout=max(deadline - time.monotonic(), 0.1))
             except subprocess.TimeoutExpired:
-                said = "\n".join(self._stacks())
+                said = "\n".join(self._read_stacks())
                 late = f"{self.module}: rank {rank} has not ended within {seconds:.0f} s"
-                raise RankFailedError(f"{late}\n{said}") from None
+                raise RankProcessError(f"{late}\n{said}") from None
             if process.returncode != (-signal.SIGKILL if rank in killed else 0):
-                last = _tail(said)
-                raise RankFailedError(f"{self.module}: rank {rank} ended with {process.returncode}\n{last}")
+                last = _get_tail(said)
+                raise RankProcessError(f"{self.module}: rank {rank} ended with {process.returncode}\n{last}")
 
-    def _stacks(self) -> list[str]:
+    def _read_stacks(self) -> list[str]:
         """Abort running ranks with SIGABRT, and return their last output, which has their threads' stacks."""
         for process in self.processes:
             process.send_signal(signal.SIGABRT)  # PYTHONFAULTHANDLER
@@ -138,16 +138,16 @@ class Ranks:
                 said = "it does not end by SIGABRT"
             except ValueError:  # its output was read before
                 continue
-            told.append(f"rank {rank}: {_tail(said)}")
+            told.append(f"rank {rank}: {_get_tail(said)}")
         return told
 
 
-def _tail(said: str) -> str:
+def _get_tail(said: str) -> str:
     """Return the last lines of a process's output."""
     return "\n".join(said.strip().splitlines()[-LAST_LINES:])
 
 
-def world(job: str, rank: int, size: int) -> dict[str, str]:
+def make_variables(job: str, rank: int, size: int) -> dict[str, str]:
     """Return the variables of a rank of a world on this machine."""
     own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
     return {name: str(value) for name, value in own.items()} | {"ENGINE_JOB": job}

@@ -23,18 +23,18 @@ OPS = ("sum", "average", "min", "max", "product")
 
 
 @lru_cache(maxsize=4)
-def draw(rank: int, count: int, dtype: str) -> Values:
+def draw_values(rank: int, count: int, dtype: str) -> Values:
     """Return a rank's values, the same in every process: floats of many magnitudes, whole numbers that overflow."""
     generator = np.random.default_rng([rank, count, DTYPES.index(dtype)])
     if dtype in FLOATS:
         values = generator.standard_normal(count) * 2.0 ** generator.integers(-4, 5, count)
-        return rounded(values, dtype)
+        return round_values(values, dtype)
     if dtype == "bool":
         return generator.integers(0, 2, count).astype(bool)
     return generator.integers(0, 256, 8 * count, dtype=np.uint8).view(np.uint64).astype(dtype)
 
 
-def rounded(values: Values, dtype: str) -> Values:
+def round_values(values: Values, dtype: str) -> Values:
     """Round floats to a dtype, to nearest even."""
     if dtype != BFLOAT16:
         return values.astype(dtype)
@@ -43,14 +43,14 @@ def rounded(values: Values, dtype: str) -> Values:
     return np.where(np.isnan(values), np.uint32(0x7FC0), halves).astype(np.uint16)
 
 
-def wide(values: Values, dtype: str) -> Values:
+def widen_values(values: Values, dtype: str) -> Values:
     """Convert floats to a dtype in which their sums are sufficiently exact."""
     if dtype == BFLOAT16:
         return (values.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
     return values.astype(np.longdouble if dtype == "float64" else np.float64)
 
 
-def unit(values: Values, dtype: str) -> Values:
+def get_spacing(values: Values, dtype: str) -> Values:
     """Return the distance of neighbouring numbers of a dtype at the given values."""
     size = np.abs(values).astype(np.float64)
     if dtype == BFLOAT16:
@@ -84,7 +84,7 @@ def error(
         Error in distances between neighbouring numbers (of `wire`), at the largest of the values and the result.
         Infinity if one is a NaN or an infinity and the other is not.
     """
-    values = [wide(each, dtype) * prescale for each in given]
+    values = [widen_values(each, dtype) * prescale for each in given]
     wanted = {
         "sum": lambda: reduce(np.add, values),
         "average": lambda: reduce(np.add, values) / len(values),
@@ -93,7 +93,7 @@ def error(
         "product": lambda: reduce(np.multiply, values),
     }[op]()
     with np.errstate(over="ignore", invalid="ignore"):
-        wanted, result = wanted * postscale, wide(got, dtype)
+        wanted, result = wanted * postscale, widen_values(got, dtype)
         size = np.abs(wanted)
         for each in values:
             size = np.maximum(size, np.abs(each))
@@ -102,11 +102,13 @@ def error(
         same = (wanted == result) | (np.isnan(wanted) & np.isnan(result))
         if bool((odd & ~same).any()):
             return float("inf")
-        off = np.abs(np.where(odd, 0, result - wanted)) / np.where(odd, 1, unit(np.where(odd, 1, size), wire or dtype))
+        off = np.abs(np.where(odd, 0, result - wanted)) / np.where(
+            odd, 1, get_spacing(np.where(odd, 1, size), wire or dtype)
+        )
     return float(off.max(initial=0.0))
 
 
-def whole(given: Sequence[Values], op: str) -> Values | None:
+def reduce_whole(given: Sequence[Values], op: str) -> Values | None:
     """Return the result of a reduction of whole numbers; None if it is undefined."""
     first = given[0]
     if first.dtype == bool:

@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.common import environment
-from benchmarks.common.tables import MISSING, Table, digits, duration, size
+from benchmarks.common.tables import MISSING, Table, format_digits, format_duration, format_size
 from benchmarks.gpu import binding
 from benchmarks.gpu import here as places
 from benchmarks.gpu.beliefs import BELIEFS
@@ -20,30 +20,30 @@ NO_FIGURES = "The stand-in shows that the command works. Its times and bandwidth
 Found = Mapping[str, Any]
 
 
-def tables(content: dict[str, Any]) -> list[Table]:
+def build_tables(content: dict[str, Any]) -> list[Table]:
     """Return the tables of a record; failed guarantees of the driver come first."""
     parts = content["parts"]
     made: list[Table] = []
     if parts.get("litmus", {}).get("problems"):
-        made.append(_broken(parts["litmus"]))
-    made.append(_parts(content))
+        made.append(_build_failure_table(parts["litmus"]))
+    made.append(_build_part_table(content))
     for name, table in MAKERS.items():
         if name in parts and parts[name]["outcome"] != "skipped":
             made += table(parts[name])
-    made.append(_beliefs(parts, content["here"]["stand_in"]))
+    made.append(_build_belief_table(parts, content["here"]["stand_in"]))
     if content["here"]["stand_in"]:
         for table_ in made:
             table_.title = STAND_IN + table_.title
     return made
 
 
-def _broken(found: Found) -> Table:
+def _build_failure_table(found: Found) -> Table:
     rows = [[*problem.partition(": ")[::2]] for problem in found["problems"]]
     title = "THE DRIVER IS NOT AS THE TESTS TAKE IT TO BE: all that follows, and all tests on stand-ins, may be wrong"
     return Table(title, ["program", "what is not so"], rows, left=["what is not so"])
 
 
-def _parts(content: Found) -> Table:
+def _build_part_table(content: Found) -> Table:
     table = Table("GPU: parts", ["part", "outcome", "s", "what it is, and why it is not ok"], left=["outcome"])
     table.left = ["outcome", table.columns[3]]
     for name, part in PARTS.items():
@@ -61,7 +61,7 @@ def _parts(content: Found) -> Table:
     return table
 
 
-def _litmus(found: Found) -> list[Table]:
+def _build_litmus_tables(found: Found) -> list[Table]:
     counts = found.get("counts", {})
     table = Table("Litmus programs", list(counts), [[str(count) for count in counts.values()]])
     skipped = [f"{name} ({why})" for name, why in found.get("skipped", {}).items()]
@@ -69,15 +69,17 @@ def _litmus(found: Found) -> list[Table]:
     return [table] if counts else []
 
 
-def _opening(found: Found) -> list[Table]:
+def _build_opening_tables(found: Found) -> list[Table]:
     times = found.get("times", {})
     table = Table("Until the engine can use the GPU", ["step", *times])
-    table.rows = [[title, *(duration(each.get(step)) for each in times.values())] for step, title in OPENING.items()]
+    table.rows = [
+        [title, *(format_duration(each.get(step)) for each in times.values())] for step, title in OPENING.items()
+    ]
     table.note = "The kernels are compiled twice: alone, and by the engine. Caches are those of the driver's compiler."
     return [table] if times else []
 
 
-def _numerics(found: Found) -> list[Table]:
+def _build_numerics_tables(found: Found) -> list[Table]:
     made = []
     for count, world in found.get("worlds", {}).items():
         title = f"Results on {count} rank{'s' if count != '1' else ''}"
@@ -104,7 +106,7 @@ def _error(off: float | str | None) -> str:
     return "exact" if off == 0 else f"{off:.2f}"
 
 
-def _binding(found: Found) -> list[Table]:
+def _build_binding_tables(found: Found) -> list[Table]:
     table = Table("PyTorch's operations on a GPU", ["ranks", "cases", "equal", "different", "not run"])
     table.note = (
         "Each case is made on the GPU and in the host's memory; its results have to be equal, or close where they are "
@@ -122,31 +124,35 @@ def _binding(found: Found) -> list[Table]:
     return [table]
 
 
-def _costs(found: Found) -> list[Table]:
+def _build_cost_tables(found: Found) -> list[Table]:
     made = []
     for name, rows in found.get("groups", {}).items():
         table = Table(f"Costs of calls: {name}", ["call", "median", "p99", "least"])
         if isinstance(rows, str):
             table.note = f"skipped: {rows}"
         else:
-            table.rows = [[row["name"], *(duration(row[each]) for each in ("median", "p99", "least"))] for row in rows]
+            table.rows = [
+                [row["name"], *(format_duration(row[each]) for each in ("median", "p99", "least"))] for row in rows
+            ]
         made.append(table)
     return made
 
 
-def _bandwidth(found: Found) -> list[Table]:
+def _build_bandwidth_tables(found: Found) -> list[Table]:
     columns = ["tensors", "aligned", "what travels", "pack GB/s", "of a copy's", "unpack GB/s", "of a copy's", "aim"]
     table = Table("Pack and unpack", columns, left=["what travels"])
     rows: dict[tuple[str, bool, str], dict[str, Found]] = {}
     for row in found.get("rows", []):
         rows.setdefault((row["layout"], row["aligned"], row["what"]), {})[row["direction"]] = row
     for (layout, aligned, what), both in rows.items():
-        cells = [[digits(both[each]["bandwidth"] / 1e9), f"{both[each]['share']:.2f}"] for each in ("pack", "unpack")]
+        cells = [
+            [format_digits(both[each]["bandwidth"] / 1e9), f"{both[each]['share']:.2f}"] for each in ("pack", "unpack")
+        ]
         reached = found["aim"] and all(row["share"] >= found["aim"] for row in both.values())
         verdict = MISSING if found["aim"] is None else "pass" if reached else "miss"
         table.rows.append([layout, "yes" if aligned else "no", what, *cells[0], *cells[1], verdict])
     copies = [
-        f"{layout}: {digits(copy['bandwidth'] / 1e9)} GB/s of {size(copy['bytes'])}"
+        f"{layout}: {format_digits(copy['bandwidth'] / 1e9)} GB/s of {format_size(copy['bytes'])}"
         for layout, copy in found.get("copies", {}).items()
     ]
     aim = f" Aim: {found['aim']:.0%} of it." if found.get("aim") else ""
@@ -156,15 +162,15 @@ def _bandwidth(found: Found) -> list[Table]:
     return [table] if rows else []
 
 
-def _failure(found: Found) -> list[Table]:
+def _build_world_tables(found: Found) -> list[Table]:
     made = []
     if worlds := found.get("again"):
         table = Table(
             "Worlds one after the other in a process", ["world", "init", "first allreduce", "shutdown", "used"]
         )
         for number, each in enumerate(worlds):
-            times = [duration(each[name]) for name in ("init", "first", "shutdown")]
-            table.rows.append([str(number + 1), *times, size(each["used"])])
+            times = [format_duration(each[name]) for name in ("init", "first", "shutdown")]
+            table.rows.append([str(number + 1), *times, format_size(each["used"])])
         growth = f"from the second world on it grew by {found.get('growth')} bytes"
         table.note = f"`used` is the device's memory behind `shutdown`; {growth}."
         made.append(table)
@@ -180,30 +186,33 @@ def _failure(found: Found) -> list[Table]:
             ("rest", "its device is at rest, the engine shut down"),
             ("alone", "it has reduced in a new world of its own, in the same process"),
         ):
-            table.rows.append([what, digits(lost[name]) if name in lost else MISSING])
+            table.rows.append([what, format_digits(lost[name]) if name in lost else MISSING])
         said = lost["said"].partition("\n")[0] or "nothing"
         table.note = f"Two ranks {lost['where']}. The survivor was told: {said}"
     return made
 
 
-def _interval(interval: Found, of: str) -> str:
-    shown = [digits(interval[each]) if of == "ratio" else duration(interval[each]) for each in ("value", "low", "high")]
+def _format_interval(interval: Found, of: str) -> str:
+    shown = [
+        format_digits(interval[each]) if of == "ratio" else format_duration(interval[each])
+        for each in ("value", "low", "high")
+    ]
     return f"{shown[0]} [{shown[1]}, {shown[2]}]"
 
 
-def _steps(found: Found) -> list[Table]:
+def _build_step_tables(found: Found) -> list[Table]:
     columns = ["model", "tensors", "bytes", "of DDP's step", "DDP over the floor", "engine over the floor", "aim"]
     table = Table("Training steps on one rank, beside DDP over NCCL", columns)
     for each in found.get("workloads", {}).values():
-        overheads = [_interval(each["overheads"][name], "time") for name in ("ddp", "engine")]
-        ratio = _interval(each["ratio"], "ratio")
+        overheads = [_format_interval(each["overheads"][name], "time") for name in ("ddp", "engine")]
+        ratio = _format_interval(each["ratio"], "ratio")
         verdict = "pass" if each["ratio"]["value"] < 1 else "miss"
-        table.rows.append([each["title"], str(each["tensors"]), size(each["bytes"]), ratio, *overheads, verdict])
+        table.rows.append([each["title"], str(each["tensors"]), format_size(each["bytes"]), ratio, *overheads, verdict])
     table.note = "Medians over rounds in which the variants took turns, with intervals of 95 %. Aim: below DDP's step."
     return [table] if table.rows else []
 
 
-def _frozen(found: Found) -> list[Table]:
+def _build_frozen_tables(found: Found) -> list[Table]:
     made = []
     for count, world in found.get("worlds", {}).items():
         title = f"Frozen passes of 100 tensors of 4 KiB on {count} rank{'s' if count != '1' else ''}"
@@ -214,10 +223,10 @@ def _frozen(found: Found) -> list[Table]:
             continue
         table.title += f" {world['where']}" if world["where"] else ""
         table.rows = [
-            [row["name"], *(duration(row[each]) for each in ("median", "p99", "least"))] for row in world["rows"]
+            [row["name"], *(format_duration(row[each]) for each in ("median", "p99", "least"))] for row in world["rows"]
         ]
-        ratios = "; ".join(f"{way}: {_interval(ratio, 'ratio')}" for way, ratio in world["ratios"].items())
-        first, second = (size(taken) for taken in world["memory"])
+        ratios = "; ".join(f"{way}: {_format_interval(ratio, 'ratio')}" for way, ratio in world["ratios"].items())
+        first, second = (format_size(taken) for taken in world["memory"])
         table.note = (
             f"The ways take turns. Until the device has passed, to the unfrozen way: {ratios}. The first freeze has "
             f"taken {first} of the device's memory, another one {second}."
@@ -231,10 +240,10 @@ def _frozen_steps(workloads: Found | str | None) -> list[Table]:
         table.note = f"skipped: {workloads}"
         return [table]
     for each in (workloads or {}).values():
-        shown = [each["title"], str(each["tensors"]), size(each["bytes"])]
+        shown = [each["title"], str(each["tensors"]), format_size(each["bytes"])]
         for pair, ratio in each["ratios"].items():
             taken = each["rounds"][pair.partition(" to ")[0]]
-            table.rows.append([*shown, pair, _interval(ratio, "ratio"), duration(median(taken))])
+            table.rows.append([*shown, pair, _format_interval(ratio, "ratio"), format_duration(median(taken))])
     table.note = (
         "Ratios of medians over rounds in which all variants took turns, with intervals of 95 %, and the median of the "
         "first one's step. A replay is of a graph that has the whole step; `floor_replay` has no communication. One "
@@ -243,7 +252,7 @@ def _frozen_steps(workloads: Found | str | None) -> list[Table]:
     return [table] if table.rows else []
 
 
-def _overlap(found: Found) -> list[Table]:
+def _build_overlap_tables(found: Found) -> list[Table]:
     columns = [
         "model",
         "variant",
@@ -263,8 +272,10 @@ def _overlap(found: Found) -> list[Table]:
                 notes.add(traced)
             else:
                 shown = [f"{traced[name]:.0%}" if name in traced else MISSING for name in ("backward", "computing")]
-                cells = [duration(traced["work"]), *shown]
-            table.rows.append([each["title"], variant, *cells, *map(_signed, (told["exposed"], told["backward"]))])
+                cells = [format_duration(traced["work"]), *shown]
+            table.rows.append(
+                [each["title"], variant, *cells, *map(_format_signed, (told["exposed"], told["backward"]))]
+            )
     table.note = (
         "Work and its shares are from a trace. Exposed: how much longer a backward pass takes with the engine than "
         "without, by the device's clock, the variants taking turns." + "".join(f" {note}." for note in sorted(notes))
@@ -272,13 +283,13 @@ def _overlap(found: Found) -> list[Table]:
     return [table] if table.rows else []
 
 
-def _signed(seconds: float) -> str:
-    return f"-{duration(-seconds)}" if seconds < 0 else duration(seconds)
+def _format_signed(seconds: float) -> str:
+    return f"-{format_duration(-seconds)}" if seconds < 0 else format_duration(seconds)
 
 
-def _beliefs(parts: Mapping[str, Found], stand_in: bool) -> Table:
+def _build_belief_table(parts: Mapping[str, Found], stand_in: bool) -> Table:
     mark = "stand-in: " if stand_in else ""
-    rows: Sequence[list[str]] = [[each.what, each.believed, each.measured(parts, mark)] for each in BELIEFS]
+    rows: Sequence[list[str]] = [[each.what, each.believed, each.format_measured(parts, mark)] for each in BELIEFS]
     return Table(
         "What was believed, and what was measured",
         ["belief", "believed", "measured"],
@@ -288,14 +299,14 @@ def _beliefs(parts: Mapping[str, Found], stand_in: bool) -> Table:
 
 
 MAKERS = {
-    "litmus": _litmus,
-    "opening": _opening,
-    "numerics": _numerics,
-    "binding": _binding,
-    "costs": _costs,
-    "bandwidth": _bandwidth,
-    "failure": _failure,
-    "steps": _steps,
-    "frozen": _frozen,
-    "overlap": _overlap,
+    "litmus": _build_litmus_tables,
+    "opening": _build_opening_tables,
+    "numerics": _build_numerics_tables,
+    "binding": _build_binding_tables,
+    "costs": _build_cost_tables,
+    "bandwidth": _build_bandwidth_tables,
+    "failure": _build_world_tables,
+    "steps": _build_step_tables,
+    "frozen": _build_frozen_tables,
+    "overlap": _build_overlap_tables,
 }

@@ -23,7 +23,7 @@ from benchmarks.common import environment, paths, progress, records
 from benchmarks.common.processes import RankError
 from benchmarks.gpu import here as places
 from benchmarks.gpu.driver import KERNELS
-from benchmarks.gpu.parts import PARTS, Part
+from benchmarks.gpu.parts import PARTS, GpuPart
 
 LOOK = 90.0  # seconds in which the driver must describe the machine
 GRACE = 0.85  # share of a part's limit after which it should end by itself
@@ -33,7 +33,7 @@ LAST_LINES = 60
 
 
 @dataclass(frozen=True)
-class Settings:
+class GpuSettings:
     """Parts to measure, and their duration.
 
     Attributes
@@ -62,7 +62,7 @@ class NoGpuError(RankError):
     """Error if there is no GPU: nothing is measured or written."""
 
 
-def run(settings: Settings, console: Console, merge: bool = False) -> Path:
+def run(settings: GpuSettings, console: Console, merge: bool = False) -> Path:
     """Measure, and write `out/gpu.json` after each part; on the stand-in, `out/gpu-stand-in.json`.
 
     With `merge`, parts of the last run that are not measured now are kept.
@@ -75,22 +75,22 @@ def run(settings: Settings, console: Console, merge: bool = False) -> Path:
     importlib.import_module("engine.native")  # updates a build in place here, where no time limit applies
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="benchmark-gpu-") as scratch:
-        here = _look(Path(scratch))
+        here = _describe_machine(Path(scratch))
         console.print(Text(places.describe(here), style="bold yellow" if here["stand_in"] else "bold"))
         before = environment.record()
         record = "gpu-stand-in" if here["stand_in"] else "gpu"
         kept = dict((records.read(record) or {"parts": {}})["parts"]) if merge else {}
         if here["stand_in"]:
-            _kernels(here)
+            _provide_kernels(here)
         chosen = {name: part for name, part in PARTS.items() if name in (settings.only or PARTS)}
         end = began + 60 * settings.minutes
-        with progress.bar(console, "GPU", len(chosen)) as advance:
+        with progress.show_progress(console, "GPU", len(chosen)) as advance:
             for number, (name, part) in enumerate(chosen.items()):
-                limit = share(end - time.monotonic(), [each.weight for each in list(chosen.values())[number:]])
+                limit = get_share(end - time.monotonic(), [each.weight for each in list(chosen.values())[number:]])
                 found = part_in_process(name, part, here, limit, settings.quick, Path(scratch))
                 found |= {"command": before["command"], "date": before["date"], "revision": before["revision"]}
                 kept[name] = found
-                _say(console, name, part, found)
+                _print_part(console, name, part, found)
                 advance(name)
                 results = {"here": here, "parts": {each: kept[each] for each in PARTS if each in kept}}
                 path = records.write(
@@ -99,55 +99,61 @@ def run(settings: Settings, console: Console, merge: bool = False) -> Path:
     return path
 
 
-def share(left: float, weights: Sequence[float]) -> float:
+def get_share(left: float, weights: Sequence[float]) -> float:
     """Return the seconds for the first of several parts.
 
-    >>> share(100.0, [1.0, 3.0])
+    >>> get_share(100.0, [1.0, 3.0])
     25.0
     """
     return left * weights[0] / sum(weights)
 
 
-def _look(scratch: Path) -> dict[str, Any]:
+def _describe_machine(scratch: Path) -> dict[str, Any]:
     """Describe the machine, in a process of its own."""
     file = scratch / "here.json"
     status, said = in_process([sys.executable, "-m", "benchmarks.gpu.here", str(file)], LOOK, scratch / "look.log")
     if not file.exists():
-        raise NoGpuError(f"no GPU: the driver could not be asked what there is: it {_ended(status)}\n{_tail(said)}")
+        raise NoGpuError(
+            f"no GPU: the driver could not be asked what there is: it {_describe_status(status)}\n{_get_tail(said)}"
+        )
     here: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     if "none" in here:
         raise NoGpuError(here["none"])
     return here
 
 
-def _kernels(here: dict[str, Any]) -> None:
+def _provide_kernels(here: dict[str, Any]) -> None:
     """Give the stand-in the engine's kernels translated from PTX to C, because it cannot compile them."""
     if KERNELS in os.environ or not here.get("cuda_library"):
         return
     from tests.standins import kernels
 
-    where = paths.out("build/stand-in/kernels.c").parent
+    where = paths.get_output_path("build/stand-in/kernels.c").parent
     os.environ[KERNELS] = str(kernels.build(where, Path(here["cuda_library"]).parent))
 
 
 def part_in_process(
-    name: str, part: Part, here: dict[str, Any], limit: float, quick: bool, scratch: Path
+    name: str, part: GpuPart, here: dict[str, Any], limit: float, quick: bool, scratch: Path
 ) -> dict[str, Any]:
     """Measure one part within `limit` seconds: its `outcome`, `why`, `seconds`, and its results."""
     began = time.monotonic()
-    if why := part.lacks(here) or ("the time was over" if limit < LEAST else ""):
+    if why := part.find_lack(here) or ("the time was over" if limit < LEAST else ""):
         return {"outcome": "skipped", "why": why, "seconds": 0.0}
     file, known = scratch / f"{name}.json", scratch / "here.json"
     known.write_text(json.dumps(here), encoding="utf-8")
     command = [sys.executable, "-m", "benchmarks.gpu.part", part.module, "--out", str(file), "--here", str(known)]
     command += ["--seconds", str(GRACE * limit), *(["--quick"] if quick else [])]
-    status, said = in_process(command, limit, paths.out(f"logs/gpu-{name}.log"))
+    status, said = in_process(command, limit, paths.get_output_path(f"logs/gpu-{name}.log"))
     found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     if status is None:
         found |= {"outcome": "hung", "why": f"it has not ended within {limit:.0f} s, and was killed", "said": said}
     elif status != 0 or found.get("outcome") in (None, "unfinished"):
         last = said.splitlines()[-1] if said else ""
-        found |= {"outcome": "crashed", "why": f"it {_ended(status)}{': ' if last else ''}{last}", "said": said}
+        found |= {
+            "outcome": "crashed",
+            "why": f"it {_describe_status(status)}{': ' if last else ''}{last}",
+            "said": said,
+        }
     return found | {"seconds": round(time.monotonic() - began, 1), "limit": round(limit, 1)}
 
 
@@ -176,14 +182,14 @@ def in_process(command: Sequence[str], limit: float, log: Path) -> tuple[int | N
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(REAP)
         output.seek(0)
-        return status, _tail(output.read().decode(errors="replace"))
+        return status, _get_tail(output.read().decode(errors="replace"))
 
 
-def _tail(said: str) -> str:
+def _get_tail(said: str) -> str:
     return "\n".join(said.strip().splitlines()[-LAST_LINES:])
 
 
-def _ended(status: int | None) -> str:
+def _describe_status(status: int | None) -> str:
     """Describe how a process ended, as a clause after "it"."""
     if status is None:
         return "did not end in time, and was killed"
@@ -192,7 +198,7 @@ def _ended(status: int | None) -> str:
     return f"ended with status {status}"
 
 
-def _say(console: Console, name: str, part: Part, found: dict[str, Any]) -> None:
+def _print_part(console: Console, name: str, part: GpuPart, found: dict[str, Any]) -> None:
     """Print the result of a part at once; a driver that differs from the tests' assumptions gets a loud warning."""
     if name == "litmus" and found["outcome"] not in ("ok", "partial", "skipped"):
         console.rule(Text("THE DRIVER IS NOT AS THE TESTS TAKE IT TO BE", style="bold red"), style="red")

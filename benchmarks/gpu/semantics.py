@@ -10,7 +10,7 @@ from benchmarks.gpu.litmus import runs
 from benchmarks.gpu.part import Skipped, Task
 
 
-def measure(task: Task) -> dict[str, Any]:
+def measure_part(task: Task) -> dict[str, Any]:
     """Run every litmus program.
 
     Returns
@@ -19,14 +19,14 @@ def measure(task: Task) -> dict[str, Any]:
         `counts`: number of programs by outcome. `skipped`: programs, with what they lack. `problems`: failed programs,
         with the place. `unfinished`: number of programs that were not run.
     """
-    times = task.pick(1, 2)
+    times = task.pick_amount(1, 2)
     counts = {"ok": 0, "skipped": 0, "failed": 0, "not run": 0}
     found: dict[str, Any] = {"counts": counts, "times": times, "skipped": {}, "problems": []}
     with tempfile.TemporaryDirectory() as scratch:
-        binary = runs.build(Path(scratch))
-        counts["not run"] = len(runs.names(binary))
+        binary = runs.build_programs(Path(scratch))
+        counts["not run"] = len(runs.list_programs(binary))
         nccl = task.here.get("nccl_library")
-        for run in runs.each(binary, times, {"ENGINE_NCCL_LIBRARY": str(nccl)} if nccl else None):
+        for run in runs.run_programs(binary, times, {"ENGINE_NCCL_LIBRARY": str(nccl)} if nccl else None):
             counts[run.outcome] += 1
             counts["not run"] -= 1
             if run.outcome == "skipped":

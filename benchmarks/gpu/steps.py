@@ -29,13 +29,13 @@ TOLERANCE = 1e-2
 """Tolerance of parameters relative to DDP's after the warm-up, as GPU kernels add in no fixed order."""
 
 
-def measure(task: Task) -> dict[str, Any]:
+def measure_part(task: Task) -> dict[str, Any]:
     """Measure every workload in a process of its own.
 
     Returns
     -------
     dict
-        `workloads`: result of `compare`, by name. `problems`: errors.
+        `workloads`: result of `compare_variants`, by name. `problems`: errors.
     """
     from benchmarks.gpu.training import WORKLOADS
 
@@ -43,11 +43,11 @@ def measure(task: Task) -> dict[str, Any]:
     for number, name in enumerate(WORKLOADS):
         seconds = task.left / (len(WORKLOADS) - number)
         with tempfile.TemporaryDirectory() as scratch:
-            arguments = [scratch, str(0.6 * seconds), str(task.pick(4, 12)), name]
+            arguments = [scratch, str(0.6 * seconds), str(task.pick_amount(4, 12)), name]
             try:
                 with ranks.Ranks("benchmarks.gpu.steps", 1, arguments) as job:
                     job.end(seconds)
-            except ranks.RankFailedError as error:
+            except ranks.RankProcessError as error:
                 found["problems"].append(f"{name}: {error}")
                 continue
             told = json.loads(Path(scratch, "0.json").read_text(encoding="utf-8"))
@@ -59,7 +59,7 @@ def measure(task: Task) -> dict[str, Any]:
     return found
 
 
-def compare(block: Callable[[str, int], float], warm: float, rounds: int, end: float) -> dict[str, Any]:
+def compare_variants(block: Callable[[str, int], float], warm: float, rounds: int, end: float) -> dict[str, Any]:
     """Measure the variants in turns; each round begins with another one.
 
     Parameters
@@ -89,25 +89,25 @@ def compare(block: Callable[[str, int], float], warm: float, rounds: int, end: f
     return {
         "steps": steps,
         "rounds": taken,
-        "ratio": stats.ratio(taken[OURS], taken[PEER]).record(),
-        "overheads": {name: stats.overhead(taken[name], taken[FLOOR]).record() for name in (PEER, OURS)},
+        "ratio": stats.estimate_ratio(taken[OURS], taken[PEER]).record(),
+        "overheads": {name: stats.estimate_overhead(taken[name], taken[FLOOR]).record() for name in (PEER, OURS)},
     }
 
 
-def train(name: str, where: Path, rounds: int, seconds: float, device: str = "cuda:0") -> dict[str, Any]:
-    """Measure one workload in this process; return the result of `compare` and a description of the workload."""
+def measure_workload(name: str, where: Path, rounds: int, seconds: float, device: str = "cuda:0") -> dict[str, Any]:
+    """Measure one workload in this process; return the result of `compare_variants` and describe the workload."""
     from benchmarks.gpu import training
 
     end = time.monotonic() + seconds
     engine = training.join(where, device)
     workload = training.WORKLOADS[name]
-    bench = training.Bench(workload, VARIANTS, device)
+    bench = training.WorkloadBench(workload, VARIANTS, device)
     warm = 0.0
     for variant in VARIANTS:
-        bench.block(variant, 1)
-        warm = bench.block(variant, WARMUP - 1)
-    difference = bench.difference(OURS, PEER)
-    found = compare(bench.block, warm, rounds, end)
+        bench.time_block(variant, 1)
+        warm = bench.time_block(variant, WARMUP - 1)
+    difference = bench.compute_difference(OURS, PEER)
+    found = compare_variants(bench.time_block, warm, rounds, end)
     engine.shutdown()
     return {"title": workload.title, **bench.size(), "difference": difference, **found}
 
@@ -128,4 +128,4 @@ def be_rank(train: Callable[[str, Path, int, float], dict[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
-    be_rank(train)
+    be_rank(measure_workload)

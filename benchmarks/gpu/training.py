@@ -12,7 +12,7 @@ import torch
 import torch.distributed
 
 from benchmarks.training.models import GPT, Batch, ChainWorkload, GPTWorkload, ResNetWorkload, Workload
-from benchmarks.training.worker import Variant
+from benchmarks.training.worker import TrainingVariant
 
 BATCHES = 4
 
@@ -22,7 +22,7 @@ class ResNetOnGpu(ResNetWorkload):
 
     title = "ResNet-50, batch 64 of 224x224"
 
-    def batch(self, generator: torch.Generator) -> Batch:
+    def draw_batch(self, generator: torch.Generator) -> Batch:
         images = torch.randn(64, 3, 224, 224, generator=generator)
         return images, torch.randint(1000, (64,), generator=generator)
 
@@ -32,7 +32,7 @@ class GPTOnGpu(GPTWorkload):
 
     title = "GPT of 93 MB, batch 32 of 128 tokens"
 
-    def batch(self, generator: torch.Generator) -> Batch:
+    def draw_batch(self, generator: torch.Generator) -> Batch:
         text = torch.randint(GPT.VOCABULARY, (32, GPT.TOKENS + 1), generator=generator)
         return text[:, :-1], text[:, 1:]
 
@@ -40,7 +40,7 @@ class GPTOnGpu(GPTWorkload):
 WORKLOADS: dict[str, Workload] = {w.name: w for w in (ResNetOnGpu(), GPTOnGpu(), ChainWorkload())}
 
 
-class Bench:
+class WorkloadBench:
     """Variants of a workload on one device, each with a model of its own.
 
     Parameters
@@ -51,17 +51,17 @@ class Bench:
 
     def __init__(self, workload: Workload, names: Sequence[str], device: str) -> None:
         generator = torch.Generator().manual_seed(1)
-        batches = [workload.batch(generator) for _ in range(BATCHES)]
+        batches = [workload.draw_batch(generator) for _ in range(BATCHES)]
         on_device = [(inputs.to(device), targets.to(device)) for inputs, targets in batches]
         self.device = device
-        self.variants = {name: Variant(name, workload, on_device, device) for name in names}
+        self.variants = {name: TrainingVariant(name, workload, on_device, device) for name in names}
 
     def synchronize(self) -> None:
         """Wait for the device."""
         if self.device != "cpu":
             torch.cuda.synchronize(self.device)
 
-    def block(self, name: str, steps: int) -> float:
+    def time_block(self, name: str, steps: int) -> float:
         """Take steps of a variant and return the seconds of one; the device is idle before and after."""
         step = self.variants[name].step
         self.synchronize()
@@ -76,7 +76,7 @@ class Bench:
         parameters = list(next(iter(self.variants.values())).plain.parameters())
         return {"tensors": len(parameters), "bytes": sum(p.numel() * p.element_size() for p in parameters)}
 
-    def difference(self, name: str, other: str) -> float:
+    def compute_difference(self, name: str, other: str) -> float:
         """Return the largest difference between two variants' parameters, relative to the largest of each tensor."""
         pairs = zip(*(self.variants[each].plain.parameters() for each in (name, other)), strict=True)
         with torch.no_grad():

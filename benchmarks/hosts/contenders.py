@@ -16,7 +16,7 @@ _SHARED = 4096  # bytes that the engine's backend shares, which are not used her
 
 
 @dataclass(frozen=True)
-class Variant:
+class ContenderVariant:
     """Contender: its backend, environment variables that modify it, and the launcher of its ranks."""
 
     name: str
@@ -26,12 +26,12 @@ class Variant:
     """Launcher of the ranks; None: that of the backend."""
 
     @classmethod
-    def parse(cls, text: str) -> Variant:
+    def parse(cls, text: str) -> ContenderVariant:
         """Parse an engine with other settings, `NAME:VARIABLE=VALUE,...`; raise ValueError if it is invalid.
 
         For `NAME@mpirun`, mpirun starts its ranks.
 
-        >>> Variant.parse("small:ENGINE_CHUNK_BYTES=65536").variables
+        >>> ContenderVariant.parse("small:ENGINE_CHUNK_BYTES=65536").variables
         {'ENGINE_CHUNK_BYTES': '65536'}
         """
         names, _, given = text.partition(":")
@@ -47,7 +47,7 @@ class Variant:
 class HostContender(GroupContender):
     """Contender with its ranks on hosts."""
 
-    def __init__(self, variant: Variant, places: HostPlaces, cases: Sequence[str] = ("private",)) -> None:
+    def __init__(self, variant: ContenderVariant, places: HostPlaces, cases: Sequence[str] = ("private",)) -> None:
         self.name, self.cases = variant.name, tuple(cases)
         crowd = str(places.ranks)
         arguments = ["--contender", variant.backend, "--largest", str(_SHARED), "--crowd", crowd]
@@ -57,7 +57,7 @@ class HostContender(GroupContender):
             "benchmarks.collective.worker",
             arguments,
             variant.launcher or LAUNCHERS[variant.backend],
-            binding.available(),
+            binding.list_processors(),
             variant.variables,
             places,
         )

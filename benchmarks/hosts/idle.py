@@ -25,7 +25,7 @@ time.sleep(3600)
 """
 
 
-def idle(places: HostPlaces, seconds: float) -> list[dict[str, Any]]:
+def measure_idle_job(places: HostPlaces, seconds: float) -> list[dict[str, Any]]:
     """Start a job by `enginerun`, and measure the processor time of all its processes while it is idle.
 
     Parameters
@@ -39,8 +39,8 @@ def idle(places: HostPlaces, seconds: float) -> list[dict[str, Any]]:
     list of dict
         `where`: the number of a host, or "launcher". `cores`: seconds of processor time per second.
     """
-    command = [*places.launching(), sys.executable, "-m", "engine.launch", *places.launch_options()]
-    log = paths.out("logs/hosts-idle.log")
+    command = [*places.get_launch_prefix(), sys.executable, "-m", "engine.launch", *places.launch_options()]
+    log = paths.get_output_path("logs/hosts-idle.log")
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(paths.ROOT))))
     }
@@ -57,9 +57,9 @@ def idle(places: HostPlaces, seconds: float) -> list[dict[str, Any]]:
         _until_up(job, log, places.ranks)
         places_of = {str(host): places.process_number(host) for host in range(places.hosts)}
         time.sleep(2.0)  # The end of the start-up does not count as idle time.
-        before, start = _used(job.pid, places_of), time.perf_counter()
+        before, start = _read_used_time(job.pid, places_of), time.perf_counter()
         time.sleep(seconds)
-        after, spent = _used(job.pid, places_of), time.perf_counter() - start
+        after, spent = _read_used_time(job.pid, places_of), time.perf_counter() - start
     finally:
         job.send_signal(signal.SIGINT)
         try:
@@ -84,7 +84,7 @@ def _until_up(job: subprocess.Popen[bytes], log: Path, ranks: int) -> None:
         time.sleep(0.1)
 
 
-def _used(launcher: int, first: dict[str, int]) -> dict[str, dict[str, int]]:
+def _read_used_time(launcher: int, first: dict[str, int]) -> dict[str, dict[str, int]]:
     """Return the nanoseconds that each thread has run, by host and for the launcher.
 
     `first` has the first process of each host; the others of the host are in its PID namespace.

@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.common import native, paths
-from benchmarks.common.processes import Commands, Launcher, RankError, mpirun
+from benchmarks.common.processes import Commands, Launcher, RankError, find_mpirun
 from tests.netns import Hosts, lacking
 
 PORT = 29500
@@ -65,26 +65,26 @@ class HostPlaces:
         """Return the process id that a host's first process has on this machine."""
         return self._hosts.pids[host]
 
-    def sent(self) -> list[int]:
+    def read_sent_bytes(self) -> list[int]:
         """Return the bytes that each host has sent, including headers."""
         lines = [self._hosts.run(host, "grep", "eth0:", "/proc/net/dev") for host in range(self.hosts)]
         return [int(line.partition(":")[2].split()[8]) for line in lines]
 
-    def limit(self, bits: float) -> None:
+    def limit_bandwidth(self, bits: float) -> None:
         """Give all cables another bandwidth, in bits per second, with queues that are large enough to drop nothing."""
         for host in range(self.hosts):
             tc = f"tc qdisc replace dev eth0 root tbf rate {bits:.0f}bit burst {BURST * bits / 8:.0f} limit 32mb"
             self._hosts.run(host, *tc.split())
 
-    def launching(self) -> list[str]:
+    def get_launch_prefix(self) -> list[str]:
         """Return the first words of a launcher's command on the first host, with this machine's files and processes."""
         return self._hosts.entering(0, ("--net", "--uts", "--ipc"))
 
     def launch_options(self) -> list[str]:
         """Return the options by which `enginerun` starts all ranks."""
-        return ["-H", self._slots(), "--launch-agent", f"{self._agent} {{host}}"]
+        return ["-H", self._format_slots(), "--launch-agent", f"{self._agent} {{host}}"]
 
-    def commands(self, program: Sequence[str], launcher: Launcher, ranks: int) -> Commands:
+    def build_commands(self, program: Sequence[str], launcher: Launcher, ranks: int) -> Commands:
         """Yield the commands that start the ranks: mpirun on the first host, or each rank with torchrun's variables."""
         assert ranks == self.ranks
         return self._by_mpirun(program) if launcher == "mpi" else self._one_by_one(program)
@@ -112,7 +112,7 @@ class HostPlaces:
             yield command, common | {name: str(value) for name, value in own.items()}
 
     def _by_mpirun(self, program: Sequence[str]) -> Commands:
-        options = ["-np", str(self.ranks), "--host", self._slots(), "--allow-run-as-root", "--bind-to", "none"]
+        options = ["-np", str(self.ranks), "--host", self._format_slots(), "--allow-run-as-root", "--bind-to", "none"]
         options += ["--prtemca", "plm_ssh_agent", str(self._agent), "--prtemca", "prte_if_include", "eth0"]
         # Ranks that share a processor, with each other or with the kernel's work, must yield it while they wait.
         for name, value in (
@@ -122,14 +122,14 @@ class HostPlaces:
             ("mpi_yield_when_idle", "1"),
         ):
             options += ["--mca", name, value]
-        yield [*self.launching(), mpirun(), *options, *program], {}
+        yield [*self.get_launch_prefix(), find_mpirun(), *options, *program], {}
 
-    def _slots(self) -> str:
+    def _format_slots(self) -> str:
         return ",".join(f"{self._hosts.address(host)}:{self.per_host}" for host in range(self.hosts))
 
 
 @contextmanager
-def placed(count: int, per_host: int, cable: Cable) -> Iterator[HostPlaces]:
+def create_hosts(count: int, per_host: int, cable: Cable) -> Iterator[HostPlaces]:
     """Create hosts, and always end them with all their processes; raise RankError if hosts are not possible."""
     if reason := lacking():
         raise RankError(f"no hosts to measure: {reason}")
@@ -140,12 +140,12 @@ def placed(count: int, per_host: int, cable: Cable) -> Iterator[HostPlaces]:
         )
         agent.write_text(f"#!/bin/sh\nhost=$1\nshift\ncase $host in\n{cases}\nesac\n")
         agent.chmod(agent.stat().st_mode | stat.S_IXUSR)
-        with _shaped(hosts, cable):
+        with _shape_cables(hosts, cable):
             yield HostPlaces(hosts, per_host, agent)
 
 
 @contextmanager
-def _shaped(hosts: Hosts, cable: Cable) -> Iterator[None]:
+def _shape_cables(hosts: Hosts, cable: Cable) -> Iterator[None]:
     """Configure the cables of new hosts. A delay is possible for two hosts, which then have one cable and no bridge.
 
     netem is not used, because some kernels lack it.
@@ -158,7 +158,7 @@ def _shaped(hosts: Hosts, cable: Cable) -> Iterator[None]:
         return
     for host in range(hosts.count):
         hosts.cut(host)
-    command = [str(native.build("delay.c")), "port0", "port1", str(round(1e3 * cable.delay))]
+    command = [str(native.compile_source("delay.c")), "port0", "port1", str(round(1e3 * cable.delay))]
     line = subprocess.Popen(
         [*hosts.entering_switch(), *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

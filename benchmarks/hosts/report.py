@@ -12,11 +12,11 @@ mpl.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from benchmarks.acceptance import Line, compare
-from benchmarks.collective.report import scale, share
+from benchmarks.acceptance import Requirement, compare_rows
+from benchmarks.collective.report import format_ratio, set_scales
 from benchmarks.common import paths, stats
 from benchmarks.common.environment import describe
-from benchmarks.common.tables import MISSING, Table, digits, duration, size
+from benchmarks.common.tables import MISSING, Table, format_digits, format_duration, format_size
 from benchmarks.hosts.places import CABLES
 from benchmarks.hosts.run import HOSTS
 from benchmarks.training.report import TITLES, ratio_to_peer
@@ -29,16 +29,16 @@ IDLE_LIMIT = 1e-3
 """Cores up to which a job counts as idle."""
 
 
-def tables(content: dict[str, Any]) -> list[Table]:
+def build_tables(content: dict[str, Any]) -> list[Table]:
     """Return the tables of `out/hosts.json`."""
     rows = content["results"]
-    found = [_acceptance(rows)]
-    for cable, per_host in _worlds(rows):
-        own = [row for row in _part(rows, "sizes") if (row["cable"], row["per_host"]) == (cable, per_host)]
-        found += [_times(own, cable, per_host), _shares(own, cable, per_host)]
-    found += [_compression(_part(rows, "compression"))] if _part(rows, "compression") else []
-    found += [_training(_part(rows, "training"))] if _part(rows, "training") else []
-    found += [_idle(_part(rows, "idle"))] if _part(rows, "idle") else []
+    found = [_build_acceptance_table(rows)]
+    for cable, per_host in _list_worlds(rows):
+        own = [row for row in _select_part(rows, "sizes") if (row["cable"], row["per_host"]) == (cable, per_host)]
+        found += [_build_time_table(own, cable, per_host), _build_ratio_table(own, cable, per_host)]
+    found += [_build_compression_table(_select_part(rows, "compression"))] if _select_part(rows, "compression") else []
+    found += [_build_training_table(_select_part(rows, "training"))] if _select_part(rows, "training") else []
+    found += [_build_idle_table(_select_part(rows, "idle"))] if _select_part(rows, "idle") else []
     loads = [row["load"] for row in rows]
     found[-1].note = (
         "Hosts are namespaces of one machine, so all their ranks and the kernel's work for the network share its "
@@ -49,41 +49,41 @@ def tables(content: dict[str, Any]) -> list[Table]:
     return found
 
 
-def picture(content: dict[str, Any]) -> Path | None:
+def draw_figure(content: dict[str, Any]) -> Path | None:
     """Draw time by message size, a panel for each cable and number of ranks, and return the PNG."""
-    worlds = _worlds(content["results"])
+    worlds = _list_worlds(content["results"])
     if not worlds:
         return None
     figure, panels = plt.subplots(
         1, len(worlds), figsize=(5 * len(worlds), 5), squeeze=False, sharey=True, layout="constrained"
     )
     for axes, (cable, per_host) in zip(panels[0], worlds, strict=True):
-        rows = _part(content["results"], "sizes")
-        _panel(axes, [row for row in rows if (row["cable"], row["per_host"]) == (cable, per_host)])
-        axes.set_title(_where(cable, per_host))
+        rows = _select_part(content["results"], "sizes")
+        _draw_panel(axes, [row for row in rows if (row["cable"], row["per_host"]) == (cable, per_host)])
+        axes.set_title(_describe_world(cable, per_host))
     panels[0][0].set_ylabel("time of one call, the slowest rank (us)")
     panels[0][0].legend(fontsize="small")
     figure.suptitle(f"Allreduce of float32 between {HOSTS} hosts (namespaces of one machine): median, shaded to p99")
-    path = paths.out("hosts.png")
+    path = paths.get_output_path("hosts.png")
     figure.savefig(path, dpi=130)
     plt.close(figure)
     return path
 
 
-def _part(rows: Sequence[Row], name: str) -> list[Row]:
+def _select_part(rows: Sequence[Row], name: str) -> list[Row]:
     return [row for row in rows if row["part"] == name]
 
 
-def _worlds(rows: Sequence[Row]) -> list[tuple[str, int]]:
-    found = {(row["cable"], row["per_host"]) for row in _part(rows, "sizes")}
+def _list_worlds(rows: Sequence[Row]) -> list[tuple[str, int]]:
+    found = {(row["cable"], row["per_host"]) for row in _select_part(rows, "sizes")}
     return sorted(found, key=lambda world: (list(CABLES).index(world[0]), world[1]))
 
 
-def _where(cable: str, per_host: int) -> str:
+def _describe_world(cable: str, per_host: int) -> str:
     return f"{HOSTS} hosts x {per_host}, {CABLES[cable].title}"
 
 
-def _names(rows: Sequence[Row]) -> list[str]:
+def _list_contenders(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(row["contender"] for row in rows))
 
 
@@ -92,46 +92,48 @@ def _by_size(rows: Sequence[Row], title: str, columns: dict[str, Callable[[dict[
     table = Table(title, ["size", *columns])
     for nbytes in sorted({row["bytes"] for row in rows}):
         of = {row["contender"]: row for row in rows if row["bytes"] == nbytes}
-        table.rows.append([size(nbytes), *(cell(of) for cell in columns.values())])
+        table.rows.append([format_size(nbytes), *(cell(of) for cell in columns.values())])
     return table
 
 
-def _times(rows: Sequence[Row], cable: str, per_host: int) -> Table:
-    def cell(name: str) -> Callable[[dict[str, Row]], str]:
-        return lambda of: f"{duration(of[name]['median'])} ({duration(of[name]['p99'])})" if name in of else MISSING
+def _build_time_table(rows: Sequence[Row], cable: str, per_host: int) -> Table:
+    def make_cell(name: str) -> Callable[[dict[str, Row]], str]:
+        return lambda of: (
+            f"{format_duration(of[name]['median'])} ({format_duration(of[name]['p99'])})" if name in of else MISSING
+        )
 
-    columns = {LABELS.get(name, name): cell(name) for name in _names(rows)}
-    return _by_size(rows, f"Allreduce of float32, {_where(cable, per_host)}: median (p99)", columns)
+    columns = {LABELS.get(name, name): make_cell(name) for name in _list_contenders(rows)}
+    return _by_size(rows, f"Allreduce of float32, {_describe_world(cable, per_host)}: median (p99)", columns)
 
 
-def _shares(rows: Sequence[Row], cable: str, per_host: int) -> Table:
-    def cell(own: str, other: str) -> Callable[[dict[str, Row]], str]:
-        return lambda of: share(of.get(own), of.get(other))
+def _build_ratio_table(rows: Sequence[Row], cable: str, per_host: int) -> Table:
+    def make_cell(own: str, other: str) -> Callable[[dict[str, Row]], str]:
+        return lambda of: format_ratio(of.get(own), of.get(other))
 
-    names = _names(rows)
+    names = _list_contenders(rows)
     columns = {
-        f"{own} / {LABELS[other]}": cell(own, other)
+        f"{own} / {LABELS[other]}": make_cell(own, other)
         for own in names
         if own == "engine" or own not in LABELS
         for other in names
         if other != own and other in LABELS
     }
-    return _by_size(rows, f"Allreduce of float32, {_where(cable, per_host)}: ratios of medians", columns)
+    return _by_size(rows, f"Allreduce of float32, {_describe_world(cable, per_host)}: ratios of medians", columns)
 
 
-def _compression(rows: Sequence[Row]) -> Table:
+def _build_compression_table(rows: Sequence[Row]) -> Table:
     plain = {row["cable"]: row for row in rows if row["case"] == "none"}
     title = f"Compression, {HOSTS} hosts x 1"
     table = Table(title, ["cable, size", "compression", "median (p99)", "times as fast"], left=("compression",))
     for row in rows:
-        faster = stats.ratio(plain[row["cable"]]["round_medians"], row["round_medians"])
-        cells = [f"{CABLES[row['cable']].title}, {size(row['bytes'])}", row["case"]]
-        cells += [f"{duration(row['median'])} ({duration(row['p99'])})", _interval(faster)]
+        faster = stats.estimate_ratio(plain[row["cable"]]["round_medians"], row["round_medians"])
+        cells = [f"{CABLES[row['cable']].title}, {format_size(row['bytes'])}", row["case"]]
+        cells += [f"{format_duration(row['median'])} ({format_duration(row['p99'])})", _format_interval(faster)]
         table.rows.append(cells)
     return table
 
 
-def _training(rows: Sequence[Row]) -> Table:
+def _build_training_table(rows: Sequence[Row]) -> Table:
     table = Table(
         f"Training, {HOSTS} hosts x 1, a plain veth pair",
         ["model", "no communication", "DDP, gloo, adds", "the engine adds", "of DDP's overhead"],
@@ -139,15 +141,18 @@ def _training(rows: Sequence[Row]) -> Table:
     for row in rows:
         variants = row["variants"]
         floor = variants["floor"]
-        over = [stats.overhead(variants[name]["rounds"], floor["rounds"]) for name in ("ddp", "engine")]
-        cells = [TITLES[row["workload"]], duration(floor["median"])]
-        cells += [f"{duration(each.value)} [{duration(each.low)}, {duration(each.high)}]" for each in over]
+        over = [stats.estimate_overhead(variants[name]["rounds"], floor["rounds"]) for name in ("ddp", "engine")]
+        cells = [TITLES[row["workload"]], format_duration(floor["median"])]
+        cells += [
+            f"{format_duration(each.value)} [{format_duration(each.low)}, {format_duration(each.high)}]"
+            for each in over
+        ]
         ratio = ratio_to_peer(row, "engine")
-        table.rows.append([*cells, _interval(ratio) if ratio else MISSING])
+        table.rows.append([*cells, _format_interval(ratio) if ratio else MISSING])
     return table
 
 
-def _idle(rows: Sequence[Row]) -> Table:
+def _build_idle_table(rows: Sequence[Row]) -> Table:
     table = Table("A job that does nothing, 2 hosts x 1, started by enginerun", ["where", "CPU, % of a core"])
     for row in rows:
         where = "the launcher" if row["where"] == "launcher" else f"host {row['where']}: its rank and its agent"
@@ -155,59 +160,59 @@ def _idle(rows: Sequence[Row]) -> Table:
     return table
 
 
-def _interval(of: stats.Interval) -> str:
-    return f"{digits(of.value)} [{digits(of.low)}, {digits(of.high)}]"
+def _format_interval(of: stats.Interval) -> str:
+    return f"{format_digits(of.value)} [{format_digits(of.low)}, {format_digits(of.high)}]"
 
 
-def _acceptance(rows: Sequence[Row]) -> Table:
+def _build_acceptance_table(rows: Sequence[Row]) -> Table:
     found = Table(
         "What it must reach between hosts",
         ["work", "measured", "at most", "measured / allowed", "95 % interval", "result"],
         left=("result",),
     )
-    found.rows = [line.cells() for line in _lines(rows)]
+    found.rows = [line.format_cells() for line in _check_requirements(rows)]
     return found
 
 
-def _lines(rows: Sequence[Row]) -> Iterator[Line]:
-    of = {(row["cable"], row["per_host"], row["bytes"], row["contender"]): row for row in _part(rows, "sizes")}
-    for cable, per_host in _worlds(rows):
+def _check_requirements(rows: Sequence[Row]) -> Iterator[Requirement]:
+    of = {(row["cable"], row["per_host"], row["bytes"], row["contender"]): row for row in _select_part(rows, "sizes")}
+    for cable, per_host in _list_worlds(rows):
         for nbytes, other, factor in (
             (4 * KIB, "gloo", 0.5),
             (100 * MIB, "gloo", 0.5),
             (100 * MIB, "sockets", 1.25),
         ):
             ours, base = (of.get((cable, per_host, nbytes, name)) for name in ("engine", other))
-            work = f"allreduce, {size(nbytes)}, {_where(cable, per_host)}"
-            yield from compare(work, ours, base, factor, LABELS[other])
-    halves = {row["case"]: row for row in _part(rows, "compression")}
+            work = f"allreduce, {format_size(nbytes)}, {_describe_world(cable, per_host)}"
+            yield from compare_rows(work, ours, base, factor, LABELS[other])
+    halves = {row["case"]: row for row in _select_part(rows, "compression")}
     if {"none", "fp16"} <= halves.keys():
         where = f"{HOSTS} hosts x 1, {CABLES[halves['none']['cable']].title}"
-        work = f"fp16, {size(halves['none']['bytes'])}, {where}"
-        yield from compare(work, halves["fp16"], halves["none"], 1 / 1.7, "none")
-    for row in _part(rows, "training"):
+        work = f"fp16, {format_size(halves['none']['bytes'])}, {where}"
+        yield from compare_rows(work, halves["fp16"], halves["none"], 1 / 1.7, "none")
+    for row in _select_part(rows, "training"):
         ratio = ratio_to_peer(row, "engine")
         if ratio:
-            yield Line(
+            yield Requirement(
                 f"training overhead, {TITLES[row['workload']]}, {HOSTS} hosts x 1",
-                f"{digits(ratio.value)} of DDP's",
+                f"{format_digits(ratio.value)} of DDP's",
                 "0.5 of DDP's",
                 ratio.value / 0.5,
-                f"[{digits(ratio.low / 0.5)}, {digits(ratio.high / 0.5)}]",
+                f"[{format_digits(ratio.low / 0.5)}, {format_digits(ratio.high / 0.5)}]",
             )
-    hosts = [row["cores"] for row in _part(rows, "idle") if row["where"] != "launcher"]
+    hosts = [row["cores"] for row in _select_part(rows, "idle") if row["where"] != "launcher"]
     if hosts:
         most = max(hosts)
         measured, allowed = f"{100 * most:.3f} % of a core", f"{100 * IDLE_LIMIT:g} % of a core"
-        yield Line("idle job, the busier host", measured, allowed, most / IDLE_LIMIT)
+        yield Requirement("idle job, the busier host", measured, allowed, most / IDLE_LIMIT)
 
 
-def _panel(axes: Axes, rows: Sequence[Row]) -> None:
-    for name in _names(rows):
+def _draw_panel(axes: Axes, rows: Sequence[Row]) -> None:
+    for name in _list_contenders(rows):
         own = sorted((row for row in rows if row["contender"] == name), key=lambda row: int(row["bytes"]))
         sizes, medians = [row["bytes"] for row in own], [row["median"] * 1e6 for row in own]
         (line,) = axes.plot(sizes, medians, marker="o", markersize=4, label=LABELS.get(name, name))
         line.set_color(COLORS.get(name, line.get_color()))
         line.set_linestyle("--" if name == "sockets" else "-")
         axes.fill_between(sizes, medians, [row["p99"] * 1e6 for row in own], color=line.get_color(), alpha=0.12)
-    scale(axes)
+    set_scales(axes)

@@ -31,10 +31,10 @@ PAUSE = 1e-3  # seconds between two checks how many tensors are ready
 
 def main() -> None:
     """Run the rank of the first argument, in the world of the second."""
-    work(json.loads(sys.argv[2]), int(sys.argv[1]))
+    run_rank(json.loads(sys.argv[2]), int(sys.argv[1]))
 
 
-def work(about: dict[str, Any], rank: int) -> None:
+def run_rank(about: dict[str, Any], rank: int) -> None:
     """Run one rank from its start to its end."""
     lanes = {int(other): [fd] for other, fd in about["lanes"][str(rank)].items()}
     trunks = {int(other): fd for other, fd in about["trunks"][str(rank)].items()}
@@ -62,7 +62,7 @@ def work(about: dict[str, Any], rank: int) -> None:
         time.sleep(max(0.0, about["step"] - seconds))  # messages after the last tensor count, too
         print(json.dumps({"processor": time.process_time() - processor, "seconds": seconds}), flush=True)
     if about.get("idle"):
-        idle(about["idle"])
+        measure_idle(about["idle"])
 
 
 def submit(native: core.Engine, tensors: list[np.ndarray], seconds: float) -> None:
@@ -82,7 +82,7 @@ def submit(native: core.Engine, tensors: list[np.ndarray], seconds: float) -> No
         handle.wait()
 
 
-def idle(seconds: float) -> None:
+def measure_idle(seconds: float) -> None:
     """Stay idle for a while, and print the processor time used."""
     processor = time.process_time()
     time.sleep(seconds)

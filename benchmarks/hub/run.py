@@ -43,7 +43,7 @@ SLOWEST, PACES, LONGEST = 16, 64, 2.0
 
 
 @dataclass(frozen=True)
-class Settings:
+class HubSettings:
     """Worlds and steps to measure."""
 
     ranks: tuple[int, ...] = (8, 32, 64, 128, 256)
@@ -57,7 +57,7 @@ class Settings:
     warm_up: int = 3
 
 
-def connected() -> tuple[socket.socket, socket.socket]:
+def connect_pair() -> tuple[socket.socket, socket.socket]:
     """Return both ends of a new TCP connection of this machine."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         one = socket.create_connection(listener.getsockname())
@@ -69,7 +69,7 @@ def connected() -> tuple[socket.socket, socket.socket]:
 
 
 @contextlib.contextmanager
-def connections(size: int, host_size: int, shared: bool) -> Iterator[tuple[dict[str, Any], list[int], list[int]]]:
+def open_connections(size: int, host_size: int, shared: bool) -> Iterator[tuple[dict[str, Any], list[int], list[int]]]:
     """Yield the real ranks' descriptors of their connections, and those of the other ends: trunks, then lanes.
 
     Rank 0 has all trunks, unless they may be `shared`.
@@ -82,7 +82,7 @@ def connections(size: int, host_size: int, shared: bool) -> Iterator[tuple[dict[
     played: list[int] = []
 
     def join(into: dict[int, int], name: int) -> None:
-        one, other = connected()
+        one, other = connect_pair()
         ends.extend((one, other))
         into[name] = one.fileno()
         played.append(other.fileno())
@@ -110,19 +110,19 @@ def end(process: subprocess.Popen[str]) -> None:
         process.stdout.close()
 
 
-def pace(settings: Settings, hosts: int) -> float:
+def compute_pace(settings: HubSettings, hosts: int) -> float:
     """Return the milliseconds between two of a leader's messages for which nobody waits."""
     slow = max(hosts, SLOWEST)
     return min(settings.cycle_ms * min(slow, PACES) / PACES, LONGEST * slow / SLOWEST)
 
 
-def world(settings: Settings, size: int, shared: bool = True) -> dict[str, Any]:
+def measure_world(settings: HubSettings, size: int, shared: bool = True) -> dict[str, Any]:
     """Measure one world."""
     from engine.native import setup
 
     about: dict[str, Any] = {**asdict(settings), "size": size}
     control, arena = setup.create_segment(size, GENERATION), setup.create_arena()
-    with connections(size, settings.host_size, shared) as (links, trunks, lanes), contextlib.ExitStack() as stack:
+    with open_connections(size, settings.host_size, shared) as (links, trunks, lanes), contextlib.ExitStack() as stack:
         for descriptor in (control, arena):
             stack.callback(os.close, descriptor)
         about |= links | {"control": control, "arena": arena}
@@ -137,24 +137,27 @@ def world(settings: Settings, size: int, shared: bool = True) -> dict[str, Any]:
         hosts = (size - 1) // settings.host_size
         if hosts:
             numbers = [size, settings.host_size, settings.tensors, settings.steps]
-            numbers += [round(1e3 * pace(settings, hosts + 1))]
+            numbers += [round(1e3 * compute_pace(settings, hosts + 1))]
             numbers += [round(1e3 * settings.backward), round(1e3 * settings.step)]
-            program = native.build("leaders.c", include=(paths.ROOT,))
+            program = native.compile_source("leaders.c", include=(paths.ROOT,))
             start([str(program), *map(str, [*numbers, *trunks, *lanes])], trunks + lanes)
         module = [sys.executable, "-m", "benchmarks.hub.rank"]
         ranks = [start([*module, str(rank), json.dumps(about)], inside) for rank in range(settings.host_size)]
-        hub, other = (told(ranks[rank], settings.steps + bool(settings.idle)) for rank in (0, 1))
+        hub, other = (read_output(ranks[rank], settings.steps + bool(settings.idle)) for rank in (0, 1))
     return {
         "ranks": size,
         "first": hub[0]["seconds"],
-        **{name: processor(each[settings.warm_up : settings.steps]) for name, each in (("hub", hub), ("other", other))},
+        **{
+            name: compute_processor_time(each[settings.warm_up : settings.steps])
+            for name, each in (("hub", hub), ("other", other))
+        },
         "late": statistics.median(step["seconds"] for step in hub[settings.warm_up : settings.steps])
         - settings.backward,
         "idle": hub[-1].get("idle"),
     }
 
 
-def told(process: subprocess.Popen[str], count: int) -> list[dict[str, float]]:
+def read_output(process: subprocess.Popen[str], count: int) -> list[dict[str, float]]:
     """Read the output of a rank, a line for each step."""
     assert process.stdout is not None
     lines = []
@@ -166,26 +169,26 @@ def told(process: subprocess.Popen[str], count: int) -> list[dict[str, float]]:
     return lines
 
 
-def processor(steps: list[dict[str, float]]) -> float:
+def compute_processor_time(steps: list[dict[str, float]]) -> float:
     """Return the median seconds of processor time of a step."""
     return statistics.median(step["processor"] for step in steps)
 
 
-def shares(settings: Settings, size: int) -> bool:
+def shares_trunks(settings: HubSettings, size: int) -> bool:
     """Return whether ranks other than 0 have the trunks."""
     return not Layout(tuple(rank // settings.host_size for rank in range(size))).trunks(0) and size > settings.host_size
 
 
-def run(settings: Settings, console: Console) -> Path:
+def run(settings: HubSettings, console: Console) -> Path:
     """Measure, and write `out/hub.json`."""
     before = environment.record()
     begun = time.perf_counter()
-    with progress.bar(console, "ranks", len(settings.ranks)) as advance:
+    with progress.show_progress(console, "ranks", len(settings.ranks)) as advance:
         rows = []
         for size in settings.ranks:
-            row = world(settings, size)
-            if shares(settings, size):
-                alone = world(replace(settings, idle=0.0), size, shared=False)
+            row = measure_world(settings, size)
+            if shares_trunks(settings, size):
+                alone = measure_world(replace(settings, idle=0.0), size, shared=False)
                 row |= {"keeper": row["other"], "other": alone["other"], "alone": alone["hub"]}
             rows.append(row)
             advance(f"{size} done")
@@ -193,7 +196,7 @@ def run(settings: Settings, console: Console) -> Path:
     return records.write("hub", asdict(settings), before, {"results": rows, "seconds": seconds})
 
 
-def tables(content: dict[str, Any]) -> list[Table]:
+def build_tables(content: dict[str, Any]) -> list[Table]:
     """Return the table of `out/hub.json`."""
     settings, rows = content["settings"], content["results"]
     table = Table(
@@ -206,8 +209,13 @@ def tables(content: dict[str, Any]) -> list[Table]:
         more = max(row["hub"], row.get("keeper", 0.0)) - row["other"]
         hosts = -(-row["ranks"] // settings["host_size"])
         spent = row["other"], row["hub"], row.get("keeper"), row.get("alone", row["hub"])
-        cells = [str(row["ranks"]), str(hosts), *map(_ms, (*spent, more))]
-        cells += [f"{100 * more / settings['step']:.1f} %", _ms(row["late"]), f"{row['first']:.2f} s", _ms(row["idle"])]
+        cells = [str(row["ranks"]), str(hosts), *map(_format_ms, (*spent, more))]
+        cells += [
+            f"{100 * more / settings['step']:.1f} %",
+            _format_ms(row["late"]),
+            f"{row['first']:.2f} s",
+            _format_ms(row["idle"]),
+        ]
         reached = more <= SHARE * settings["step"] and row["first"] <= FIRST
         table.rows.append([*cells, "pass" if reached else "miss"])
     table.note = (
@@ -217,11 +225,11 @@ def tables(content: dict[str, Any]) -> list[Table]:
     return [table]
 
 
-def _ms(seconds: float | None) -> str:
+def _format_ms(seconds: float | None) -> str:
     return "" if seconds is None else f"{1e3 * seconds:.1f} ms"
 
 
-def picture(content: dict[str, Any]) -> Path:
+def draw_figure(content: dict[str, Any]) -> Path:
     """Draw the cost of a step by the number of ranks, and return the PNG."""
     settings, rows = content["settings"], content["results"]
     figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
@@ -241,7 +249,7 @@ def picture(content: dict[str, Any]) -> Path:
     axes.set_ylim(bottom=0)
     axes.legend()
     figure.suptitle(f"A step with {settings['tensors']} tensors, {settings['host_size']} ranks on each host")
-    path = paths.out("hub.png")
+    path = paths.get_output_path("hub.png")
     figure.savefig(path, dpi=130)
     plt.close(figure)
     return path

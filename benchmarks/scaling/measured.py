@@ -21,9 +21,9 @@ from rich.console import Console
 
 from benchmarks.common import binding, environment, progress, records
 from benchmarks.common.processes import Group
-from benchmarks.common.tables import Table, size
-from benchmarks.hosts.contenders import HostContender, Variant
-from benchmarks.hosts.places import CABLES, HostPlaces, placed
+from benchmarks.common.tables import Table, format_size
+from benchmarks.hosts.contenders import ContenderVariant, HostContender
+from benchmarks.hosts.places import CABLES, HostPlaces, create_hosts
 from benchmarks.scaling.published import BANDWIDTH, BATCH, MODELS, Model
 from benchmarks.scaling.run import step_of
 from engine.foresee.model import Network, Prediction, predict
@@ -38,7 +38,7 @@ CLOSE = 0.1
 
 
 @dataclass(frozen=True)
-class Settings:
+class MeasuredSettings:
     """Worlds, models and networks to measure."""
 
     models: tuple[str, ...] = tuple(model.name for model in MODELS)
@@ -53,26 +53,28 @@ class Settings:
     steps: int = 6
 
 
-def run(settings: Settings, console: Console) -> Path:
+def run(settings: MeasuredSettings, console: Console) -> Path:
     """Measure, and write `out/scaling-measured.json`."""
     before = environment.record()
     begun = time.perf_counter()
     models = [model for model in MODELS if model.name in settings.models]
     rows: list[dict[str, Any]] = []
     told: dict[tuple[str, int], Recorded] = {}
-    reached = {bandwidth: _reached(bandwidth / settings.scale) for bandwidth in settings.bandwidths}
+    reached = {bandwidth: _measure_bandwidth(bandwidth / settings.scale) for bandwidth in settings.bandwidths}
     count = sum(len(models) * (len(settings.bandwidths) if hosts > 1 else 1) for hosts, _ in settings.worlds)
-    with progress.bar(console, "hosts", count) as advance:
+    with progress.show_progress(console, "hosts", count) as advance:
         for hosts, per_host in settings.worlds:
-            with _job(hosts, per_host, settings) as (places, group):
+            with _start_job(hosts, per_host, settings) as (places, group):
                 for bandwidth in settings.bandwidths if hosts > 1 else (math.inf,):
                     for model in models:
-                        seconds, sent, recording = _take(settings, group, places, model, bandwidth / settings.scale)
+                        seconds, sent, recording = _take_steps(
+                            settings, group, places, model, bandwidth / settings.scale
+                        )
                         if hosts == 1:
                             told[model.name, per_host] = choose_steps(recording)
                         network = Network(reached.get(bandwidth, bandwidth), settings.latency)
-                        foreseen = _foreseen(told[model.name, per_host], hosts, network)
-                        rows.append(_row(model, hosts, per_host, bandwidth, seconds, sent, foreseen))
+                        foreseen = _predict_steps(told[model.name, per_host], hosts, network)
+                        rows.append(_make_row(model, hosts, per_host, bandwidth, seconds, sent, foreseen))
                         advance(f"{hosts} x {per_host}, {model.name}")
     results = {
         "results": rows,
@@ -83,32 +85,32 @@ def run(settings: Settings, console: Console) -> Path:
 
 
 @contextlib.contextmanager
-def _job(hosts: int, per_host: int, settings: Settings) -> Iterator[tuple[HostPlaces, Group]]:
-    with placed(hosts, per_host, CABLES["plain"]) as places:
+def _start_job(hosts: int, per_host: int, settings: MeasuredSettings) -> Iterator[tuple[HostPlaces, Group]]:
+    with create_hosts(hosts, per_host, CABLES["plain"]) as places:
         name = f"scaling-{hosts}x{per_host}"
         module, variables = "benchmarks.scaling.worker", {"ENGINE_CHUNK_BYTES": str(settings.chunk_bytes)}
-        with Group(name, places.ranks, module, (), "engine", binding.available(), variables, places) as group:
+        with Group(name, places.ranks, module, (), "engine", binding.list_processors(), variables, places) as group:
             yield places, group
 
 
-def _reached(bandwidth: float) -> float:
+def _measure_bandwidth(bandwidth: float) -> float:
     """Return the bits per second that bare sockets reach over a link in both directions at once."""
-    with placed(2, 1, CABLES["plain"]) as places:
-        places.limit(bandwidth)
-        contender = HostContender(Variant("sockets", "sockets"), places)
+    with create_hosts(2, 1, CABLES["plain"]) as places:
+        places.limit_bandwidth(bandwidth)
+        contender = HostContender(ContenderVariant("sockets", "sockets"), places)
         try:
             nbytes = int(bandwidth / 8 * 0.5) // 4 * 4
-            return 8 * nbytes / statistics.median(contender.block("private", nbytes, 1, 5))
+            return 8 * nbytes / statistics.median(contender.time_block("private", nbytes, 1, 5))
         finally:
             contender.close()
 
 
-def _take(
-    settings: Settings, group: Group, places: HostPlaces, model: Model, bandwidth: float
+def _take_steps(
+    settings: MeasuredSettings, group: Group, places: HostPlaces, model: Model, bandwidth: float
 ) -> tuple[float, float, list[Recording]]:
     """Take steps of a model; return the seconds and the bytes that a host sends in one, and the recording."""
     if math.isfinite(bandwidth):
-        places.limit(bandwidth)
+        places.limit_bandwidth(bandwidth)
     step = step_of(model, BATCH)
     request = {
         "do": "steps",
@@ -119,22 +121,22 @@ def _take(
     }
     with TemporaryDirectory(prefix="benchmark-") as folder:
         request["timeline"] = folder
-        sent = places.sent()
-        answers = group.ask(request)
-        sent = [after - before for before, after in zip(sent, places.sent(), strict=True)]
+        sent = places.read_sent_bytes()
+        answers = group.ask_ranks(request)
+        sent = [after - before for before, after in zip(sent, places.read_sent_bytes(), strict=True)]
         recording = read([Path(folder)], [])
     seconds = statistics.fmean(statistics.median(each) for each in answers)
     return seconds, statistics.fmean(sent) / (settings.steps + 1), recording
 
 
-def _foreseen(told: Recorded, hosts: int, network: Network) -> Prediction:
+def _predict_steps(told: Recorded, hosts: int, network: Network) -> Prediction:
     """Predict the recorded steps, and return the median, as for the measurements."""
     found = [predict(step, told.rules, hosts, network, told.ranks) for step in told.steps]
     medians = (statistics.median(getattr(each, name) for each in found) for name in ("seconds", "busy", "nbytes"))
     return Prediction(hosts, *medians)
 
 
-def _row(
+def _make_row(
     model: Model, hosts: int, per_host: int, bandwidth: float, seconds: float, sent: float, foreseen: Prediction
 ) -> dict[str, Any]:
     return {
@@ -149,7 +151,7 @@ def _row(
     }
 
 
-def tables(content: dict[str, Any]) -> list[Table]:
+def build_tables(content: dict[str, Any]) -> list[Table]:
     """Return the table of `out/scaling-measured.json`."""
     settings = content["settings"]
     table = Table(
@@ -167,7 +169,7 @@ def tables(content: dict[str, Any]) -> list[Table]:
         cells += [f"{1e3 * row['seconds']:.0f} ms", f"{1e3 * row['foreseen']:.0f} ms", f"{100 * error:+.1f} %"]
         cells.append("pass" if abs(error) <= CLOSE else "miss")
         cells += [f"{100 * one['seconds'] / row['seconds']:.1f} %", f"{100 * one['foreseen'] / row['foreseen']:.1f} %"]
-        table.rows.append([*cells, size(round(row["sent"])), size(round(row["foreseen_bytes"]))])
+        table.rows.append([*cells, format_size(round(row["sent"])), format_size(round(row["foreseen_bytes"]))])
     reached = ", ".join(f"{found / 1e6:.1f} of {given / 1e6:g} Mbit/s" for given, found in content["reached"])
     table.note = (
         f"Foreseen for what bare sockets reached on two of the hosts: {reached}. Hosts are namespaces of one machine, "

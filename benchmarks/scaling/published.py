@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from benchmarks.scaling.architectures import Layer, inception3, resnet101, vgg16
+from benchmarks.scaling.architectures import Layer, build_inception3, build_resnet101, build_vgg16
 
 GPUS = 4
 """Number of GPUs of a server."""
@@ -37,7 +37,7 @@ class Model:
 
 
 MODELS = (
-    Model("Inception V3", inception3, 134.4, {4: 15.0 / 16, 32: 0.90, 128: 0.90}),
-    Model("ResNet-101", resnet101, 119.4, {4: 14.6 / 16, 32: 0.90, 128: 0.90}),
-    Model("VGG-16", vgg16, 130.9, {4: 13.7 / 16, 32: 0.79, 128: 0.68}),
+    Model("Inception V3", build_inception3, 134.4, {4: 15.0 / 16, 32: 0.90, 128: 0.90}),
+    Model("ResNet-101", build_resnet101, 119.4, {4: 14.6 / 16, 32: 0.90, 128: 0.90}),
+    Model("VGG-16", build_vgg16, 130.9, {4: 13.7 / 16, 32: 0.79, 128: 0.68}),
 )

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import environment, records
-from benchmarks.common.tables import Table, size
+from benchmarks.common.tables import Table, format_size
 from benchmarks.scaling.published import BANDWIDTH, BATCH, GPUS, MODELS, Model
 from engine.config.config import Config
 from engine.foresee.model import Network, Rules, Step, Tensor, predict
@@ -26,7 +26,7 @@ CLOSE = 0.05
 
 
 @dataclass(frozen=True)
-class Settings:
+class ScalingSettings:
     """Assumptions about the network where nothing is published, and the batch."""
 
     bandwidth: float = BANDWIDTH
@@ -48,26 +48,26 @@ def step_of(model: Model, batch: int) -> Step:
     return Step(max(seconds, moment), tuple(tensors), ((seconds, max(seconds, moment)),))
 
 
-def efficiency(step: Step, servers: int, network: Network) -> float:
+def compute_efficiency(step: Step, servers: int, network: Network) -> float:
     """Return the step time of one GPU divided by that on some servers."""
     usual = Config()
     rules = Rules(usual.fusion_threshold, usual.cycle_time_ms / 1e3, usual.chunk_bytes)
     return step.seconds / predict(step, rules, servers, network).seconds
 
 
-def fitted(step: Step, servers: int, published: float, latency: float) -> float:
+def fit_bandwidth(step: Step, servers: int, published: float, latency: float) -> float:
     """Find the bandwidth at which a step has the published efficiency, by bisection: efficiency grows with it."""
     low, high = 1e8, 1e12
     while high / low > 1.0001:
         middle = (low * high) ** 0.5
-        if efficiency(step, servers, Network(middle, latency)) < published:
+        if compute_efficiency(step, servers, Network(middle, latency)) < published:
             low = middle
         else:
             high = middle
     return low
 
 
-def run(settings: Settings) -> Path:
+def run(settings: ScalingSettings) -> Path:
     """Compute, and write `out/scaling.json`."""
     before = environment.record()
     begun = time.perf_counter()
@@ -76,7 +76,7 @@ def run(settings: Settings) -> Path:
     halves = {model.name: step_of(model, settings.batch // 2) for model in MODELS}
     known = {model.name: model.efficiency for model in MODELS}
     name, servers = FITTED_ON
-    effective = fitted(steps[name], servers, known[name][servers], settings.latency)
+    effective = fit_bandwidth(steps[name], servers, known[name][servers], settings.latency)
     results = [
         {
             "model": model.name,
@@ -84,9 +84,9 @@ def run(settings: Settings) -> Path:
             "step": steps[model.name].seconds,
             "servers": count,
             "published": published,
-            "foreseen": efficiency(steps[model.name], count, network),
-            "half_batch": efficiency(halves[model.name], count, network),
-            "fitted": efficiency(steps[model.name], count, Network(effective, settings.latency)),
+            "foreseen": compute_efficiency(steps[model.name], count, network),
+            "half_batch": compute_efficiency(halves[model.name], count, network),
+            "fitted": compute_efficiency(steps[model.name], count, Network(effective, settings.latency)),
         }
         for model in MODELS
         for count, published in model.efficiency.items()
@@ -97,7 +97,7 @@ def run(settings: Settings) -> Path:
     )
 
 
-def tables(content: dict[str, Any]) -> list[Table]:
+def build_tables(content: dict[str, Any]) -> list[Table]:
     """Return the table of `out/scaling.json`."""
     settings, effective = content["settings"], content["effective_bandwidth"]
     table = Table(
@@ -108,12 +108,12 @@ def tables(content: dict[str, Any]) -> list[Table]:
     )  # fmt: skip
     for row in content["results"]:
         published = row["published"]
-        cells = [row["model"], size(4 * row["parameters"]), f"{1e3 * row['step']:.0f} ms", str(row["servers"])]
-        cells += [_share(published), _share(row["foreseen"]), _points(row["foreseen"] - published)]
+        cells = [row["model"], format_size(4 * row["parameters"]), f"{1e3 * row['step']:.0f} ms", str(row["servers"])]
+        cells += [_format_share(published), _format_share(row["foreseen"]), _format_points(row["foreseen"] - published)]
         cells.append("pass" if abs(row["foreseen"] - published) <= CLOSE else "miss")
         chosen = (row["model"], row["servers"]) == FITTED_ON
-        cells += [_share(row["half_batch"]), _points(row["half_batch"] - published)]
-        cells += [_share(row["fitted"]), "chosen so" if chosen else _points(row["fitted"] - published)]
+        cells += [_format_share(row["half_batch"]), _format_points(row["half_batch"] - published)]
+        cells += [_format_share(row["fitted"]), "chosen so" if chosen else _format_points(row["fitted"] - published)]
         table.rows.append(cells)
     table.note = (
         f"Not measured: published figures beside a simulation. {settings['batch']} images a GPU; "
@@ -123,9 +123,9 @@ def tables(content: dict[str, Any]) -> list[Table]:
     return [table]
 
 
-def _share(part: float) -> str:
+def _format_share(part: float) -> str:
     return f"{100 * part:.1f} %"
 
 
-def _points(difference: float) -> str:
+def _format_points(difference: float) -> str:
     return f"{100 * difference:+.1f}"

@@ -13,18 +13,18 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common.worker import Worker
+from benchmarks.common.worker import GroupWorker
 
 
-class Rank:
+class SleepingRank:
     """Handlers of the requests to a rank."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: GroupWorker) -> None:
         self._worker = worker
         self._engine = importlib.import_module("engine")
         self._native = importlib.import_module("engine.session.runtime")
 
-    def steps(self, request: dict[str, Any]) -> list[float]:
+    def take_steps(self, request: dict[str, Any]) -> list[float]:
         """Take steps, and return the seconds of each except the first.
 
         `moments` and `bytes` describe the gradients, with times since the step's begin; `seconds` is its computing
@@ -66,15 +66,15 @@ def _sleep_until(moment: float) -> None:
 
 def main() -> None:
     """Join the other ranks and answer requests."""
-    worker = Worker(argparse.ArgumentParser())
+    worker = GroupWorker(argparse.ArgumentParser())
     engine = importlib.import_module("engine")
     try:
         engine.init()
-        rank = Rank(worker)
+        rank = SleepingRank(worker)
     except BaseException:
-        worker.fail()
+        worker.report_failure()
         raise
-    worker.serve({"steps": rank.steps})
+    worker.serve({"steps": rank.take_steps})
     engine.shutdown()
 
 

@@ -27,11 +27,11 @@ class Bottleneck(nn.Module):
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
         outputs = width * self.EXPANSION
-        self.reduce = _convolution(inputs, width, 1, 1)
-        self.spatial = _convolution(width, width, 3, stride)
-        self.expand = _convolution(width, outputs, 1, 1)
+        self.reduce = _build_convolution(inputs, width, 1, 1)
+        self.spatial = _build_convolution(width, width, 3, stride)
+        self.expand = _build_convolution(width, outputs, 1, 1)
         same = stride == 1 and inputs == outputs
-        self.shortcut: nn.Module = nn.Identity() if same else _convolution(inputs, outputs, 1, stride)
+        self.shortcut: nn.Module = nn.Identity() if same else _build_convolution(inputs, outputs, 1, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [n, inputs, h, w] to [n, outputs, h / stride, w / stride]."""
@@ -45,7 +45,7 @@ class ResNet50(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        layers: list[nn.Module] = [_convolution(3, 64, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
+        layers: list[nn.Module] = [_build_convolution(3, 64, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
         channels = 64
         for width, blocks, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
             for block in range(blocks):
@@ -136,7 +136,7 @@ class Paced(torch.autograd.Function):
         return gradient, gradient.mean().expand(ctx.shape).contiguous()
 
 
-class Device(nn.Module):
+class DeviceModel(nn.Module):
     """Model of 16 tensors of 4 MiB, whose gradients come one by one, a millisecond apart."""
 
     LENGTH, WIDTH = 16, 1 << 20
@@ -159,7 +159,7 @@ class Elsewhere(torch.optim.Optimizer):
         """Do nothing."""
 
 
-def _convolution(inputs: int, outputs: int, kernel: int, stride: int) -> nn.Sequential:
+def _build_convolution(inputs: int, outputs: int, kernel: int, stride: int) -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False), nn.BatchNorm2d(outputs))
 
 
@@ -172,18 +172,18 @@ class Workload(ABC):
     """Learning rate, small enough that hundreds of steps on random data neither diverge nor end in denormals."""
 
     @abstractmethod
-    def model(self) -> nn.Module:
+    def build_model(self) -> nn.Module:
         """Return the model, initialized from torch's seed."""
 
     @abstractmethod
-    def batch(self, generator: torch.Generator) -> Batch:
+    def draw_batch(self, generator: torch.Generator) -> Batch:
         """Return random inputs and targets."""
 
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+    def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Return the optimizer of one process."""
         return torch.optim.SGD(model.parameters(), lr=self.rate, momentum=MOMENTUM)
 
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+    def compute_loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the scalar loss."""
         scores: Tensor = model(batch[0])
         return functional.cross_entropy(scores.flatten(0, -2), batch[1].flatten())
@@ -194,10 +194,10 @@ class ResNetWorkload(Workload):
 
     name, title, rate = "resnet50", "ResNet-50, batch 2 of 128x128", 1e-3
 
-    def model(self) -> nn.Module:
+    def build_model(self) -> nn.Module:
         return ResNet50()
 
-    def batch(self, generator: torch.Generator) -> Batch:
+    def draw_batch(self, generator: torch.Generator) -> Batch:
         images = torch.randn(2, 3, 128, 128, generator=generator)
         return images, torch.randint(1000, (2,), generator=generator)
 
@@ -207,10 +207,10 @@ class GPTWorkload(Workload):
 
     name, title, rate = "gpt", "GPT of 93 MB, batch 1 of 32 tokens", 1e-3
 
-    def model(self) -> nn.Module:
+    def build_model(self) -> nn.Module:
         return GPT()
 
-    def batch(self, generator: torch.Generator) -> Batch:
+    def draw_batch(self, generator: torch.Generator) -> Batch:
         text = torch.randint(GPT.VOCABULARY, (1, 33), generator=generator)
         return text[:, :-1], text[:, 1:]
 
@@ -220,13 +220,13 @@ class ChainWorkload(Workload):
 
     name, title, rate = "tiny", "2000 tensors of 1 KiB", 1e-5
 
-    def model(self) -> nn.Module:
+    def build_model(self) -> nn.Module:
         return Chain()
 
-    def batch(self, generator: torch.Generator) -> Batch:
+    def draw_batch(self, generator: torch.Generator) -> Batch:
         return torch.randn(Chain.WIDTH, generator=generator), torch.randn(Chain.WIDTH, generator=generator)
 
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+    def compute_loss(self, model: nn.Module, batch: Batch) -> Tensor:
         return functional.mse_loss(model(batch[0]), batch[1])
 
 
@@ -235,17 +235,17 @@ class DeviceWorkload(Workload):
 
     name, title, rate = "device", "16 tensors of 4 MiB, 1 ms of sleep each (stand-in for an accelerator)", 1e-5
 
-    def model(self) -> nn.Module:
-        return Device()
+    def build_model(self) -> nn.Module:
+        return DeviceModel()
 
-    def batch(self, generator: torch.Generator) -> Batch:
+    def draw_batch(self, generator: torch.Generator) -> Batch:
         x = torch.randn(8, generator=generator).requires_grad_()
         return x, torch.randn(8, generator=generator)
 
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+    def compute_loss(self, model: nn.Module, batch: Batch) -> Tensor:
         return functional.mse_loss(model(batch[0]), batch[1])
 
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+    def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         return Elsewhere(model.parameters(), {})
 
 

@@ -12,7 +12,7 @@ from matplotlib import pyplot as plt
 
 from benchmarks.common import paths, stats
 from benchmarks.common.environment import describe
-from benchmarks.common.tables import MISSING, Table, digits, duration
+from benchmarks.common.tables import MISSING, Table, format_digits, format_duration
 from benchmarks.training.run import FLOOR, PEER
 
 TITLES = {
@@ -33,9 +33,9 @@ LABELS = {
 COLORS = {"ddp": "tab:red", "ddp_view": "tab:orange"}
 
 
-def tables(content: dict[str, Any]) -> list[Table]:
+def build_tables(content: dict[str, Any]) -> list[Table]:
     """Return one table per workload."""
-    found = [_workload(workload) for workload in content["workloads"]]
+    found = [_build_workload_table(workload) for workload in content["workloads"]]
     if found:
         ranks, rounds = content["settings"]["ranks"], content["settings"]["rounds"]
         found[-1].note = (
@@ -53,7 +53,7 @@ def ratio_to_peer(workload: dict[str, Any], variant: str) -> stats.Interval | No
     return stats.overhead_ratio(variants[variant]["rounds"], variants[PEER]["rounds"], variants[FLOOR]["rounds"])
 
 
-def picture(content: dict[str, Any]) -> Path | None:
+def draw_figure(content: dict[str, Any]) -> Path | None:
     """Draw the overhead of each variant with its interval, one panel per workload, and return the PNG."""
     workloads = [w for w in content["workloads"] if FLOOR in w["variants"]]
     if not workloads:
@@ -64,43 +64,45 @@ def picture(content: dict[str, Any]) -> Path | None:
     for axes, workload in zip(panels[0], workloads, strict=True):
         floor = workload["variants"][FLOOR]
         names = [name for name in workload["variants"] if name != FLOOR]
-        found = [stats.overhead(workload["variants"][name]["rounds"], floor["rounds"]) for name in names]
+        found = [stats.estimate_overhead(workload["variants"][name]["rounds"], floor["rounds"]) for name in names]
         heights = [1e3 * i.value for i in found]
         errors = [[1e3 * (i.value - i.low) for i in found], [1e3 * (i.high - i.value) for i in found]]
         colors = [COLORS.get(name, "tab:blue") for name in names]
         axes.bar(range(len(names)), heights, yerr=errors, capsize=4, color=colors)
         axes.set_xticks(range(len(names)), [LABELS[name].replace(", ", ",\n") for name in names], fontsize="small")
         axes.set_ylabel("added to a step (ms), 95 % interval")
-        axes.set_title(f"{TITLES[workload['workload']]}\nfloor {duration(floor['median'])}")
+        axes.set_title(f"{TITLES[workload['workload']]}\nfloor {format_duration(floor['median'])}")
         axes.grid(visible=True, axis="y", alpha=0.3)
     ranks = content["settings"]["ranks"]
     figure.suptitle(f"Training step of {ranks} ranks in one host: time beyond {ranks} independent processes")
-    path = paths.out("training.png")
+    path = paths.get_output_path("training.png")
     figure.savefig(path, dpi=130)
     plt.close(figure)
     return path
 
 
-def _workload(workload: dict[str, Any]) -> Table:
+def _build_workload_table(workload: dict[str, Any]) -> Table:
     table = Table(
         f"{TITLES[workload['workload']]}: {workload['tensors']} tensors, {workload['bytes'] / 1e6:.0f} MB",
         ["variant", "step, median", "p99", "processor time", "over the floor", "of the floor", "of DDP's overhead"],
     )
     variants = workload["variants"]
     for name, row in variants.items():
-        processor = duration(stats.median(row["processor"]).value)
-        cells = [LABELS[name], duration(row["median"]), duration(row["p99"]), processor]
+        processor = format_duration(stats.estimate_median(row["processor"]).value)
+        cells = [LABELS[name], format_duration(row["median"]), format_duration(row["p99"]), processor]
         if name == FLOOR or FLOOR not in variants:
             table.rows.append([*cells, MISSING, MISSING, MISSING])
             continue
-        over = stats.overhead(row["rounds"], variants[FLOOR]["rounds"])
+        over = stats.estimate_overhead(row["rounds"], variants[FLOOR]["rounds"])
         share = None if name == PEER else ratio_to_peer(workload, name)
         table.rows.append(
             [
                 *cells,
-                f"{duration(over.value)} [{duration(over.low)}, {duration(over.high)}]",
-                f"{digits(100 * over.value / variants[FLOOR]['median'])} %",
-                f"{digits(share.value)} [{digits(share.low)}, {digits(share.high)}]" if share else MISSING,
+                f"{format_duration(over.value)} [{format_duration(over.low)}, {format_duration(over.high)}]",
+                f"{format_digits(100 * over.value / variants[FLOOR]['median'])} %",
+                f"{format_digits(share.value)} [{format_digits(share.low)}, {format_digits(share.high)}]"
+                if share
+                else MISSING,
             ]
         )
     return table

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.common import binding, environment, progress, records
-from benchmarks.common.processes import Group, Launcher, Places
+from benchmarks.common.processes import DisagreementError, Group, Launcher, Places
 from benchmarks.common.stats import Summary
 
 FLOOR, PEER = "floor", "ddp"
@@ -23,12 +23,8 @@ TOLERANCE = 1e-5
 """Largest relative difference allowed between the engine's parameters and DDP's after the warm-up."""
 
 
-class DisagreementError(RuntimeError):
-    """Error of ranks or variants that should have the same parameters, but do not."""
-
-
 @dataclass(frozen=True)
-class Settings:
+class TrainingSettings:
     """Workloads to train, and their duration."""
 
     workloads: tuple[str, ...] = WORKLOADS
@@ -45,17 +41,19 @@ class Settings:
         return asdict(self)
 
 
-def run(settings: Settings, console: Console) -> Path:
+def run(settings: TrainingSettings, console: Console) -> Path:
     """Measure, and write `out/training.json`."""
     before = environment.record()
     begun = time.perf_counter()
-    results = [workload(settings, name, console) for name in settings.workloads]
+    results = [measure_workload(settings, name, console) for name in settings.workloads]
     return records.write(
         "training", settings.record(), before, {"workloads": results, "seconds": round(time.perf_counter() - begun, 1)}
     )
 
 
-def workload(settings: Settings, name: str, console: Console, places: Places | None = None) -> dict[str, Any]:
+def measure_workload(
+    settings: TrainingSettings, name: str, console: Console, places: Places | None = None
+) -> dict[str, Any]:
     """Measure one model, on one host or on those of `places`."""
     uses_engine = any(variant.startswith("engine") for variant in settings.variants)
     arguments = ["--workload", name, *(["--engine"] if uses_engine else [])]
@@ -66,16 +64,16 @@ def workload(settings: Settings, name: str, console: Console, places: Places | N
         "benchmarks.training.worker",
         arguments,
         launcher,
-        binding.available(),
+        binding.list_processors(),
         places=places,
     ) as group:
         count = len(settings.variants)
-        with progress.bar(console, name, count * (settings.rounds + 1)) as advance:
+        with progress.show_progress(console, name, count * (settings.rounds + 1)) as advance:
             steps, parameters = 0, {}
             for variant in settings.variants:
-                parameters = group.ask({"do": "build", "variant": variant})[0]
-                blocks = group.ask({"do": "block", "variant": variant, "warmup": 1, "steps": settings.warmup - 1})
-                steps = steps or _steps(settings, blocks[0]["seconds"])
+                parameters = group.ask_ranks({"do": "build", "variant": variant})[0]
+                blocks = group.ask_ranks({"do": "block", "variant": variant, "warmup": 1, "steps": settings.warmup - 1})
+                steps = steps or _count_steps(settings, blocks[0]["seconds"])
                 advance(f"{variant}, warm-up")
             checks = _check(settings, group)
             rounds: dict[str, list[list[dict[str, Any]]]] = {variant: [] for variant in settings.variants}
@@ -83,7 +81,7 @@ def workload(settings: Settings, name: str, console: Console, places: Places | N
                 for i in range(count):
                     variant = settings.variants[(i + number) % count]
                     request = {"do": "block", "variant": variant, "warmup": 1, "steps": steps}
-                    rounds[variant].append(group.ask(request))
+                    rounds[variant].append(group.ask_ranks(request))
                     advance(variant)
             _check_ranks(settings, group)
     return {
@@ -91,16 +89,16 @@ def workload(settings: Settings, name: str, console: Console, places: Places | N
         **parameters,
         "steps": steps,
         "differences": checks,
-        "variants": {variant: summary(blocks) for variant, blocks in rounds.items()},
+        "variants": {variant: summarize_blocks(blocks) for variant, blocks in rounds.items()},
     }
 
 
-def _steps(settings: Settings, seconds: list[float]) -> int:
+def _count_steps(settings: TrainingSettings, seconds: list[float]) -> int:
     """Return the steps per block: the same for all variants, from the first one's warm-up."""
     return int(min(settings.most, max(settings.least, settings.block_seconds / statistics.median(seconds))))
 
 
-def summary(blocks: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Any]:
+def summarize_blocks(blocks: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Any]:
     """Summarize `blocks[round][rank]`.
 
     A round's figure is the mean over the ranks: of the median of their steps, and of their processor time per step.
@@ -108,10 +106,10 @@ def summary(blocks: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Any]:
     rounds = [statistics.fmean(statistics.median(rank["seconds"]) for rank in block) for block in blocks]
     processor = [statistics.fmean(rank["processor"] for rank in block) for block in blocks]
     every = [seconds for block in blocks for rank in block for seconds in rank["seconds"]]
-    return {"rounds": rounds, "processor": processor, **Summary.of(every).record()}
+    return {"rounds": rounds, "processor": processor, **Summary.from_samples(every).record()}
 
 
-def _check(settings: Settings, group: Group) -> dict[str, float]:
+def _check(settings: TrainingSettings, group: Group) -> dict[str, float]:
     """Compare parameters between ranks and with DDP's, as all variants have taken the same steps on the same data."""
     _check_ranks(settings, group)
     if PEER not in settings.variants:
@@ -119,7 +117,7 @@ def _check(settings: Settings, group: Group) -> dict[str, float]:
     differences = {}
     for variant in settings.variants:
         if variant not in (FLOOR, PEER):
-            differences[variant] = max(group.ask({"do": "difference", "variants": [variant, PEER]}))
+            differences[variant] = max(group.ask_ranks({"do": "difference", "variants": [variant, PEER]}))
             if not differences[variant] <= TOLERANCE:
                 raise DisagreementError(
                     f"{group.name}: after {settings.warmup} steps the parameters of {variant} differ from {PEER}'s by "
@@ -128,9 +126,9 @@ def _check(settings: Settings, group: Group) -> dict[str, float]:
     return differences
 
 
-def _check_ranks(settings: Settings, group: Group) -> None:
+def _check_ranks(settings: TrainingSettings, group: Group) -> None:
     for variant in settings.variants:
         if variant != FLOOR:
-            digests = group.ask({"do": "digest", "variant": variant})
+            digests = group.ask_ranks({"do": "digest", "variant": variant})
             if len(set(digests)) != 1:
                 raise DisagreementError(f"{group.name}: the ranks' parameters of {variant} differ: checksums {digests}")

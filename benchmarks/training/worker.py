@@ -18,13 +18,13 @@ import torch.distributed
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.common.worker import Worker, watched
+from benchmarks.common.worker import GroupWorker, instrument_block
 from benchmarks.training.models import WORKLOADS, Workload
 
 BATCHES = 8
 
 
-class Variant:
+class TrainingVariant:
     """Model with its way to combine gradients and its position in the data; all on one device of torch."""
 
     def __init__(
@@ -34,9 +34,9 @@ class Variant:
         self._workload = workload
         self._batches = batches
         self._steps = 0
-        self.plain = workload.model().to(device)
+        self.plain = workload.build_model().to(device)
         self._model: nn.Module = self.plain
-        self._optimizer: Any = workload.optimizer(self.plain)
+        self._optimizer: Any = workload.build_optimizer(self.plain)
         self._zero: dict[str, bool] = {}
         if name.startswith("ddp"):
             self._model = DistributedDataParallel(self.plain, gradient_as_bucket_view=name == "ddp_view")
@@ -61,7 +61,7 @@ class Variant:
         batch = self._batches[self._steps % len(self._batches)]
         self._steps += 1
         self._optimizer.zero_grad(**self._zero)
-        return self._workload.loss(self._model, batch)
+        return self._workload.compute_loss(self._model, batch)
 
     def backward(self, loss: Tensor) -> None:
         """Compute the gradients, and combine them."""
@@ -72,24 +72,24 @@ class Variant:
         self._optimizer.step()
 
 
-class Rank:
+class TrainingRank:
     """Handlers of the requests to a rank."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: GroupWorker) -> None:
         self._worker = worker
-        self._variants: dict[str, Variant] = {}
+        self._variants: dict[str, TrainingVariant] = {}
         self._workload = WORKLOADS[worker.options.workload]
         generator = torch.Generator().manual_seed(1000 + worker.rank)
-        self._batches = [self._workload.batch(generator) for _ in range(BATCHES)]
+        self._batches = [self._workload.draw_batch(generator) for _ in range(BATCHES)]
 
-    def build(self, request: dict[str, Any]) -> dict[str, int]:
+    def build_variant(self, request: dict[str, Any]) -> dict[str, int]:
         """Create one variant, and return the number and the bytes of its parameters."""
-        variant = Variant(request["variant"], self._workload, self._batches)
+        variant = TrainingVariant(request["variant"], self._workload, self._batches)
         self._variants[request["variant"]] = variant
         parameters = list(variant.plain.parameters())
         return {"tensors": len(parameters), "bytes": sum(p.numel() * p.element_size() for p in parameters)}
 
-    def block(self, request: dict[str, Any]) -> dict[str, Any]:
+    def time_block(self, request: dict[str, Any]) -> dict[str, Any]:
         """Meet the other ranks once, and take untimed and timed steps.
 
         Returns
@@ -99,7 +99,7 @@ class Rank:
             writing at a timeline's end.
         """
         step, clock = self._variants[request["variant"]].step, time.perf_counter
-        with watched("timeline" if request["variant"] == "engine_timeline" else request.get("watched", "")):
+        with instrument_block("timeline" if request["variant"] == "engine_timeline" else request.get("watched", "")):
             self._worker.meet()
             for _ in range(request["warmup"]):
                 step()
@@ -111,14 +111,14 @@ class Rank:
         processor = (time.process_time() - used) / request["steps"]
         return {"seconds": [after - before for before, after in itertools.pairwise(marks)], "processor": processor}
 
-    def digest(self, request: dict[str, Any]) -> int:
+    def compute_digest(self, request: dict[str, Any]) -> int:
         """Return a checksum of all parameters of a variant."""
         value = 0
         for parameter in self._variants[request["variant"]].plain.parameters():
             value = zlib.crc32(parameter.detach().contiguous().numpy().tobytes(), value)
         return value
 
-    def difference(self, request: dict[str, Any]) -> float:
+    def compute_difference(self, request: dict[str, Any]) -> float:
         """Return the largest relative difference between the parameters of two variants."""
         with torch.no_grad():
             pairs = zip(*(self._variants[name].plain.parameters() for name in request["variants"]), strict=True)
@@ -130,7 +130,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--workload", choices=sorted(WORKLOADS), required=True)
     parser.add_argument("--engine", action="store_true")
-    worker = Worker(parser)
+    worker = GroupWorker(parser)
     try:
         torch.set_num_threads(1)
         torch.distributed.init_process_group(
@@ -138,11 +138,18 @@ def main() -> None:
         )
         if worker.options.engine:
             importlib.import_module("engine").init()
-        rank = Rank(worker)
+        rank = TrainingRank(worker)
     except BaseException:
-        worker.fail()
+        worker.report_failure()
         raise
-    worker.serve({"build": rank.build, "block": rank.block, "digest": rank.digest, "difference": rank.difference})
+    worker.serve(
+        {
+            "build": rank.build_variant,
+            "block": rank.time_block,
+            "digest": rank.compute_digest,
+            "difference": rank.compute_difference,
+        }
+    )
     if worker.options.engine:
         importlib.import_module("engine").shutdown()
     torch.distributed.destroy_process_group()

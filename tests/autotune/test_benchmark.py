@@ -23,7 +23,7 @@ if not (ROOT / "benchmarks").exists():
 from rich.console import Console
 
 from benchmarks.autotune import contenders, drift, minutes, problems, recorded, report, run
-from benchmarks.autotune.recorded import Recording, RecordingError
+from benchmarks.autotune.recorded import RecordedSurface, RecordingError
 from benchmarks.autotune.surfaces import DEFAULT
 from benchmarks.common import paths
 
@@ -52,10 +52,10 @@ def recording() -> dict[str, Any]:
 
 
 def test_a_recording_is_what_was_measured_at_its_cells() -> None:
-    found = Recording(recording(), "file")
+    found = RecordedSurface(recording(), "file")
     for threshold, cycle, stores in itertools.product(*AXES.values()):
         knobs = {"fusion_threshold": threshold, "cycle_time_ms": cycle, "stores": stores}
-        assert found.seconds(knobs) == pytest.approx(median_of(threshold, cycle, stores), rel=1e-12)
+        assert found.compute_seconds(knobs) == pytest.approx(median_of(threshold, cycle, stores), rel=1e-12)
     assert found.least == pytest.approx(0.1)
     knobs = found.space.describe()
     assert knobs["fusion_threshold"] == {"kind": "Integer", "low": 1 << 16, "high": 1 << 30, "log": True, "off": None}
@@ -64,25 +64,25 @@ def test_a_recording_is_what_was_measured_at_its_cells() -> None:
 
 
 def test_between_cells_logarithms_are_interpolated_where_the_tuner_sees_a_setting() -> None:
-    found = Recording(recording(), "file")
+    found = RecordedSurface(recording(), "file")
     # Half way on both log scales; 0 is on none.
     knobs = {"fusion_threshold": 1 << 26, "cycle_time_ms": 1.0, "stores": "streaming"}
     corners = [median_of(a, b, "streaming") for a in (1 << 22, 1 << 30) for b in (0.1, 10.0)]
-    assert found.seconds(knobs) == pytest.approx(np.exp(np.mean(np.log(corners))), rel=1e-12)
+    assert found.compute_seconds(knobs) == pytest.approx(np.exp(np.mean(np.log(corners))), rel=1e-12)
     # A quarter of the way on one log scale.
     knobs |= {"fusion_threshold": 1 << 24, "cycle_time_ms": 0}
     ends = [median_of(a, 0, "streaming") for a in (1 << 22, 1 << 30)]
-    assert found.seconds(knobs) == pytest.approx(ends[0] ** 0.75 * ends[1] ** 0.25, rel=1e-12)
+    assert found.compute_seconds(knobs) == pytest.approx(ends[0] ** 0.75 * ends[1] ** 0.25, rel=1e-12)
     # Outside the recorded range the edge applies.
     outside = {"fusion_threshold": 1 << 10, "cycle_time_ms": 99.0, "stores": "cached"}
-    assert found.seconds(outside) == pytest.approx(median_of(1 << 16, 10.0, "cached"), rel=1e-12)
+    assert found.compute_seconds(outside) == pytest.approx(median_of(1 << 16, 10.0, "cached"), rel=1e-12)
 
 
 def test_steps_scatter_as_in_the_nearest_cell() -> None:
-    found, rng = Recording(recording(), "file"), np.random.default_rng(0)
+    found, rng = RecordedSurface(recording(), "file"), np.random.default_rng(0)
     knobs = {"fusion_threshold": 1 << 27, "cycle_time_ms": 0.2, "stores": "streaming"}
     number = list(itertools.product(*AXES.values())).index((1 << 30, 0.1, "streaming"))
-    scatter = np.log(found.steps(knobs, 200, rng) / found.seconds(knobs))
+    scatter = np.log(found.draw_steps(knobs, 200, rng) / found.compute_seconds(knobs))
     assert set(np.round(scatter, 9)) == set(np.round([-0.02, 0.0, 0.01 + 0.001 * number], 9))
 
 
@@ -115,7 +115,7 @@ def test_a_file_that_is_no_full_grid_is_refused(change: Callable[[dict[str, Any]
     content = json.loads(json.dumps(recording()))
     change(content)
     with pytest.raises(RecordingError, match=said):
-        Recording(content, "file")
+        RecordedSurface(content, "file")
 
 
 @pytest.fixture
@@ -138,8 +138,8 @@ def test_what_is_written_is_read_and_takes_the_place_of_what_was_there(recording
         cells = [{**cell, "samples": [change * each for each in cell["samples"]]} for cell in content["cells"]]
         default = content["default"] | {"version": 7}  # a knob that has no axis
         path = recorded.write("job", 2, {"revision": "x"}, default, AXES, cells)
-        found = recorded.of("recorded:job")
-        assert path == recordings / "job.json" and run.surfaces()[-2:] == ("recorded:job", "recorded:made_up")
+        found = recorded.read_surface("recorded:job")
+        assert path == recordings / "job.json" and run.list_surfaces()[-2:] == ("recorded:job", "recorded:made_up")
         assert (found.workload, found.ranks, found.default) == ("job", 2, content["default"])
         assert found.least == pytest.approx(0.1 * change, rel=1e-5)
     with pytest.raises(RecordingError, match=r"job\.json: 1 cells are missing"):
@@ -152,15 +152,15 @@ def test_what_is_written_is_read_and_takes_the_place_of_what_was_there(recording
 def test_policies_search_a_recorded_surface(contender: str) -> None:
     if contender.startswith("optuna"):
         pytest.importorskip("optuna", reason="needs optuna")
-    assert run.surfaces()[-1] == "recorded:made_up"
-    row = run.search(run.Settings(trials=12), "recorded:made_up", problems.RECORDED, contender, 0)
+    assert run.list_surfaces()[-1] == "recorded:made_up"
+    row = run.run_search(run.AutotuneSettings(trials=12), "recorded:made_up", problems.RECORDED, contender, 0)
     assert row["trials"] == 12 or (contender == "ours" and row["trials"] < 12)
     assert 0.0 <= row["regret"] <= row["default_regret"] + 0.2
 
 
 def test_optuna_gets_the_whole_space(recordings: Path) -> None:
     pytest.importorskip("optuna", reason="needs optuna")
-    problem = problems.problem("recorded:made_up", problems.RECORDED, 0)
+    problem = problems.make_problem("recorded:made_up", problems.RECORDED, 0)
     tried: list[dict[str, Any]] = []
 
     def measure(knobs: dict[str, Any], limit: float) -> tuple[np.ndarray, bool]:
@@ -182,14 +182,14 @@ def test_horovods_policy_is_not_run_without_its_knobs(recordings: Path) -> None:
     ]
     content["default"] = {"cycle_time_ms": 5.0}
     (recordings / "one.json").write_text(json.dumps(content))
-    cases = run.Settings(seeds=1, surfaces=run.surfaces()[-2:]).searches()
+    cases = run.AutotuneSettings(seeds=1, surfaces=run.list_surfaces()[-2:]).list_searches()
     assert {surface for surface, _, contender, _ in cases if contender == "horovod"} == {"recorded:made_up"}
-    assert {surface for surface, _, contender, _ in cases if contender == "ours"} == set(run.surfaces()[-2:])
+    assert {surface for surface, _, contender, _ in cases if contender == "ours"} == set(run.list_surfaces()[-2:])
 
 
 @pytest.mark.parametrize("kind", ["slower", "faster"])
 def test_a_drift_is_noticed_and_what_is_found_then_is_better(kind: str) -> None:
-    row = drift.search("narrow", "3 %", kind, 0, trials=20, steps=30, observed=400, horizon=2000)
+    row = drift.run_search("narrow", "3 %", kind, 0, trials=20, steps=30, observed=400, horizon=2000)
     assert row["alarms"] == [] and 0 < row["noticed"] <= 200 and row["trials"] <= 15
     assert row["regret"] < 0.5 * row["regret_before"]
 
@@ -208,12 +208,12 @@ def test_a_minute_that_cannot_win_keeps_its_default() -> None:
 
 
 def test_what_nobody_notices_keeps_its_regret() -> None:
-    row = drift.search("narrow", "3 %", "slower", 0, trials=20, steps=30, observed=20, horizon=2000)
+    row = drift.run_search("narrow", "3 %", "slower", 0, trials=20, steps=30, observed=20, horizon=2000)
     assert row["noticed"] is None and row["regret"] == row["regret_before"] > 0.0
 
 
 def test_a_change_is_as_large_as_it_is_said_to_be() -> None:
-    surface = drift._changed(lambda knobs: 0.2 + 0.01 * knobs["cycle_time_ms"], DEFAULT, 0.11)
+    surface = drift._scale_surface(lambda knobs: 0.2 + 0.01 * knobs["cycle_time_ms"], DEFAULT, 0.11)
     assert surface(DEFAULT) == pytest.approx(0.11)
     assert surface(DEFAULT | {"cycle_time_ms": 11.0}) == pytest.approx(0.11 * 0.31 / 0.21)
 
@@ -226,12 +226,12 @@ def test_an_alarm_opens_a_search_and_the_watch_goes_on(monkeypatch: pytest.Monke
         default, best = DEFAULT, lambda self: DEFAULT
         observe = staticmethod(lambda samples: next(looks))
 
-    problem = problems.synthetic(lambda knobs: 0.1, "3 %")
-    assert drift._alarms(Jumpy(), problem, 30, 5, np.random.default_rng(0)) == [40, 40]  # type: ignore[arg-type]
+    problem = problems.make_synthetic_problem(lambda knobs: 0.1, "3 %")
+    assert drift._collect_alarms(Jumpy(), problem, 30, 5, np.random.default_rng(0)) == [40, 40]  # type: ignore[arg-type]
 
 
 def test_a_part_that_is_run_again_replaces_its_own_and_leaves_the_rest(console: Console) -> None:
-    few = run.Settings(
+    few = run.AutotuneSettings(
         parts=("searches",), surfaces=("valley", "narrow"), noises=("3 %",), contenders=("random",), seeds=2, trials=3
     )
     first = json.loads(run.run(few, console).read_text())
@@ -244,9 +244,9 @@ def test_a_part_that_is_run_again_replaces_its_own_and_leaves_the_rest(console: 
         ("valley", "random", 1),
     ]
     assert [run["command"] for run in second["runs"]] == [first["runs"][0]["command"]] * 2
-    shown = "\n".join(table.markdown() for table in report.tables(second))
+    shown = "\n".join(table.to_markdown() for table in report.build_tables(second))
     assert "| valley | random |" in shown and "| 0 of 2 |" in shown and "Merged: `" in shown
-    assert report.picture(second) == paths.OUT / "autotune.png"
+    assert report.draw_figure(second) == paths.OUT / "autotune.png"
     with pytest.raises(ValueError, match="the last run has trials=3, this one 4: they do not merge"):
         run.run(dataclasses.replace(again, trials=4), console, merge=True)
     alone = json.loads(run.run(again, console).read_text())
@@ -255,13 +255,13 @@ def test_a_part_that_is_run_again_replaces_its_own_and_leaves_the_rest(console: 
 
 @pytest.mark.usefixtures("recordings")
 def test_tables_have_recorded_surfaces_and_drifts(console: Console) -> None:
-    settings = run.Settings(
+    settings = run.AutotuneSettings(
         surfaces=("recorded:made_up",), noises=("3 %",), contenders=("random",), seeds=1, trials=4, observed=100
     )
     content = json.loads(run.run(settings, console).read_text())
     assert len(content["searches"]) == 1 and len(content["drifts"]) == len(drift.DRIFTING) * len(drift.KINDS)
-    shown = [table.markdown() for table in report.tables(content)]
+    shown = [table.to_markdown() for table in report.build_tables(content)]
     assert "4 trials of 30 steps, recorded on jobs" in shown[0] and "| recorded:made_up | random |" in shown[0]
     assert "10% slower at once" in shown[1] and "no other policy here notices a drift" in shown[2]
     assert "| narrow | 3 % | 0 | 0 of 1 |" in shown[2]
-    assert report.picture(content) == paths.OUT / "autotune.png"
+    assert report.draw_figure(content) == paths.OUT / "autotune.png"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from autotune import Choice, Integer, Real, Settings, Space, Tuner
-from autotune.account import excesses, steps_lost
+from autotune.account import compute_excesses, steps_lost
 from autotune.budget import Budget
 from autotune.design import build_corners, build_orthogonal_array
 from autotune.log_summary import summarize_log
@@ -218,14 +218,14 @@ def test_a_machine_that_becomes_slower_costs_the_trials_nothing() -> None:
     logs = [0.0, 0.1, math.log(1.5), math.log(1.5), math.log(1.5)]
 
     def lost() -> list[float]:
-        return steps_lost(excesses(settings, ["default"] * 5, logs, [0.01] * 5), [100] * 5)
+        return steps_lost(compute_excesses(settings, ["default"] * 5, logs, [0.01] * 5), [100] * 5)
 
     found = lost()
     assert found == pytest.approx([0.0, 0.0, 0.0, 0.0, 0.0], abs=0.1)
     logs[3] = math.log(3.0)
     assert lost()[3] == pytest.approx(100.0, rel=0.01)
     logs = [0.04, 0.05, -0.03, 0.05, 0.02]  # noise of the default does not mean that the machine is slower
-    noisy = steps_lost(excesses(settings, ["default"] * 5, logs, [0.04] * 5), [100] * 5)
+    noisy = steps_lost(compute_excesses(settings, ["default"] * 5, logs, [0.04] * 5), [100] * 5)
     assert noisy[1] == noisy[3] == pytest.approx(100 * math.expm1(0.04))
 
 

@@ -52,7 +52,7 @@ def console(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Console:
 
 
 def text(tables: list[Any]) -> str:
-    return "\n".join(table.markdown() for table in tables)
+    return "\n".join(table.to_markdown() for table in tables)
 
 
 def test_what_an_operation_must_give() -> None:
@@ -66,13 +66,13 @@ def test_what_an_operation_must_give() -> None:
         "alltoall": np.concatenate([values[2:4] for values in sent]),
     }
     for operation, result in wanted.items():
-        (got,) = operations.expected(operation, pattern, 1, weights)
+        (got,) = operations.compute_expected(operation, pattern, 1, weights)
         np.testing.assert_array_equal(got, result)
 
 
 def test_a_group_is_divided_tensor_by_tensor() -> None:
-    count = operations.granularity("grouped_reducescatter", 2) // operations.FLOAT
-    got = operations.expected("grouped_reducescatter", np.arange(count, dtype=np.float32), 1, [1, 2])
+    count = operations.get_granularity("grouped_reducescatter", 2) // operations.FLOAT
+    got = operations.compute_expected("grouped_reducescatter", np.arange(count, dtype=np.float32), 1, [1, 2])
     assert [tensor.tolist() for tensor in got] == [[3 * i] for i in range(1, count, 2)]
 
 
@@ -81,45 +81,51 @@ def test_the_halves_of_a_world() -> None:
     assert {share_of("half", rank, 4) for rank in range(4)} == {(0, 1)}
 
 
-@pytest.mark.parametrize("request_", [{"do": "first"}, {"do": "block", "warmup": 0, "iterations": 1}])
-def test_a_wrong_result_is_an_error(request_: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("method", "request_"), [("time_first_call", {}), ("time_block", {"warmup": 0, "iterations": 1})]
+)
+def test_a_wrong_result_is_an_error(method: str, request_: dict[str, Any]) -> None:
     class Backend:
         def prepare_any(self, case: str, nbytes: int) -> operations.Prepared:
             values = np.empty(nbytes // operations.FLOAT, np.float32)
             return operations.Prepared(values, lambda: None, lambda _: [values], "alltoall")
 
-    rank = worker.Rank(SimpleNamespace(rank=1, ranks=2, meet=lambda: None), Backend())
+    rank = worker.CollectiveRank(SimpleNamespace(rank=1, ranks=2, meet=lambda: None), Backend())
     with pytest.raises(worker.WrongResultError, match="alltoall, 64 bytes"):
-        getattr(rank, request_["do"])({**request_, "case": "alltoall", "bytes": 64})
+        getattr(rank, method)({**request_, "case": "alltoall", "bytes": 64})
 
 
 def test_sizes_that_cannot_be_divided_are_refused() -> None:
-    settings = run.Settings(ranks=(3,), operation_sizes=(8,)).only(["alltoall"])
+    settings = run.CollectiveSettings(ranks=(3,), operation_sizes=(8,)).select_operations(["alltoall"])
     with pytest.raises(ValueError, match="alltoall over 3 ranks: sizes are multiples of 12 bytes, not 8"):
         settings.check()
     with pytest.raises(ValueError, match="not 3"):
-        sets.Settings(ranks=3).check()
+        sets.ProcessSetSettings(ranks=3).check()
 
 
 def test_every_operation_is_measured_and_checked(console: Console) -> None:
-    nbytes = operations.granularity("grouped_allreduce", 2)
-    settings = run.Settings(ranks=(2,), operation_sizes=(nbytes,), contenders=("engine",), tensors=20, call_rounds=1)
+    nbytes = operations.get_granularity("grouped_allreduce", 2)
+    settings = run.CollectiveSettings(
+        ranks=(2,), operation_sizes=(nbytes,), contenders=("engine",), tensors=20, call_rounds=1
+    )
     settings = dataclasses.replace(
         settings, parts=("operations", "calls"), operation_rounds=2, operation_block_seconds=0.0
     )
     content = json.loads(run.run(settings, console).read_text())
     assert [row["case"] for row in content["operations"]] == list(operations.NAMES)
     assert all(row["samples"] == 6 and row["least"] > 0 for row in content["operations"])
-    shown = text(collective_report.tables(content))
+    shown = text(collective_report.build_tables(content))
     assert "grouped_reducescatter, 128 B" in shown
-    if len(binding.available()) >= 2:
+    if len(binding.list_processors()) >= 2:
         assert "allreduce_async_, one rank after another | 1 of 2" in shown
-    assert collective_report.picture(content) == paths.OUT / "collective.png"
+    assert collective_report.draw_figure(content) == paths.OUT / "collective.png"
 
 
 @pytest.mark.slow
 def test_sets_are_measured_beside_the_world(console: Console) -> None:
-    path = sets.run(sets.Settings(sizes=(4096,), contenders=("engine",), rounds=2, block_seconds=0.0), console)
+    path = sets.run(
+        sets.ProcessSetSettings(sizes=(4096,), contenders=("engine",), rounds=2, block_seconds=0.0), console
+    )
     content = json.loads(path.read_text())
     assert [(row["case"], row["ranks"]) for row in content["results"]] == [
         ("world", 4),
@@ -127,19 +133,19 @@ def test_sets_are_measured_beside_the_world(console: Console) -> None:
         ("half", 4),
         (sets.SMALLER, 2),
     ]
-    ratios = sets.tables(content)[1]
-    assert len(ratios.columns) == 4 and "gloo" not in ratios.markdown()
+    ratios = sets.build_tables(content)[1]
+    assert len(ratios.columns) == 4 and "gloo" not in ratios.to_markdown()
     by_case = {row["case"]: row["round_medians"] for row in content["results"]}
     shown = float(ratios.rows[0][1].split()[0])
-    assert shown == pytest.approx(stats.ratio(by_case["halves"], by_case["world"]).value, rel=0.01)
-    assert sets.picture(content).exists()
+    assert shown == pytest.approx(stats.estimate_ratio(by_case["halves"], by_case["world"]).value, rel=0.01)
+    assert sets.draw_figure(content).exists()
 
 
 @pytest.mark.slow
 def test_hosts_are_measured_beside_bare_sockets(console: Console) -> None:
     if reason := lacking():
         pytest.skip(reason)
-    settings = hosts.Settings(
+    settings = hosts.HostsSettings(
         parts=("idle",),
         cables=("gigabit",),
         per_host=(1,),
@@ -163,42 +169,42 @@ def test_hosts_are_measured_beside_bare_sockets(console: Console) -> None:
     assert [row["where"] for row in rows if row["part"] == "idle"] == ["0", "1", "launcher"]
     # Nothing is faster than the cable: a round trip takes 2 ms, and each rank has to hear from the others.
     assert all(row["least"] > 1e-3 for row in rows if row["part"] == "sizes")
-    shown = text(hosts_report.tables(content))
+    shown = text(hosts_report.build_tables(content))
     assert "| small / bare sockets |" in shown and "1 ms each way" in shown and "idle job, the busier host" in shown
-    assert hosts_report.picture(content) == paths.OUT / "hosts.png"
+    assert hosts_report.draw_figure(content) == paths.OUT / "hosts.png"
 
 
 def test_contenders_with_other_settings_have_names_of_their_own() -> None:
-    (own,) = (each for each in hosts.Settings(also=("x:A=1,B=2",)).variants() if each.name == "x")
+    (own,) = (each for each in hosts.HostsSettings(also=("x:A=1,B=2",)).list_variants() if each.name == "x")
     assert (own.backend, own.variables, own.launcher) == ("engine", {"A": "1", "B": "2"}, None)
-    (started,) = (each for each in hosts.Settings(also=("y@mpirun:A=1",)).variants() if each.name == "y")
+    (started,) = (each for each in hosts.HostsSettings(also=("y@mpirun:A=1",)).list_variants() if each.name == "y")
     assert started.launcher == "mpi"
     with pytest.raises(ValueError, match="not by 'srun'"):
-        hosts.Settings(also=("y@srun:A=1",)).check()
+        hosts.HostsSettings(also=("y@srun:A=1",)).check()
     with pytest.raises(ValueError, match="names of their own"):
-        hosts.Settings(also=("x:A=1", "x:A=2")).check()
+        hosts.HostsSettings(also=("x:A=1", "x:A=2")).check()
     for wrong in ("gloo:A=1", "x", "x:A", ":A=1"):
         with pytest.raises(ValueError, match="NAME:VARIABLE=VALUE"):
-            hosts.Settings(also=(wrong,)).check()
+            hosts.HostsSettings(also=(wrong,)).check()
     with pytest.raises(ValueError, match="multiples of 4"):
-        hosts.Settings(sizes=(6,)).check()
+        hosts.HostsSettings(sizes=(6,)).check()
 
 
 @pytest.mark.slow
 def test_jobs_are_watched_only_where_it_is_said(console: Console) -> None:
     steps = (("hooks", 2), ("training", 1))
-    settings = observing.Settings(workloads=("hooks",), tensors=50, rounds=2, warmup=1, steps=steps)
+    settings = observing.ObservingSettings(workloads=("hooks",), tensors=50, rounds=2, warmup=1, steps=steps)
     content = json.loads(observing.run(settings, console).read_text())
     assert [row["variant"] for row in content["results"]] == ["never", "off", "on", "paused", "counted"]
     assert all(len(row["processor"]) == 2 and min(row["processor"]) > 0 for row in content["results"])
-    assert "| gradient hooks alone, never watched |" in text(observing.tables(content))
-    assert observing.picture(content).exists()
+    assert "| gradient hooks alone, never watched |" in text(observing.build_tables(content))
+    assert observing.draw_figure(content).exists()
 
 
 @pytest.mark.slow
 def test_bindings_are_measured_beside_bare_calls_and_steps_alone(console: Console) -> None:
     pytest.importorskip("keras", reason="needs Keras")
-    settings = frameworks.Settings(
+    settings = frameworks.FrameworkSettings(
         frameworks=("torch",), models=("small",), rounds=2, block_seconds=0.0, fit_block_seconds=0.0
     )
     for part in frameworks.PARTS:
@@ -209,7 +215,7 @@ def test_bindings_are_measured_beside_bare_calls_and_steps_alone(console: Consol
     assert {"bare", "bare group", "named", "group"} <= set(calls)
     assert set(fit) == {"engine.fit", "engine.fit_floor", "engine.bare"}
     assert all(len(each) == 2 and min(each) > 0 for each in (*calls.values(), *fit.values()))
-    shown = text(frameworks_report.tables(content))
+    shown = text(frameworks_report.build_tables(content))
     assert "torch: 4 KiB, in place" in shown and "a small model" in shown and "Strategy" not in shown
 
 
@@ -223,14 +229,14 @@ def test_what_a_binding_adds_is_told_by_round() -> None:
     )
     environment |= {"packages": {}, "virtual_machine": False, "cpu_quota": None}
     content = {"results": results, "settings": {"ranks": 2}, "environment": environment}
-    fits, beside = frameworks_report.tables(content)
+    fits, beside = frameworks_report.build_tables(content)
     assert fits.rows[0][4:] == ["1 s [1 s, 1 s]", "1 s", "33.3 %", "10 %", "miss"]
     assert beside.rows[0][-3:] == ["0.5", "0.25", "miss"]
 
 
 def test_policies_search_for_a_known_bottom(console: Console) -> None:
     policies = ("ours", "random", "horovod")
-    settings = autotune.Settings(
+    settings = autotune.AutotuneSettings(
         parts=("searches",), surfaces=("valley", "flat"), contenders=policies, seeds=2, flat_seeds=2, trials=6
     )
     content = json.loads(autotune.run(settings, console).read_text())
@@ -239,9 +245,9 @@ def test_policies_search_for_a_known_bottom(console: Console) -> None:
         assert row["regret"] == 0.0 if row["surface"] == "flat" else 0.0 <= row["regret"] < 1.0
         # Our search rests once it has lost what it may in a job of that length; the others know no such limit.
         assert 1 <= row["trials"] <= 6 if row["contender"] == "ours" else row["trials"] == 6
-    shown = text(autotune_report.tables(content))
+    shown = text(autotune_report.build_tables(content))
     assert "| valley | autotune.Tuner |" in shown and "in 0 of 4 searches" in shown
-    assert autotune_report.picture(content) == paths.OUT / "autotune.png"
+    assert autotune_report.draw_figure(content) == paths.OUT / "autotune.png"
 
 
 def test_another_build_is_the_one_that_runs(tmp_path: Path) -> None:
@@ -256,9 +262,9 @@ def test_another_build_is_the_one_that_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("layers", "parameters", "tensors", "multiplications"),
     [
-        (architectures.vgg16, 138_357_544, 32, 15.47e9),
-        (architectures.resnet101, 44_549_160, 314, 7.57e9),
-        (architectures.inception3, 23_817_352, 190, 5.71e9),
+        (architectures.build_vgg16, 138_357_544, 32, 15.47e9),
+        (architectures.build_resnet101, 44_549_160, 314, 7.57e9),
+        (architectures.build_inception3, 23_817_352, 190, 5.71e9),
     ],
 )
 def test_layers_add_up_to_what_is_known_of_the_models(
@@ -272,7 +278,7 @@ def test_layers_add_up_to_what_is_known_of_the_models(
 
 
 def test_what_is_foreseen_stands_beside_what_is_published(console: Console) -> None:
-    scaling.run(scaling.Settings())
+    scaling.run(scaling.ScalingSettings())
     content = records.read("scaling")
     assert content is not None
     rows = content["results"]
@@ -281,18 +287,18 @@ def test_what_is_foreseen_stands_beside_what_is_published(console: Console) -> N
     assert all(row["foreseen"] >= row["half_batch"] and row["foreseen"] >= row["fitted"] for row in rows)
     (chosen,) = [row for row in rows if (row["model"], row["servers"]) == scaling.FITTED_ON]
     assert chosen["fitted"] == pytest.approx(chosen["published"], abs=1e-3)
-    shown = text(scaling.tables(content))
+    shown = text(scaling.build_tables(content))
     assert "Not measured" in shown and "miss" in shown and "+26.9" in shown
 
 
 def test_what_is_foreseen_stands_beside_what_is_measured(console: Console) -> None:
     if reason := lacking():
         pytest.skip(reason)
-    settings = measured.Settings(models=("VGG-16",), worlds=((1, 2), (2, 2)), bandwidths=(10e9,), steps=2)
+    settings = measured.MeasuredSettings(models=("VGG-16",), worlds=((1, 2), (2, 2)), bandwidths=(10e9,), steps=2)
     content = json.loads(measured.run(settings, console).read_text())
     alone, two = content["results"]
     assert alone["sent"] < 1e4 and alone["foreseen_bytes"] == 0
     # Each of two ranks on a host sends half of the data, and then its part of the sum.
     assert two["foreseen_bytes"] < two["sent"] < 1.5 * two["foreseen_bytes"]
     assert two["seconds"] > alone["seconds"] and two["foreseen"] > alone["foreseen"]
-    assert "| VGG-16 | 10 Gbit/s | 2 x 2 |" in text(measured.tables(content))
+    assert "| VGG-16 | 10 Gbit/s | 2 x 2 |" in text(measured.build_tables(content))

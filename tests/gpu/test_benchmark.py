@@ -56,9 +56,9 @@ def bench(sharing: Path, libraries: Path, registered: Path, tmp_path: Path, monk
         for name, value in stand.items():
             monkeypatch.setenv(f"STAND_{name.upper()}", value)
         console = Console(file=io.StringIO(), width=200)
-        content = json.loads(run.run(run.Settings(only, minutes, quick=True), console, merge).read_text())
-        for table in report.tables(content):
-            table.show(console)
+        content = json.loads(run.run(run.GpuSettings(only, minutes, quick=True), console, merge).read_text())
+        for table in report.build_tables(content):
+            table.print_to(console)
         return content, console.file.getvalue()  # type: ignore[attr-defined]
 
     return measure
@@ -76,7 +76,7 @@ def test_everything(bench: Bench) -> None:
     whole = dict.fromkeys(ON_STAND_INS, "ok") | dict.fromkeys(("binding", "steps", "overlap"), "skipped")
     assert outcomes(content) == whole, text
     assert content["here"]["stand_in"] and "torch" in content["parts"]["steps"]["why"]
-    titles = [table.title for table in report.tables(content)]
+    titles = [table.title for table in report.build_tables(content)]
     assert all(title.startswith("STAND-IN, no GPU: ") for title in titles)
     assert "STAND-IN, no GPU: Results on 2 ranks on one GPU" in titles
     assert "Its times and bandwidths mean nothing" in text and "NCCL 2.30.7" in text
@@ -91,7 +91,7 @@ def test_everything(bench: Bench) -> None:
     assert content["parts"]["frozen"]["workloads"].startswith("torch has no CUDA here")
     rows = content["parts"]["numerics"]["worlds"]["2"]["rows"]
     assert set(reference.DTYPES) < set(rows) and 0 < rows["float32"]["sum"] <= 0.5
-    assert len(report.tables(content)[-1].rows) == len(beliefs.BELIEFS)
+    assert len(report.build_tables(content)[-1].rows) == len(beliefs.BELIEFS)
 
 
 def test_what_two_ranks_need_is_said(bench: Bench) -> None:
@@ -107,7 +107,7 @@ def test_what_two_ranks_need_is_said(bench: Bench) -> None:
 def test_a_driver_that_breaks_its_promises_is_told_first(bench: Bench) -> None:
     content, text = bench("litmus", mutant="wait_does_nothing", deadline="1000")
     assert outcomes(content) == {"litmus": "failed"}
-    assert "THE DRIVER IS NOT AS THE TESTS TAKE IT TO BE" in report.tables(content)[0].title
+    assert "THE DRIVER IS NOT AS THE TESTS TAKE IT TO BE" in report.build_tables(content)[0].title
     assert text.index("THE DRIVER IS NOT") < text.index("wait_orders_two_streams")
 
 
@@ -161,7 +161,7 @@ def test_without_a_gpu(settings: dict[str, Any], wanted: str, libraries: Path, t
 @pytest.mark.parametrize(("settings", "wanted"), [({"only": ("cost",)}, "no part cost"), ({"minutes": 0}, "--minutes")])
 def test_settings_that_mean_nothing_are_refused(settings: dict[str, Any], wanted: str) -> None:
     with pytest.raises(ValueError, match=wanted):
-        run.Settings(**settings).check()
+        run.GpuSettings(**settings).check()
 
 
 def test_exact_results() -> None:
@@ -173,29 +173,29 @@ def test_exact_results() -> None:
         "min": [-128, 4, -7, 100],
         "product": [-128, 28, -28, 16],
     }.items():
-        np.testing.assert_array_equal(reference.whole(given, op), np.array(wanted, np.int8), op)
+        np.testing.assert_array_equal(reference.reduce_whole(given, op), np.array(wanted, np.int8), op)
     bools = [np.array([True, False]), np.array([True, True])]
-    assert reference.whole(bools, "sum").tolist() == [True, True]
-    assert reference.whole(bools, "product").tolist() == [True, False]
-    assert reference.whole(bools, "average") is None
+    assert reference.reduce_whole(bools, "sum").tolist() == [True, True]
+    assert reference.reduce_whole(bools, "product").tolist() == [True, False]
+    assert reference.reduce_whole(bools, "average") is None
 
 
 @pytest.mark.parametrize("dtype", reference.FLOATS)
 def test_errors_count_units_in_the_last_place(dtype: str) -> None:
-    given = [reference.rounded(np.array([1.0, 2.0]), dtype), reference.rounded(np.array([1.0, 4.0]), dtype)]
-    right = reference.rounded(np.array([2.0, 6.0]), dtype)
+    given = [reference.round_values(np.array([1.0, 2.0]), dtype), reference.round_values(np.array([1.0, 4.0]), dtype)]
+    right = reference.round_values(np.array([2.0, 6.0]), dtype)
     assert reference.error(right, given, dtype, "sum") == 0
     next_one = right.copy()
     next_one.view(f"u{right.itemsize}")[0] += 1
     assert reference.error(next_one, given, dtype, "sum") == 1
-    lost = reference.rounded(np.array([np.nan, 6.0]), dtype)
+    lost = reference.round_values(np.array([np.nan, 6.0]), dtype)
     assert reference.error(lost, given, dtype, "sum") == float("inf")
     assert reference.error(lost, [lost, given[1]], dtype, "min") > 1  # 4, and not 6
 
 
 def test_bfloat16_rounds_to_the_nearest_and_to_even() -> None:
     values = np.array([1.0, 1 + 2.0**-8, 1 + 3 * 2.0**-8, 1 + 2.0**-8 + 2.0**-20, -2.5])
-    got = reference.wide(reference.rounded(values, BFLOAT16), BFLOAT16)
+    got = reference.widen_values(reference.round_values(values, BFLOAT16), BFLOAT16)
     np.testing.assert_array_equal(got, [1.0, 1.0, 1 + 2.0**-6, 1 + 2.0**-7, -2.5])
 
 
@@ -217,13 +217,13 @@ def test_overlap_of_a_trace() -> None:
         event("pack_float32_float16", "kernel", 140, 10, correlation=4, stream=20),
         event("ncclDevKernel_AllReduce", "kernel", 150, 20, correlation=5, stream=20),
     ]
-    told = overlap.shares(trace)
+    told = overlap.analyse_trace(trace)
     assert told is not None
     assert told["work"] == pytest.approx(30e-6)
     assert told["backward"] == pytest.approx(2 / 3)
     assert told["computing"] == pytest.approx(0.5)
-    assert overlap.shares(trace[:4]) is None
-    assert overlap.shares(trace[:6]) == {"work": 0.0}
+    assert overlap.analyse_trace(trace[:4]) is None
+    assert overlap.analyse_trace(trace[:6]) == {"work": 0.0}
 
 
 def test_cases_of_the_binding_in_the_hosts_memory(tmp_path: Path) -> None:
@@ -241,19 +241,19 @@ def test_cases_of_the_binding_in_the_hosts_memory(tmp_path: Path) -> None:
 
 def test_a_wrong_result_of_the_binding_is_told() -> None:
     torch = pytest.importorskip("torch", reason="needs torch")
-    from benchmarks.gpu.binding_cases import Rank
+    from benchmarks.gpu.binding_cases import BindingRank
 
-    me = object.__new__(Rank)
+    me = object.__new__(BindingRank)
     me.device, me.peer = "here", "there"
     right = torch.arange(4.0)
     results = {"here": right.clone(), "there": right}
     results["here"][2] = 2.5
-    said = binding.attempt(lambda: me.both(results.__getitem__))
+    said = binding.run_case(lambda: me.compare_devices(results.__getitem__))
     assert "result 0: 1 of 4 differ, first [2]: 2.5, not 2.0" in said
-    assert "differs by 0.167 of its size" in binding.attempt(lambda: me.both(results.__getitem__, 0.1))
-    assert binding.attempt(lambda: me.both(results.__getitem__, 0.2)) == binding.OK
-    assert "1 results, and 2 in" in binding.attempt(
-        lambda: me.both({"here": right, "there": [right, right]}.__getitem__)
+    assert "differs by 0.167 of its size" in binding.run_case(lambda: me.compare_devices(results.__getitem__, 0.1))
+    assert binding.run_case(lambda: me.compare_devices(results.__getitem__, 0.2)) == binding.OK
+    assert "1 results, and 2 in" in binding.run_case(
+        lambda: me.compare_devices({"here": right, "there": [right, right]}.__getitem__)
     )
 
 
@@ -276,10 +276,10 @@ def test_frozen_steps_beside_gloo(tmp_path: Path) -> None:
         freezing.runtime = SimpleNamespace(device=device, settings=freezing.runtime.settings)
 
         class Again:
-            def warm(self, act): act()
-            def capture(self, act): self.replay = act
+            def run_on_stream(self, act): act()
+            def capture_action(self, act): self.replay_graph = act
 
-        told = frozen_steps.train("tiny", Path(sys.argv[1]), 2, 0.0, "cpu", Again)
+        told = frozen_steps.measure_workload("tiny", Path(sys.argv[1]), 2, 0.0, "cpu", Again)
         print(json.dumps(told | {"passes": len(passes)}))
     """
     done = subprocess.run([sys.executable, "-c", script, tmp_path], cwd=ROOT, capture_output=True, text=True)
@@ -289,7 +289,7 @@ def test_frozen_steps_beside_gloo(tmp_path: Path) -> None:
     assert {len(each) for each in told["rounds"].values()} == {2}
     assert told["passes"] > 10, "frozen steps were not frozen"
     part = {"outcome": "ok", "workloads": {"tiny": told}, "worlds": {}, "why": ""}
-    assert "engine_replay to ddp" in beliefs._replays({"frozen": part})
+    assert "engine_replay to ddp" in beliefs._format_replays({"frozen": part})
     rows = report.MAKERS["frozen"](part)[0].rows
     assert [row[3] for row in rows] == list(told["ratios"])
 
@@ -303,9 +303,9 @@ def test_steps_and_overlap_beside_gloo(tmp_path: Path) -> None:
         from benchmarks.gpu import overlap, steps
         from benchmarks.training.models import Chain
         Chain.LENGTH = 10
-        told = {"steps": steps.train("tiny", Path(sys.argv[1]), 2, 0.0, device="cpu")}
+        told = {"steps": steps.measure_workload("tiny", Path(sys.argv[1]), 2, 0.0, device="cpu")}
         torch.distributed.destroy_process_group()
-        told["overlap"] = overlap.train("tiny", Path(sys.argv[1]), 1, device="cpu")
+        told["overlap"] = overlap.measure_workload("tiny", Path(sys.argv[1]), 1, device="cpu")
         print(json.dumps(told))
     """
     done = subprocess.run([sys.executable, "-c", script, tmp_path], cwd=ROOT, capture_output=True, text=True)
@@ -314,6 +314,6 @@ def test_steps_and_overlap_beside_gloo(tmp_path: Path) -> None:
     assert told["steps"]["tensors"] == 20 and told["steps"]["difference"] == 0
     assert {len(each) for each in told["steps"]["rounds"].values()} == {2}
     parts = {"steps": {"outcome": "ok", "workloads": {"tiny": told["steps"]}, "why": ""}}
-    assert "2000 tensors of 1 KiB" in beliefs._steps(parts)
+    assert "2000 tensors of 1 KiB" in beliefs._format_steps(parts)
     assert report.MAKERS["steps"](parts["steps"])[0].rows[0][0] == "2000 tensors of 1 KiB"
     assert report.MAKERS["overlap"]({"workloads": {"tiny": told["overlap"]}})[0].rows

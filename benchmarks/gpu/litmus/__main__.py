@@ -15,7 +15,7 @@ def main() -> int:
     """Run all programs, and return the exit status: 1 if one failed, or none could run."""
     counts = {"ok": 0, "skipped": 0, "failed": 0}
     with tempfile.TemporaryDirectory() as scratch:
-        for run in runs.each(runs.build(Path(scratch)), TIMES):
+        for run in runs.run_programs(runs.build_programs(Path(scratch)), TIMES):
             counts[run.outcome] += 1
             print(f"{run.outcome:<8} {run.name:<55} {run.text}", flush=True)
     print(", ".join(f"{count} {outcome}" for outcome, count in counts.items()))

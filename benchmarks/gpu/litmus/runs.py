@@ -15,7 +15,7 @@ HUNG = 30.0  # seconds; a program ends itself after 20, unless it hangs in the d
 
 
 @dataclass(frozen=True)
-class Run:
+class LitmusRun:
     """Result of a program.
 
     Attributes
@@ -31,7 +31,7 @@ class Run:
     text: str
 
 
-def build(where: Path) -> Path:
+def build_programs(where: Path) -> Path:
     """Compile the programs into one binary."""
     binary = where / "litmus"
     options = ["-D_GNU_SOURCE", "-std=gnu11", "-O1", "-pthread", f"-I{HERE.parents[2]}"]
@@ -40,23 +40,23 @@ def build(where: Path) -> Path:
     return binary
 
 
-def names(binary: Path) -> list[str]:
+def list_programs(binary: Path) -> list[str]:
     """Return the names of the programs in the binary."""
     return subprocess.run([binary, "--list"], check=True, text=True, capture_output=True).stdout.split()
 
 
-def each(binary: Path, times: int, variables: Mapping[str, str] | None = None) -> Iterator[Run]:
+def run_programs(binary: Path, times: int, variables: Mapping[str, str] | None = None) -> Iterator[LitmusRun]:
     """Run all programs several times, with additional variables, and yield the result of each."""
     env = {**os.environ, **(variables or {})}
-    for name in names(binary):
-        runs = [_once(binary, name, env) for _ in range(times)]
+    for name in list_programs(binary):
+        runs = [_run_once(binary, name, env) for _ in range(times)]
         failed = [text for status, text in runs if status not in (0, SKIPPED)]
         status, text = runs[0]
         outcome = "failed" if failed else "skipped" if status == SKIPPED else "ok"
-        yield Run(name, outcome, (failed[0] if failed else text).strip().removeprefix("skipped: "))
+        yield LitmusRun(name, outcome, (failed[0] if failed else text).strip().removeprefix("skipped: "))
 
 
-def _once(binary: Path, name: str, env: Mapping[str, str]) -> tuple[int, str]:
+def _run_once(binary: Path, name: str, env: Mapping[str, str]) -> tuple[int, str]:
     try:
         run = subprocess.run([binary, name], env=env, text=True, stderr=subprocess.PIPE, timeout=HUNG)
     except subprocess.TimeoutExpired:
