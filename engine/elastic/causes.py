@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from .limits import Limits
+from .limits import JobLimits
 
 
 class Kind(Enum):
@@ -45,10 +45,10 @@ class Causes:
 
     Parameters
     ----------
-    limits : Limits
+    limits : JobLimits
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: JobLimits) -> None:
         self._limits = limits
         self.resets: list[Cause] = []
         self._barren = 0  # worlds in a row without a commit, the newest included
@@ -69,7 +69,7 @@ class Causes:
         """Record the cause that ended a world."""
         self.resets.append(cause)
 
-    def failed(self, cause: Cause) -> None:
+    def record_failure(self, cause: Cause) -> None:
         """Record a failure. It replaces an earlier report of another worker about the same worker."""
         for earlier in self._failures:
             if earlier.reported and earlier.worker == cause.worker is not None:
@@ -77,7 +77,7 @@ class Causes:
                 return
         self._failures.append(cause)
 
-    def repeats(self, exception: str, worker: int, strange: bool = False) -> int | None:
+    def record_exception(self, exception: str, worker: int, strange: bool = False) -> int | None:
         """Record an exception, and return another worker that raised the same since the last commit, or None.
 
         An exception that only `strange` workers raise does not count: it may be the fault of their host.
@@ -87,11 +87,11 @@ class Causes:
             self._exceptions[exception] = worker, strange
         return None if earlier == worker or (was_strange and strange) else earlier
 
-    def begun(self) -> None:
+    def count_world(self) -> None:
         """Count a world that begins."""
         self._barren += 1
 
-    def committed(self) -> None:
+    def record_commit(self) -> None:
         """Clear the recorded failures and exceptions after a commit."""
         self._barren = 0
         self._failures.clear()
@@ -101,11 +101,11 @@ class Causes:
         """Return why no further reset is allowed; empty if one is."""
         limits = self._limits
         if limits.reset_limit is not None and len(self.resets) > limits.reset_limit:
-            return f"{limits.reset_limit} resets were allowed (reset_limit){self._told()}"
+            return f"{limits.reset_limit} resets were allowed (reset_limit){self._format_resets()}"
         if limits.barren_limit is not None and self._barren > limits.barren_limit:
-            return f"{self._barren} worlds in a row have ended before a commit{self._told()}"
+            return f"{self._barren} worlds in a row have ended before a commit{self._format_resets()}"
         return ""
 
-    def _told(self) -> str:
+    def _format_resets(self) -> str:
         """Return the causes of all resets, one a line."""
         return "".join(f"\n  reset {number}: {cause.text}" for number, cause in enumerate(self.resets, 1))

@@ -23,7 +23,7 @@ _ALIGNMENT = 64  # bytes
 
 
 @dataclass(frozen=True)
-class Place:
+class ArrayPlace:
     """Position and description of an array in the memory of a copy.
 
     Attributes
@@ -47,19 +47,19 @@ class Place:
 class Arrays(Protocol):
     """Operations on the arrays of one framework."""
 
-    def owns(self, value: Any) -> bool:
+    def is_array(self, value: Any) -> bool:
         """Return whether a value is an array of this framework that is to be kept as one."""
         ...
 
-    def key(self, array: Any) -> Hashable:
+    def identify_array(self, array: Any) -> Hashable:
         """Return a key that is equal for identical views of the same memory; such arrays stay one array in a copy."""
         ...
 
-    def place(self, array: Any, start: int) -> Place:
+    def describe_array(self, array: Any, start: int) -> ArrayPlace:
         """Return the description of an array that is put at offset `start`."""
         ...
 
-    def memory(self, nbytes: int) -> Memory:
+    def allocate_memory(self, nbytes: int) -> Memory:
         """Return memory for copies; its contents are undefined."""
         ...
 
@@ -67,11 +67,11 @@ class Arrays(Protocol):
         """Copy arrays into the views that `view` returned for their places."""
         ...
 
-    def view(self, memory: Memory, place: Place) -> Any:
+    def view(self, memory: Memory, place: ArrayPlace) -> Any:
         """Return the array at a place of memory, without a copy."""
         ...
 
-    def own(self, view: Any, place: Place) -> Any:
+    def copy_view(self, view: Any, place: ArrayPlace) -> Any:
         """Return a copy of such a view, on the device that the array came from."""
         ...
 
@@ -79,19 +79,19 @@ class Arrays(Protocol):
 class NumpyArrays:
     """Arrays of NumPy, except those of Python objects."""
 
-    def owns(self, value: Any) -> bool:
+    def is_array(self, value: Any) -> bool:
         """Return whether a value is an array that is to be kept as one."""
         return type(value) is np.ndarray and not value.dtype.hasobject
 
-    def key(self, array: npt.NDArray[Any]) -> Hashable:
+    def identify_array(self, array: npt.NDArray[Any]) -> Hashable:
         """Return the array's identity: a view of the same memory is another array."""
         return id(array)
 
-    def place(self, array: npt.NDArray[Any], start: int) -> Place:
+    def describe_array(self, array: npt.NDArray[Any], start: int) -> ArrayPlace:
         """Return the description of an array that is put at offset `start`."""
-        return Place(start, array.nbytes, array.dtype, array.shape)
+        return ArrayPlace(start, array.nbytes, array.dtype, array.shape)
 
-    def memory(self, nbytes: int) -> Memory:
+    def allocate_memory(self, nbytes: int) -> Memory:
         """Return uninitialized memory for copies."""
         return np.empty(nbytes, np.uint8)
 
@@ -100,11 +100,11 @@ class NumpyArrays:
         for array, view in zip(arrays, views, strict=True):
             np.copyto(view, array)
 
-    def view(self, memory: Memory, place: Place) -> npt.NDArray[Any]:
+    def view(self, memory: Memory, place: ArrayPlace) -> npt.NDArray[Any]:
         """Return the array at a place of memory, without a copy."""
         return np.ndarray(place.shape, place.dtype, memory.data, place.start)
 
-    def own(self, view: npt.NDArray[Any], place: Place) -> npt.NDArray[Any]:
+    def copy_view(self, view: npt.NDArray[Any], place: ArrayPlace) -> npt.NDArray[Any]:
         """Return a copy of such a view."""
         return view.copy()
 
@@ -122,7 +122,7 @@ class Copy:
         Names of the values.
     pickled : bytes
         One pickle for each value, concatenated, with numbers in place of arrays.
-    places : tuple of Place
+    places : tuple of ArrayPlace
         Places of the arrays, by number.
     memory : numpy.ndarray
         uint8[n] that holds the arrays. It may be longer than needed.
@@ -130,19 +130,19 @@ class Copy:
 
     names: tuple[str, ...]
     pickled: bytes
-    places: tuple[Place, ...]
+    places: tuple[ArrayPlace, ...]
     memory: Memory
 
     @property
     def nbytes(self) -> int:
         """Bytes of memory that the arrays take."""
-        return extent(self.places)
+        return count_bytes(self.places)
 
 
 NOTHING = Copy((), b"", (), np.empty(0, np.uint8))
 
 
-def extent(places: tuple[Place, ...]) -> int:
+def count_bytes(places: tuple[ArrayPlace, ...]) -> int:
     """Return how many bytes of memory arrays at these places take."""
     return places[-1].start + places[-1].nbytes if places else 0
 
@@ -157,9 +157,9 @@ class _Pickler(pickle.Pickler):
         self._numbers: dict[Hashable, int] = {}
 
     def persistent_id(self, value: Any) -> int | None:
-        if not self._kind.owns(value):
+        if not self._kind.is_array(value):
             return None
-        number = self._numbers.setdefault(self._kind.key(value), len(self.arrays))
+        number = self._numbers.setdefault(self._kind.identify_array(value), len(self.arrays))
         if number == len(self.arrays):
             self.arrays.append(value)  # the reference also prevents that another array gets its address
         return number
@@ -174,7 +174,7 @@ class _Unpickler(pickle.Unpickler):
         return self.find(number)
 
 
-def take(values: Mapping[str, Any], kind: Arrays, find_memory: Callable[[int], Memory]) -> Copy:
+def copy_values(values: Mapping[str, Any], kind: Arrays, find_memory: Callable[[int], Memory]) -> Copy:
     """Copy values.
 
     Parameters
@@ -198,15 +198,15 @@ def take(values: Mapping[str, Any], kind: Arrays, find_memory: Callable[[int], M
         except Exception as error:  # whatever a `__reduce__` may raise
             told = exception_text(error)
             raise TypeError(f"{name!r}, of type {type(value).__qualname__}, cannot be kept: {told}") from error
-    places: list[Place] = []
+    places: list[ArrayPlace] = []
     for array in pickler.arrays:
-        places.append(kind.place(array, -(-extent((*places[-1:],)) // _ALIGNMENT) * _ALIGNMENT))
-    memory = find_memory(extent(tuple(places)))
+        places.append(kind.describe_array(array, -(-count_bytes((*places[-1:],)) // _ALIGNMENT) * _ALIGNMENT))
+    memory = find_memory(count_bytes(tuple(places)))
     kind.write(pickler.arrays, [kind.view(memory, place) for place in places])
     return Copy(tuple(values), file.getvalue(), tuple(places), memory)
 
 
-def give(copy: Copy, kind: Arrays, lent: Callable[[str], bool] = lambda name: False) -> dict[str, Any]:
+def restore_values(copy: Copy, kind: Arrays, lent: Callable[[str], bool] = lambda name: False) -> dict[str, Any]:
     """Return the values of a copy, which share nothing with it.
 
     Parameters
@@ -221,16 +221,16 @@ def give(copy: Copy, kind: Arrays, lent: Callable[[str], bool] = lambda name: Fa
     unpickler = _Unpickler(io.BytesIO(copy.pickled))
     values: dict[str, Any] = {}
 
-    def find(number: int) -> Any:
+    def find_array(number: int) -> Any:
         place = copy.places[number]
         view = kind.view(copy.memory, place)
         if lending:
             return view
         if number not in own:
-            own[number] = kind.own(view, place)
+            own[number] = kind.copy_view(view, place)
         return own[number]
 
-    unpickler.find = find
+    unpickler.find = find_array
     for name in copy.names:
         lending = lent(name)
         values[name] = unpickler.load()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from ..config.builds import Build
-from .places import Place, Slot
+from .places import Slot, WorldPlace
 
 
 class Why(Enum):
@@ -56,7 +56,7 @@ class AgentLost:
     host : str
     why : str
     within : float or None
-        Seconds to the end of the lease; None: `Limits.lease`.
+        Seconds to the end of the lease; None: `JobLimits.lease`.
     """
 
     host: str
@@ -179,7 +179,7 @@ Event = Tick | Found | AgentLost | HostLeaves | Ended | Ready | Joined | Committ
 
 
 @dataclass(frozen=True)
-class Start:
+class StartWorker:
     """Start a worker in a slot. If that fails, `Ended` follows."""
 
     worker: int
@@ -187,7 +187,7 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Kill:
+class KillWorker:
     """Kill a worker; its `Ended` is the acknowledgement."""
 
     worker: int
@@ -209,12 +209,12 @@ class Assign:
     Attributes
     ----------
     world : int
-    places : mapping of int to Place
+    places : mapping of int to WorldPlace
         Places by worker, in the order of ranks.
     """
 
     world: int
-    places: Mapping[int, Place]
+    places: Mapping[int, WorldPlace]
 
 
 @dataclass(frozen=True)
@@ -246,7 +246,7 @@ class Update:
 
 
 @dataclass(frozen=True)
-class End:
+class EndWorker:
     """Tell a worker at the gate that there is no place for it any more.
 
     Attributes
@@ -263,7 +263,7 @@ class End:
 
 
 @dataclass(frozen=True)
-class Say:
+class ShowLine:
     """Show the user a line."""
 
     text: str
@@ -285,4 +285,4 @@ class Over:
     why: str
 
 
-Action = Start | Kill | Disown | Assign | Void | Update | End | Say | Over
+Action = StartWorker | KillWorker | Disown | Assign | Void | Update | EndWorker | ShowLine | Over

@@ -13,7 +13,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from .limits import Limits
+from .limits import JobLimits
 from .places import Slot
 
 FAILURES = 3  # failures in a row after which the host is blacklisted
@@ -50,20 +50,20 @@ class _Host:
     """Earliest time of the next start, by slot."""
 
 
-class Hosts:
+class HostRegistry:
     """Registry of the hosts of a job.
 
     Parameters
     ----------
-    limits : Limits
+    limits : JobLimits
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: JobLimits) -> None:
         self._limits = limits
         self._hosts: dict[str, _Host] = {}  # by age
         self._ages = 0
 
-    def found(self, answer: Mapping[str, int]) -> None:
+    def update(self, answer: Mapping[str, int]) -> None:
         """Update the hosts from an answer of the discovery: slots by host. The order of known hosts is ignored.
 
         A host that was absent counts as new, but its cooldown goes on: leaving and returning takes it off no blacklist.
@@ -92,11 +92,11 @@ class Hosts:
         self._ages += 1
         return self._ages
 
-    def age(self, name: str) -> int:
+    def get_age(self, name: str) -> int:
         """Return a number that is smaller for a host that was there earlier."""
         return self._hosts[name].age
 
-    def departing(self, slot: Slot) -> str:
+    def departure_reason(self, slot: Slot) -> str:
         """Return why a worker in that slot shall leave; empty if it may stay."""
         host = self._hosts[slot.host]
         if host.leaving:
@@ -107,16 +107,16 @@ class Hosts:
             return f"host {slot.host} has {host.slots} slots now"
         return ""
 
-    def free(self, taken: Collection[Slot], now: float) -> list[Slot]:
+    def find_free_slots(self, taken: Collection[Slot], now: float) -> list[Slot]:
         """Return the slots in which a worker may be started now, those of older hosts first."""
-        return [slot for slot, since in self._open(taken) if since <= now]
+        return [slot for slot, since in self._list_open_slots(taken) if since <= now]
 
     def next_free(self, taken: Collection[Slot], now: float) -> float | None:
         """Return the earliest future time at which a free slot may be started in; None if there is none."""
-        times = [since for _, since in self._open(taken) if now < since < math.inf]
+        times = [since for _, since in self._list_open_slots(taken) if now < since < math.inf]
         return min(times, default=None)
 
-    def _open(self, taken: Collection[Slot]) -> Iterable[tuple[Slot, float]]:
+    def _list_open_slots(self, taken: Collection[Slot]) -> Iterable[tuple[Slot, float]]:
         """Yield slots without a worker, each with the earliest time of a start there."""
         for name, host in self._hosts.items():
             if host.present and not host.leaving:
@@ -126,7 +126,7 @@ class Hosts:
                     if (slot := Slot(name, number)) not in taken:
                         yield slot, max(host.out_until, host.apart_until, host.rests.get(number, -math.inf))
 
-    def failed(self, slot: Slot, now: float, *, unproven: bool = False) -> bool:
+    def record_failure(self, slot: Slot, now: float, *, unproven: bool = False) -> bool:
         """Record a worker's failure.
 
         Parameters
@@ -153,10 +153,10 @@ class Hosts:
         if host.counted[number] < FAILURES:
             return False
         del host.failures[number], host.counted[number]
-        self.exclude(slot.host, now)
+        self.blacklist_host(slot.host, now)
         return True
 
-    def forgive(self, slots: Iterable[Slot]) -> None:
+    def reset_failures(self, slots: Iterable[Slot]) -> None:
         """Reset failure counts, since a world with workers in these slots has committed."""
         for slot in slots:
             host = self._hosts[slot.host]
@@ -165,7 +165,7 @@ class Hosts:
         for host in self._hosts.values():
             host.counted = {number: host.counted[number] for number in host.counted if number in host.unproven}
 
-    def exclude(self, name: str, now: float) -> None:
+    def blacklist_host(self, name: str, now: float) -> None:
         """Blacklist a host: nothing is started there until its cooldown is over."""
         host = self._hosts[name]
         if host.out_until > now:
@@ -176,7 +176,7 @@ class Hosts:
             now + min(cooldown[0] * 2.0 ** min(host.times - 1, 1000), cooldown[1]) if cooldown else math.inf
         )
 
-    def part(self, name: str, now: float) -> float:
+    def record_failed_meeting(self, name: str, now: float) -> float:
         """Record that a host's newcomers could not meet the others; return its back-off in seconds."""
         host = self._hosts[name]
         host.apart += 1
@@ -184,28 +184,28 @@ class Hosts:
         host.apart_until = now + rest
         return rest
 
-    def met(self, names: Iterable[str]) -> None:
+    def record_meeting(self, names: Iterable[str]) -> None:
         """Record that workers of these hosts have met."""
         for name in names:
             self._hosts[name].apart, self._hosts[name].apart_until = 0, -math.inf
 
-    def cool(self, slot: Slot, *, whole: bool, now: float) -> None:
+    def exclude_slot(self, slot: Slot, *, whole: bool, now: float) -> None:
         """Exclude a slot whose worker was slow, or with `whole` its host, for as long as a host that fails."""
         if whole:
-            self.exclude(slot.host, now)
+            self.blacklist_host(slot.host, now)
             return
         host, cooldown = self._hosts[slot.host], self._limits.cooldown
         host.rests[slot.number] = now + (cooldown[0] if cooldown else math.inf)
 
-    def leave(self, name: str) -> None:
+    def mark_leaving(self, name: str) -> None:
         """Record that a host has announced that it goes."""
         self._hosts[name].leaving = True
 
-    def knows(self, name: str) -> bool:
+    def knows_host(self, name: str) -> bool:
         """Return whether an answer of the discovery ever included a host."""
         return name in self._hosts
 
-    def blacklisted(self, now: float) -> list[str]:
+    def describe_blacklist(self, now: float) -> list[str]:
         """Return a text for each blacklisted host: its name and for how long."""
         return [
             f"{name} ({'for good' if host.out_until == math.inf else f'for {host.out_until - now:.0f} s'})"

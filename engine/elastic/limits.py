@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 
 @dataclass(frozen=True)
-class Limits:
+class JobLimits:
     """Bounds of a job. All times are in seconds.
 
     Parameters
@@ -77,8 +77,8 @@ class Limits:
             )
         if self.multiple < 1:
             raise ValueError(f"multiple is {self.multiple}; it must be at least 1")
-        if self.largest(self.size) != self.size:
-            raise ValueError(f"size is {self.size}, which is not an allowed size: {self._allowed()}")
+        if self.find_largest_size(self.size) != self.size:
+            raise ValueError(f"size is {self.size}, which is not an allowed size: {self._describe_sizes()}")
         for field in fields(self):
             value = getattr(self, field.name)
             if field.type == "float" and not (math.isfinite(value) and value > 0):
@@ -95,14 +95,14 @@ class Limits:
         """Seconds that members of a world have to meet: `start_timeout`, at most the larger of `stall_limit` and 10."""
         return min(self.start_timeout, max(self.stall_limit, 10.0))
 
-    def largest(self, workers: int) -> int:
+    def find_largest_size(self, workers: int) -> int:
         """Return the size of the largest world that `workers` workers can form; 0 if they can form none."""
         for size in range(min(workers, self.max_size), self.min_size - 1, -1):
             if size % self.multiple == 0 and (self.sizes is None or size in self.sizes):
                 return size
         return 0
 
-    def _allowed(self) -> str:
+    def _describe_sizes(self) -> str:
         parts = [f"a multiple of {self.multiple}"] if self.multiple > 1 else []
         parts += [f"one of {sorted(self.sizes)}"] if self.sizes is not None else []
         return " and ".join(parts)

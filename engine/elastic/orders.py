@@ -6,19 +6,19 @@ from collections.abc import Iterable
 
 from . import events
 from .events import Action
-from .hosts import Hosts
-from .limits import Limits
-from .places import assign
-from .roster import At, Roster, Worker
+from .hosts import HostRegistry
+from .limits import JobLimits
+from .places import assign_ranks
+from .roster import Roster, Worker, WorkerState
 
 
-class Orders:
+class WorkerOrders:
     """Issues orders, and updates the states of workers accordingly.
 
     Parameters
     ----------
-    limits : Limits
-    hosts : Hosts
+    limits : JobLimits
+    hosts : HostRegistry
     roster : Roster
 
     Attributes
@@ -26,69 +26,69 @@ class Orders:
     now : float
         Time at which orders are given, in seconds.
     given : list of Action
-        Orders since the last `begin`.
+        Orders since the last `begin_round`.
     """
 
-    def __init__(self, limits: Limits, hosts: Hosts, roster: Roster) -> None:
+    def __init__(self, limits: JobLimits, hosts: HostRegistry, roster: Roster) -> None:
         self._limits = limits
         self._hosts = hosts
         self._roster = roster
         self.now = 0.0
         self.given: list[Action] = []
 
-    def begin(self, now: float) -> None:
+    def begin_round(self, now: float) -> None:
         """Set the time, and clear the list of orders."""
         self.now, self.given = now, []
 
-    def do(self, action: Action) -> None:
+    def issue_order(self, action: Action) -> None:
         """Issue an order that changes no worker's state."""
         self.given.append(action)
 
     def start(self, room: int) -> None:
         """Start at most `room` workers, in the slots that are free."""
-        for slot in self._hosts.free(self._roster.taken(), self.now)[:room]:
+        for slot in self._hosts.find_free_slots(self._roster.collect_taken_slots(), self.now)[:room]:
             worker = self._roster.add(slot, self.now + self._limits.start_timeout)
-            self.do(events.Start(worker.number, slot))
+            self.issue_order(events.StartWorker(worker.number, slot))
 
     def kill(self, worker: Worker, why: str) -> None:
         """Kill a worker, whatever its state."""
-        worker.at, worker.until = At.KILLED, self.now + self._limits.kill_wait
-        self.do(events.Kill(worker.number, why))
+        worker.state, worker.until = WorkerState.KILLED, self.now + self._limits.kill_wait
+        self.issue_order(events.KillWorker(worker.number, why))
 
     def end(self, worker: Worker, why: str, good: bool) -> None:
         """Tell a worker at the gate that there is no place for it."""
-        worker.at, worker.until = At.ENDING, self.now + self._limits.end_grace
-        self.do(events.End(worker.number, why, good))
+        worker.state, worker.until = WorkerState.ENDING, self.now + self._limits.end_grace
+        self.issue_order(events.EndWorker(worker.number, why, good))
 
-    def dismiss(self, workers: Iterable[Worker]) -> None:
+    def end_leaving_workers(self, workers: Iterable[Worker]) -> None:
         """End those of these workers at the gate that shall leave."""
         for worker in workers:
-            if why := self._roster.departing(worker):
+            if why := self._roster.departure_reason(worker):
                 self.end(worker, why, False)
 
-    def gather(self, world: int, chosen: list[Worker]) -> None:
+    def assign_world(self, world: int, chosen: list[Worker]) -> None:
         """Give workers at the gate places in a world."""
         self._roster.members = {worker.number for worker in chosen}
         for worker in chosen:
-            worker.at, worker.world, worker.joined = At.WORLD, world, False
-        self.expect(self._limits.meeting)
+            worker.state, worker.world, worker.joined = WorkerState.WORLD, world, False
+        self.set_deadline(self._limits.meeting)
         slots = {worker.number: worker.slot for worker in chosen}
-        self.do(events.Assign(world, assign(world, slots, self._hosts.age)))
+        self.issue_order(events.Assign(world, assign_ranks(world, slots, self._hosts.get_age)))
 
-    def expect(self, seconds: float) -> None:
+    def set_deadline(self, seconds: float) -> None:
         """Give the members that compute `seconds` to move on."""
-        for worker in self._roster.computing():
+        for worker in self._roster.list_computing():
             worker.until = self.now + seconds
 
-    def void(self, world: int) -> None:
+    def cancel_world(self, world: int) -> None:
         """Cancel a world while its members meet."""
-        if members := self._roster.computing():
-            self.do(events.Void(world, tuple(worker.number for worker in members)))
+        if members := self._roster.list_computing():
+            self.issue_order(events.Void(world, tuple(worker.number for worker in members)))
 
-    def lose(self, host: str, within: float | None) -> list[Worker]:
+    def mark_lost(self, host: str, within: float | None) -> list[Worker]:
         """Mark the workers of a host as lost, and return them. They run at most until the lease expires."""
         lease = self._limits.lease if within is None else within
-        lost = self._roster.on(host)
+        lost = self._roster.list_workers_on(host)
         for worker in lost:
-            worker.at, worker.until = At.LOST, self.now + lease
+            worker.state, worker.until = WorkerState.LOST, self.now + lease
         return lost

@@ -25,7 +25,7 @@ class Slot(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Place:
+class WorldPlace:
     """Place of a worker in one world.
 
     Attributes
@@ -50,7 +50,7 @@ class Place:
     slot: Slot
 
 
-def assign(world: int, members: Mapping[int, Slot], age: Callable[[str], int]) -> dict[int, Place]:
+def assign_ranks(world: int, members: Mapping[int, Slot], age: Callable[[str], int]) -> dict[int, WorldPlace]:
     """Give each member of a world its place.
 
     Parameters
@@ -63,7 +63,7 @@ def assign(world: int, members: Mapping[int, Slot], age: Callable[[str], int]) -
 
     Returns
     -------
-    dict of int to Place
+    dict of int to WorldPlace
         In the order of ranks.
 
     Raises
@@ -83,7 +83,7 @@ def assign(world: int, members: Mapping[int, Slot], age: Callable[[str], int]) -
     for rank, worker in enumerate(order):
         slot = members[worker]
         local_rank = on_host[slot.host]
-        places[worker] = Place(
+        places[worker] = WorldPlace(
             world,
             rank,
             len(order),
@@ -98,6 +98,6 @@ def assign(world: int, members: Mapping[int, Slot], age: Callable[[str], int]) -
     return places
 
 
-def moved(before: Mapping[int, Place], after: Mapping[int, Place]) -> list[int]:
+def find_moved_workers(before: Mapping[int, WorldPlace], after: Mapping[int, WorldPlace]) -> list[int]:
     """Return workers of both worlds whose local rank has changed: a program may have chosen its GPU by it."""
     return [worker for worker in after if worker in before and before[worker].local_rank != after[worker].local_rank]

@@ -8,12 +8,12 @@ from enum import Enum
 
 from ..config.builds import Build
 from .causes import Kind
-from .hosts import Hosts
-from .limits import Limits
+from .hosts import HostRegistry
+from .limits import JobLimits
 from .places import Slot
 
 
-class At(Enum):
+class WorkerState(Enum):
     """State of a worker. A worker whose process has ended is in no registry."""
 
     STARTING = "starting"
@@ -38,7 +38,7 @@ class Worker:
 
     number: int
     slot: Slot
-    at: At = At.STARTING
+    state: WorkerState = WorkerState.STARTING
     until: float | None = None
     """Deadline for leaving this state, in seconds of the driver's clock; None if there is none."""
     world: int = 0
@@ -67,11 +67,11 @@ class Roster:
 
     Parameters
     ----------
-    limits : Limits
-    hosts : Hosts
+    limits : JobLimits
+    hosts : HostRegistry
     """
 
-    def __init__(self, limits: Limits, hosts: Hosts) -> None:
+    def __init__(self, limits: JobLimits, hosts: HostRegistry) -> None:
         self._limits = limits
         self._hosts = hosts
         self._workers: dict[int, Worker] = {}
@@ -100,43 +100,50 @@ class Roster:
         """Remove a worker that no longer runs, and return it."""
         return self._workers.pop(number, None)
 
-    def at(self, *states: At) -> list[Worker]:
+    def list_workers(self, *states: WorkerState) -> list[Worker]:
         """Return the workers in any of these states, in the order of their numbers."""
-        return [worker for worker in self._workers.values() if worker.at in states]
+        return [worker for worker in self._workers.values() if worker.state in states]
 
-    def computing(self) -> list[Worker]:
+    def list_computing(self) -> list[Worker]:
         """Return the members that have not come back from the newest world."""
-        return [worker for worker in self.at(At.WORLD) if worker.number in self.members]
+        return [worker for worker in self.list_workers(WorkerState.WORLD) if worker.number in self.members]
 
     def is_member(self, worker: Worker) -> bool:
         """Return whether a worker was given a place in the newest world."""
         return worker.number in self.members
 
-    def departing(self, worker: Worker) -> str:
+    def departure_reason(self, worker: Worker) -> str:
         """Return why a worker shall leave; empty if it may stay."""
-        return worker.leaving or self._hosts.departing(worker.slot)
+        return worker.leaving or self._hosts.departure_reason(worker.slot)
 
     @staticmethod
-    def kind(departing: Iterable[Worker]) -> Kind:
+    def classify_departures(departing: Iterable[Worker]) -> Kind:
         """Return the kind of cause that ends a world which these workers shall leave; without any, the world grows."""
         kinds = [Kind.SLOW if each.slow else Kind.LEFT if each.leaving else Kind.HOSTS for each in departing]
         return min(kinds, key=[Kind.HOSTS, Kind.LEFT, Kind.SLOW].index, default=Kind.NEWCOMERS)
 
-    def staying(self) -> int:
+    def count_staying(self) -> int:
         """Return how many workers may stay that are members or may become members."""
-        return sum(not self.departing(worker) for worker in self.at(At.STARTING, At.GATE, At.WORLD))
+        return sum(
+            not self.departure_reason(worker)
+            for worker in self.list_workers(WorkerState.STARTING, WorkerState.GATE, WorkerState.WORLD)
+        )
 
-    def taken(self) -> set[Slot]:
+    def collect_taken_slots(self) -> set[Slot]:
         """Return the slots in which a worker may run."""
         return {worker.slot for worker in self._workers.values()}
 
-    def unfenced(self) -> list[Worker]:
+    def list_unfenced(self) -> list[Worker]:
         """Return the workers that were in a world, shall be in none any more, and may still run and write."""
-        return [worker for worker in self.at(At.ENDING, At.KILLED, At.LOST) if worker.world > 0]
+        return [
+            worker
+            for worker in self.list_workers(WorkerState.ENDING, WorkerState.KILLED, WorkerState.LOST)
+            if worker.world > 0
+        ]
 
-    def on(self, host: str) -> list[Worker]:
+    def list_workers_on(self, host: str) -> list[Worker]:
         """Return the workers of a host, except those that are lost already."""
-        return [worker for worker in self if worker.slot.host == host and worker.at is not At.LOST]
+        return [worker for worker in self if worker.slot.host == host and worker.state is not WorkerState.LOST]
 
     def by_worth(self) -> list[Worker]:
         """Return all workers, those that hold a commit last."""
@@ -144,23 +151,23 @@ class Roster:
 
     def keeps_newest(self, workers: Iterable[Worker]) -> bool:
         """Return whether one of these workers holds the newest commit of all workers at the gate."""
-        newest = max(map(_commit_of, self.at(At.GATE)), default=-1)
+        newest = max(map(_commit_of, self.list_workers(WorkerState.GATE)), default=-1)
         return any(_commit_of(worker) == newest for worker in workers)
 
-    def choose(self, need: int) -> list[Worker]:
+    def choose_members(self, need: int) -> list[Worker]:
         """Choose the members of the next world from the workers at the gate; empty if fewer than `need` can form one.
 
         The world has the largest allowed size. Workers with newer commits come first, then older workers. A worker that
         shall leave is chosen only if nobody else holds the newest commit: it hands that commit to the others, and
         leaves then. If too few others are there, the workers that shall leave go on until others come.
         """
-        gate = self.at(At.GATE)
-        candidates = [worker for worker in gate if not self.departing(worker)] or gate
+        gate = self.list_workers(WorkerState.GATE)
+        candidates = [worker for worker in gate if not self.departure_reason(worker)] or gate
         if not self.keeps_newest(candidates):
             candidates = candidates + [worker for worker in gate if self.keeps_newest([worker])][:1]
-        size = self._limits.largest(len(candidates))
-        if size < need and any(map(self.departing, candidates)):  # too few others to hand the commit to
-            candidates, size = gate, self._limits.largest(len(gate))
+        size = self._limits.find_largest_size(len(candidates))
+        if size < need and any(map(self.departure_reason, candidates)):  # too few others to hand the commit to
+            candidates, size = gate, self._limits.find_largest_size(len(gate))
         if size < max(need, 1):
             return []
         return sorted(candidates, key=lambda worker: (-_commit_of(worker), worker.number))[:size]

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from ..session import topology
 from ..text import logs
-from .sampling import PAD, Cut, GlobalBatches, check_indices, permutation
+from .sampling import PAD, Cut, GlobalBatches, check_indices, permute_samples
 
 _BEHIND = (
     "batch {} is behind the last one of this iteration, which has {}: batch_idx counts from 0 in each iteration, as "
@@ -45,7 +45,7 @@ class _Sampler:
         self._done = 0
         self._taken = 0  # recorded part of this rank's share since the last cut, in the unit of `len(self)`
         self._resumed = False  # whether samples were done at the last reset, and no iteration has begun since
-        self._order = permutation(self._length, seed, 0, shuffle)
+        self._order = permute_samples(self._length, seed, 0, shuffle)
 
     @property
     def done(self) -> int:
@@ -74,7 +74,7 @@ class _Sampler:
             Another number than before gives another order. The same number begins an epoch again that is over.
         """
         if epoch != self.epoch or self._is_over():
-            self._begin(epoch, 0)
+            self._begin_epoch(epoch, 0)
 
     def _is_over(self) -> bool:
         """Return whether this program has finished the epoch: this rank's whole share of it is recorded."""
@@ -83,10 +83,10 @@ class _Sampler:
     def _start_iteration(self) -> None:
         """Cut the rest of the epoch for an iteration, or begin the same epoch again if it is over."""
         if self._is_over():
-            self._begin(self.epoch, 0)
+            self._begin_epoch(self.epoch, 0)
         self._resumed = False
-        self._cut()
-        if not self._left():
+        self._divide_rest()
+        if not self._has_samples_left():
             logs.logger.warning(
                 "%s: this iteration yields nothing, as nothing is left of epoch %d: %d of %d samples count as trained. "
                 "Call set_epoch() with the number of the next epoch; one more iteration begins this one again",
@@ -96,7 +96,7 @@ class _Sampler:
                 self._length,
             )
 
-    def _left(self) -> bool:
+    def _has_samples_left(self) -> bool:
         """Return whether any rank has samples of the epoch left; with the tail `"uneven"`, this one may have none."""
         raise NotImplementedError
 
@@ -122,10 +122,10 @@ class _Sampler:
                 f"{self._length}: a sampler goes on with the data set that it began with"
             )
         self.seed, self.shuffle = state.get("seed", self.seed), bool(state.get("shuffle", self.shuffle))
-        self._begin(state["epoch"], state["done"])
+        self._begin_epoch(state["epoch"], state["done"])
 
-    def _begin(self, epoch: int, done: int) -> None:
-        self._order = permutation(self._length, self.seed, epoch, self.shuffle)
+    def _begin_epoch(self, epoch: int, done: int) -> None:
+        self._order = permute_samples(self._length, self.seed, epoch, self.shuffle)
         self.epoch, self._done = epoch, done
         self.reset()
 
@@ -133,9 +133,9 @@ class _Sampler:
         """Cut the rest of the epoch again, for the present rank and size of this process."""
         self.rank, self.size = self._given or (topology.rank(), topology.size())
         self._resumed = self._done > 0
-        self._cut()
+        self._divide_rest()
 
-    def _cut(self) -> None:
+    def _divide_rest(self) -> None:
         raise NotImplementedError
 
 
@@ -183,9 +183,9 @@ class ElasticSampler(_Sampler):
         self.tail = tail
         self.reset()
 
-    def _cut(self) -> None:
+    def _divide_rest(self) -> None:
         self._rest = Cut(self._length, self._done, self.size, self.tail)
-        self._mine: npt.NDArray[np.int64] = self._order[self._rest.positions(self.rank)]
+        self._mine: npt.NDArray[np.int64] = self._order[self._rest.list_positions(self.rank)]
         self._taken = 0
         self._batch = 0
 
@@ -195,9 +195,9 @@ class ElasticSampler(_Sampler):
         return self._rest.padded
 
     def __len__(self) -> int:
-        return self._rest.count(self.rank)
+        return self._rest.count_samples(self.rank)
 
-    def _left(self) -> bool:
+    def _has_samples_left(self) -> bool:
         return self._rest.most > 0
 
     def __iter__(self) -> Iterator[int]:
@@ -250,7 +250,7 @@ class ElasticSampler(_Sampler):
 
     def _record(self, taken: int) -> None:
         self._taken = taken
-        self._done = self._rest.after(taken)
+        self._done = self._rest.count_done(taken)
 
 
 class ElasticBatchSampler(_Sampler):
@@ -300,7 +300,7 @@ class ElasticBatchSampler(_Sampler):
         self._batches = GlobalBatches(self._length, global_batch, tail)
         self.reset()
 
-    def _cut(self) -> None:
+    def _divide_rest(self) -> None:
         if self.global_batch < self.size:
             raise ValueError(f"a global batch of {self.global_batch} samples is too small for {self.size} ranks")
         self._first = self._done
@@ -312,11 +312,11 @@ class ElasticBatchSampler(_Sampler):
         return self._batches.padded
 
     def __len__(self) -> int:
-        batches = self._batches.left(self._first)
-        return batches - bool(batches and not self._part(batches - 1))  # only a rank's last part may be empty
+        batches = self._batches.count_left(self._first)
+        return batches - bool(batches and not self._select_indices(batches - 1))  # only a rank's last part may be empty
 
-    def _left(self) -> bool:
-        return self._batches.left(self._first) > 0
+    def _has_samples_left(self) -> bool:
+        return self._batches.count_left(self._first) > 0
 
     def __iter__(self) -> Iterator[list[int]]:
         """Iterate over this rank's parts of the batches that were not trained, starting after those recorded before.
@@ -324,10 +324,10 @@ class ElasticBatchSampler(_Sampler):
         After an epoch that is over, it yields all batches again, in the same order.
         """
         self._start_iteration()
-        return iter([*map(self._part, range(len(self)))])
+        return iter([*map(self._select_indices, range(len(self)))])
 
-    def _part(self, step: int) -> list[int]:
-        indices: list[int] = self._order[self._batches.positions(self._first, step, self.rank, self.size)].tolist()
+    def _select_indices(self, step: int) -> list[int]:
+        indices: list[int] = self._order[self._batches.list_positions(self._first, step, self.rank, self.size)].tolist()
         return indices
 
     def record_batch(self, batch_idx: int, batch_size: Any = None) -> None:
@@ -347,7 +347,7 @@ class ElasticBatchSampler(_Sampler):
         """
         if batch_idx < 0:
             raise ValueError(f"batch {batch_idx} cannot be; they count from 0")
-        left = self._batches.left(self._first)
+        left = self._batches.count_left(self._first)
         if batch_idx and batch_idx >= left:
             raise ValueError(_BEHIND.format(batch_idx, f"{left} batches"))
         self.count_batch(batch_idx)
@@ -355,4 +355,4 @@ class ElasticBatchSampler(_Sampler):
     def count_batch(self, batch_idx: int, batch_size: Any = None) -> None:
         """Record a batch like `record_batch`, for a number that is known to count the batches of this iteration."""
         self._taken = batch_idx + 1
-        self._done = self._batches.after(self._first, batch_idx + 1)
+        self._done = self._batches.count_done(self._first, batch_idx + 1)

@@ -21,7 +21,7 @@ TAILS = (PAD, UNEVEN, DROP)
 LARGEST_BATCH = 2**31 - 1  # samples, whose positions a rank lists at once
 
 
-def permutation(length: int, seed: int, epoch: int, shuffle: bool) -> npt.NDArray[np.int64]:
+def permute_samples(length: int, seed: int, epoch: int, shuffle: bool) -> npt.NDArray[np.int64]:
     """Return the order in which an epoch's samples are taken.
 
     Parameters
@@ -102,21 +102,21 @@ class Cut:
         """Number of samples of rank 0, the maximum over all ranks."""
         return self.rest // self.ranks if self.tail == DROP else -(-self.rest // self.ranks)
 
-    def count(self, rank: int) -> int:
+    def count_samples(self, rank: int) -> int:
         """Return the number of samples of a rank."""
         return len(range(rank, self.rest, self.ranks)) if self.tail == UNEVEN else self.most
 
-    def positions(self, rank: int) -> npt.NDArray[np.int64]:
+    def list_positions(self, rank: int) -> npt.NDArray[np.int64]:
         """Return the positions of a rank's samples in the permutation, in the order in which it takes them."""
-        behind = rank + self.ranks * np.arange(self.count(rank), dtype=np.int64)
+        behind = rank + self.ranks * np.arange(self.count_samples(rank), dtype=np.int64)
         return self.done + (behind % self.rest if self.rest else behind)
 
-    def after(self, taken: int) -> int:
+    def count_done(self, taken: int) -> int:
         """Return how many samples of the epoch are done once each rank has taken `taken` samples or all of its own."""
         return min(self.done + min(taken, self.most) * self.ranks, self.length)
 
 
-def share(start: int, stop: int, rank: int, ranks: int) -> range:
+def select_rank_part(start: int, stop: int, rank: int, ranks: int) -> range:
     """Return a rank's part of the global batch at positions `start` to `stop`; sizes of parts differ by at most one."""
     return range(start + rank, stop, ranks)
 
@@ -156,20 +156,20 @@ class GlobalBatches:
         """Number of samples that are repeated in the last batch."""
         return -self.length % self.batch if self.tail == PAD else 0
 
-    def left(self, done: int) -> int:
+    def count_left(self, done: int) -> int:
         """Return how many batches are left when `done` samples are done."""
         rest = self.length - done
         return rest // self.batch if self.tail == DROP else -(-rest // self.batch)
 
-    def positions(self, done: int, step: int, rank: int, ranks: int) -> list[int]:
+    def list_positions(self, done: int, step: int, rank: int, ranks: int) -> list[int]:
         """Return the positions in the permutation of a rank's samples of batch `step`, counted after `done` samples."""
         start = done + step * self.batch
         stop = start + self.batch if self.tail == PAD else min(start + self.batch, self.length)
-        return [position % self.length for position in share(start, stop, rank, ranks)]
+        return [position % self.length for position in select_rank_part(start, stop, rank, ranks)]
 
-    def after(self, done: int, steps: int) -> int:
+    def count_done(self, done: int, steps: int) -> int:
         """Return how many samples of the epoch are done after `steps` more batches."""
-        return min(done + min(steps, self.left(done)) * self.batch, self.length)
+        return min(done + min(steps, self.count_left(done)) * self.batch, self.length)
 
 
 def check_indices(taken: Sequence[int], expected: Sequence[int]) -> None:

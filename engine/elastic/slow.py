@@ -74,7 +74,7 @@ class SlowWorker:
         return f"the others wait {self.lag * 1e3:.3g} ms for it in each step"
 
 
-def find(looks: Sequence[Look], limit: float, seconds: float) -> SlowWorker | None:
+def find_slow_worker(looks: Sequence[Look], limit: float, seconds: float) -> SlowWorker | None:
     """Find the one worker that is slow.
 
     Parameters
@@ -98,25 +98,25 @@ def find(looks: Sequence[Look], limit: float, seconds: float) -> SlowWorker | No
     """
     if not (limit > 0 and seconds > 0):
         raise ValueError(f"the limit is {limit} s a step, and the time {seconds} s; both must be positive")
-    window = _window(looks, seconds)
+    window = _select_window(looks, seconds)
     if not window:
         return None
     suspects: set[int] | None = None
     for before, after in pairwise(window):
-        late = {worker for worker in after.readings if _cost(before, after, worker) > limit}
-        loud = {worker for worker in after.readings if not _rate(before, after, worker, "lag") < QUIET * limit}
+        late = {worker for worker in after.readings if _compute_delay(before, after, worker) > limit}
+        loud = {worker for worker in after.readings if not _compute_rate(before, after, worker, "lag") < QUIET * limit}
         if len(late) != 1 or loud != late:
             return None
         suspects = late if suspects is None else suspects & late
     if not suspects:
         return None
     (worker,) = suspects
-    if not _rate(window[0], window[-1], worker, "crossing") < QUIET * limit:
+    if not _compute_rate(window[0], window[-1], worker, "crossing") < QUIET * limit:
         return None
-    return SlowWorker(worker, _cost(window[0], window[-1], worker))
+    return SlowWorker(worker, _compute_delay(window[0], window[-1], worker))
 
 
-def _window(looks: Sequence[Look], seconds: float) -> Sequence[Look]:
+def _select_window(looks: Sequence[Look], seconds: float) -> Sequence[Look]:
     """Return the last looks that cover `seconds` in one world with the same workers; empty if there are none."""
     if not looks:
         return ()
@@ -130,17 +130,17 @@ def _window(looks: Sequence[Look], seconds: float) -> Sequence[Look]:
     return ()
 
 
-def _cost(before: Look, after: Look, worker: int) -> float:
+def _compute_delay(before: Look, after: Look, worker: int) -> float:
     """Return the seconds a step that the others wait for a worker: its lag, or less if they do not wait that long."""
-    lag = _rate(before, after, worker, "lag")
+    lag = _compute_rate(before, after, worker, "lag")
     if any(look.readings[each].blocked is None for look in (before, after) for each in look.readings):
         return lag
-    waits = {each: _rate(before, after, each, "blocked") for each in after.readings}
+    waits = {each: _compute_rate(before, after, each, "blocked") for each in after.readings}
     own = waits.pop(worker)
     return min(lag, *(wait - own for wait in waits.values())) if waits else 0.0
 
 
-def _rate(before: Look, after: Look, worker: int, what: str) -> float:
+def _compute_rate(before: Look, after: Look, worker: int, what: str) -> float:
     """Return the seconds a step of a counter between two looks; NaN if there was no step, which proves nothing."""
     first, second = before.readings[worker], after.readings[worker]
     steps = second.steps - first.steps

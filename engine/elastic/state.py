@@ -28,7 +28,7 @@ class Peers(Protocol):
         """This process's rank. Not a collective."""
         ...
 
-    def gather(self, value: Any) -> Sequence[Any]:
+    def gather_values(self, value: Any) -> Sequence[Any]:
         """Return the values of all ranks, by rank."""
         ...
 
@@ -36,11 +36,11 @@ class Peers(Protocol):
         """Return the value of rank `root`."""
         ...
 
-    def fill(self, memory: Memory, root: int) -> None:
+    def broadcast_memory(self, memory: Memory, root: int) -> None:
         """Overwrite memory with the bytes that it has on rank `root`; it has the same size on all ranks."""
         ...
 
-    def maximum(self, values: Sequence[int]) -> Sequence[int]:
+    def reduce_maximum(self, values: Sequence[int]) -> Sequence[int]:
         """Return the elementwise maximum over all ranks."""
         ...
 
@@ -61,7 +61,7 @@ class Commit:
     values: Copy
 
 
-def elect(commits: Sequence[int | None]) -> int:
+def elect_root(commits: Sequence[int | None]) -> int:
     """Return the rank whose commit all ranks take over: the lowest of those with the newest commit.
 
     Parameters
@@ -179,7 +179,7 @@ class State:
         """Ask all ranks first, and save then: so all ranks make the same commits, with the same numbers."""
         told = int(self._updated == self.world or self._ask())
         in_hand = int(any(ask() for ask in self._in_hand))
-        told, in_hand = self._peers.maximum((told, in_hand))
+        told, in_hand = self._peers.reduce_maximum((told, in_hand))
         self._owed = self._owed or commit
         if in_hand:
             return
@@ -191,13 +191,13 @@ class State:
     def save(self) -> None:
         """Make a copy of all values the newest commit. Not a collective, but all ranks must do it in the same step."""
         number = 0 if self._held.number is None else self._held.number + 1
-        self._held = Commit(number, self._take())
+        self._held = Commit(number, self._copy_values())
         self._owed = False
         self._tell(number)
 
     def restore(self) -> None:
         """Reset all values to those of the newest commit, or to the program's initial values if there is none."""
-        self._give(self._held.values)
+        self._set_values(self._held.values)
         self._owed = False
 
     def sync(self) -> None:
@@ -206,14 +206,14 @@ class State:
         Afterwards every rank holds that commit. If all hold it already, and so no rank is new, only commit numbers
         travel.
         """
-        numbers = self._peers.gather(self._held.number)
-        root = elect(numbers)
+        numbers = self._peers.gather_values(self._held.number)
+        root = elect_root(numbers)
         commit = self._held
         if numbers[root] is None or any(number != numbers[root] for number in numbers):
             if self._peers.rank == root and commit.number is None:
-                commit = Commit(0, self._take())
+                commit = Commit(0, self._copy_values())
             commit = self._send(commit, root)
-        self._give(commit.values)
+        self._set_values(commit.values)
         self._held = commit
         self._owed = False
 
@@ -222,21 +222,21 @@ class State:
         mine = commit if self._peers.rank == root else None
         told = mine and (mine.number, mine.values.names, mine.values.pickled, mine.values.places)
         number, names, pickled, places = self._peers.broadcast(told, root)
-        nbytes = copies.extent(places)
+        nbytes = copies.count_bytes(places)
         memory = mine.values.memory if mine else self._find_memory(nbytes)
         if nbytes:
-            self._peers.fill(memory[:nbytes], root)
+            self._peers.broadcast_memory(memory[:nbytes], root)
         return mine or Commit(number, Copy(names, pickled, places, memory))
 
     def _find_memory(self, nbytes: int) -> Memory:
         """Return memory for a copy, distinct from that of the held commit."""
         raise NotImplementedError
 
-    def _take(self) -> Copy:
+    def _copy_values(self) -> Copy:
         """Return a copy of all values, which shares nothing with them."""
         raise NotImplementedError
 
-    def _give(self, values: Copy) -> None:
+    def _set_values(self, values: Copy) -> None:
         """Set the values from a copy; they share nothing with it."""
         raise NotImplementedError
 
@@ -254,7 +254,7 @@ class Parts:
 
 
 @dataclass
-class Progress:
+class LoopProgress:
     """Position of a loop over epochs.
 
     Attributes
@@ -285,7 +285,7 @@ class ObjectState(State):
 
     Attributes
     ----------
-    progress : Progress
+    progress : LoopProgress
         Position of `engine.elastic.loop`; kept with the values.
 
     Raises
@@ -311,30 +311,30 @@ class ObjectState(State):
                 raise ValueError(
                     f"a state cannot have a value that is called {name!r}: it has something else of that name"
                 )
-        self.progress = Progress()
+        self.progress = LoopProgress()
         values = {"progress": self.progress, **values}
         self._names = tuple(values)
         self._memories = [copies.NOTHING.memory] * 2
         self.__dict__.update(values)
-        self._held = Commit(None, self._take())
+        self._held = Commit(None, self._copy_values())
 
     def _find_memory(self, nbytes: int) -> Memory:
         free = int(self._memories[0] is self._held.values.memory)
         if len(self._memories[free]) < nbytes:
-            self._memories[free] = self.arrays.memory(nbytes)
+            self._memories[free] = self.arrays.allocate_memory(nbytes)
         return self._memories[free]
 
-    def _take(self) -> Copy:
-        present = {name: self._kept(getattr(self, name)) for name in self._names}
-        return copies.take(present, self.arrays, self._find_memory)
+    def _copy_values(self) -> Copy:
+        present = {name: self._extract_state(getattr(self, name)) for name in self._names}
+        return copies.copy_values(present, self.arrays, self._find_memory)
 
-    def _give(self, values: Copy) -> None:
+    def _set_values(self, values: Copy) -> None:
         expect_names("the state", self._names, values.names, "values")
-        given = copies.give(values, self.arrays, lambda name: self._lent(getattr(self, name)))
+        given = copies.restore_values(values, self.arrays, lambda name: self._accepts_views(getattr(self, name)))
         for name, value in given.items():
             present = getattr(self, name)
             if not isinstance(value, Parts):
-                setattr(self, name, copy.deepcopy(value) if self._lent(present) else value)
+                setattr(self, name, copy.deepcopy(value) if self._accepts_views(present) else value)
                 continue
             try:
                 self._load(name, present, value.parts)
@@ -342,11 +342,11 @@ class ObjectState(State):
                 error.add_note(f"{name!r} of this worker's state was to go on from what is committed of it.")
                 raise
 
-    def _kept(self, value: Any) -> Any:
+    def _extract_state(self, value: Any) -> Any:
         """Return what is kept of a value: the value itself, or `Parts` for `_load`."""
         return Parts(value.state_dict()) if _has_state(value) else value
 
-    def _lent(self, present: Any) -> bool:
+    def _accepts_views(self, present: Any) -> bool:
         """Return whether `_load` copies its argument at once, so that it may get views of the held commit."""
         return False
 

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..elastic.copies import NUMPY, Memory, Place
+from ..elastic.copies import NUMPY, ArrayPlace, Memory
 from ..elastic.samplers import ElasticBatchSampler, ElasticSampler
 from ..elastic.state import HostsUpdatedInterrupt, ObjectState, Parts, State, expect_names
 from ..elastic.worker.batches import loop
@@ -33,34 +33,34 @@ __all__ = [
 class JaxArrays:
     """Copies of arrays of JAX, needed since a program deletes arrays that are donated to it (`donate_argnums`)."""
 
-    def owns(self, value: Any) -> bool:
+    def is_array(self, value: Any) -> bool:
         """Return whether a value is an array of JAX."""
         return isinstance(value, jax.Array)
 
-    def key(self, array: Any) -> Hashable:
+    def identify_array(self, array: Any) -> Hashable:
         """Return a key that identifies the array."""
         return id(array)
 
-    def place(self, array: Any, start: int) -> Place:
+    def describe_array(self, array: Any, start: int) -> ArrayPlace:
         """Describe the copy of an array that begins at `start`, in bytes; of random keys their data and algorithm."""
         plain = jax.random.key_data(array) if _is_key(array) else array
         origin = str(jax.random.key_impl(array)) if _is_key(array) else ""
-        return Place(start, plain.nbytes, np.dtype(plain.dtype), plain.shape, origin)
+        return ArrayPlace(start, plain.nbytes, np.dtype(plain.dtype), plain.shape, origin)
 
-    def memory(self, nbytes: int) -> Memory:
+    def allocate_memory(self, nbytes: int) -> Memory:
         """Allocate memory for copies."""
-        return NUMPY.memory(nbytes)
+        return NUMPY.allocate_memory(nbytes)
 
     def write(self, arrays: list[Any], views: list[Any]) -> None:
         """Copy arrays into views."""
         for array, view in zip(arrays, views, strict=True):
             np.copyto(view, np.asarray(jax.random.key_data(array) if _is_key(array) else array))
 
-    def view(self, memory: Memory, place: Place) -> Any:
+    def view(self, memory: Memory, place: ArrayPlace) -> Any:
         """Return the array at a place of memory, as a NumPy view."""
         return NUMPY.view(memory, place)
 
-    def own(self, view: Any, place: Place) -> Any:
+    def copy_view(self, view: Any, place: ArrayPlace) -> Any:
         """Copy such a view to an array of JAX on the default device."""
         array = jax.numpy.array(view, copy=True)
         return jax.random.wrap_key_data(array, impl=place.origin) if place.origin else array
@@ -93,9 +93,9 @@ class JaxState(ObjectState):
 
     arrays = JaxArrays()
 
-    def _kept(self, value: Any) -> Any:
+    def _extract_state(self, value: Any) -> Any:
         leaves = _find_leaves(value)
-        return super()._kept(value) if leaves is None else Parts(leaves)
+        return super()._extract_state(value) if leaves is None else Parts(leaves)
 
     def _load(self, name: str, present: Any, kept: Any) -> None:
         leaves = _find_leaves(present)

@@ -98,9 +98,9 @@ class KerasState(ObjectState):
         for variable, value in self._own:
             variable.assign(value)
 
-    def _take(self) -> Copy:
+    def _copy_values(self) -> Copy:
         self._bring_back()
-        taken = super()._take()
+        taken = super()._copy_values()
         own = [each for model in self._find_emptied_models() for each in _own_variables(model)]
         self._own = [(each, _array_of(each)) for each in own]
         return taken
@@ -122,10 +122,10 @@ class KerasState(ObjectState):
         counts = [each._engine.passes.variables[-1:] for each in optimizers if is_distributed(each)]
         return any(int(keras.ops.convert_to_numpy(count.value)) for (*found,) in counts for count in found)
 
-    def _kept(self, value: Any) -> Any:
+    def _extract_state(self, value: Any) -> Any:
         variables = _variables_of(value)
         if variables is None:
-            return super()._kept(value)
+            return super()._extract_state(value)
         return Parts({name: (_dtype_of(each), _array_of(each)) for name, each in variables.items()})
 
     def _load(self, name: str, present: Any, kept: Any) -> None:

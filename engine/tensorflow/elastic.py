@@ -63,9 +63,9 @@ class TensorFlowState(ObjectState):
                 raise TypeError(f"a {type(each).__qualname__} is no variable: give it by a name, as of ObjectState")
         super().__init__(variables=known, **values)
 
-    def _kept(self, value: Any) -> Any:
+    def _extract_state(self, value: Any) -> Any:
         if value is not self.variables:
-            return super()._kept(value)
+            return super()._extract_state(value)
         return Parts({name: each.numpy() for name, each in _name_variables(value).items()})
 
     def _load(self, name: str, present: Any, kept: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..elastic.copies import Memory, Place
+from ..elastic.copies import ArrayPlace, Memory
 from ..elastic.samplers import ElasticBatchSampler, ElasticSampler
 from ..elastic.state import HostsUpdatedInterrupt, ObjectState, Parts, State
 from ..elastic.worker.batches import loop
@@ -35,25 +35,25 @@ __all__ = [
 class TorchArrays:
     """Copies of dense tensors that require no gradient, on any device; the copies lie in the host's memory."""
 
-    def owns(self, value: Any) -> bool:
+    def is_array(self, value: Any) -> bool:
         """Return whether a value is such a tensor."""
         if type(value) is not torch.Tensor or value.requires_grad or value.layout is not torch.strided:
             return False
         return not value.is_quantized and value.device.type != "meta"
 
-    def key(self, tensor: torch.Tensor) -> Hashable:
+    def identify_array(self, tensor: torch.Tensor) -> Hashable:
         """Return a key that is equal for tensors that view the same memory in the same way, such as tied weights."""
         if not tensor.numel():
             return id(tensor)
         signs = tensor.is_neg(), tensor.is_conj()
         return tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), signs
 
-    def place(self, tensor: torch.Tensor, start: int) -> Place:
+    def describe_array(self, tensor: torch.Tensor, start: int) -> ArrayPlace:
         """Describe the copy of a tensor that begins at `start`, in bytes."""
         nbytes = tensor.numel() * tensor.element_size()
-        return Place(start, nbytes, tensor.dtype, tuple(tensor.shape), "" if tensor.is_cpu else tensor.device.type)
+        return ArrayPlace(start, nbytes, tensor.dtype, tuple(tensor.shape), "" if tensor.is_cpu else tensor.device.type)
 
-    def memory(self, nbytes: int) -> Memory:
+    def allocate_memory(self, nbytes: int) -> Memory:
         """Allocate memory for copies; page-locked if CUDA is in use, so that GPUs copy at full speed."""
         pinned = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         memory: Memory = torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=pinned).numpy()
@@ -69,14 +69,14 @@ class TorchArrays:
         for device in devices:
             torch.cuda.current_stream(device).synchronize()
 
-    def view(self, memory: Memory, place: Place) -> torch.Tensor:
+    def view(self, memory: Memory, place: ArrayPlace) -> torch.Tensor:
         """Return the tensor at a place of memory, as a view."""
         if not place.nbytes:
             return torch.empty(place.shape, dtype=place.dtype, device="cpu")
         count = math.prod(place.shape)
         return torch.frombuffer(memory, dtype=place.dtype, count=count, offset=place.start).view(place.shape)
 
-    def own(self, view: torch.Tensor, place: Place) -> torch.Tensor:
+    def copy_view(self, view: torch.Tensor, place: ArrayPlace) -> torch.Tensor:
         """Copy such a view to the type of device of the original: of GPUs, to the current one."""
         return view.to(place.origin) if place.origin else view.clone()
 
@@ -136,12 +136,12 @@ class TorchState(ObjectState):
         present = [getattr(self, name) for name in sorted(self._names)]
         return parameter_names(optimizer, [each for each in present if isinstance(each, torch.nn.Module)])
 
-    def _kept(self, value: Any) -> Any:
+    def _extract_state(self, value: Any) -> Any:
         if isinstance(value, torch.optim.Optimizer):
             return Parts(named_state(value, self._names_of(value)))
-        return super()._kept(value)
+        return super()._extract_state(value)
 
-    def _lent(self, present: Any) -> bool:
+    def _accepts_views(self, present: Any) -> bool:
         return isinstance(present, torch.nn.Module | torch.optim.Optimizer)
 
     def _load(self, name: str, present: Any, kept: Any) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from engine.elastic.places import Slot, assign
+from engine.elastic.places import Slot, assign_ranks
 from engine.launch.elastic.worker_server import WorkerServer
 
 from ..waiting import until
@@ -79,7 +79,7 @@ class FakeDriver:
         host_of = dict.fromkeys(workers, "here") if hosts is None else hosts
         ages = {host: age for age, host in enumerate(dict.fromkeys(host_of[worker] for worker in workers))}
         slots = {worker: Slot(host_of[worker], number) for number, worker in enumerate(workers)}
-        places = assign(world, slots, ages.__getitem__)
+        places = assign_ranks(world, slots, ages.__getitem__)
         for worker, place in places.items():
             self.tell(
                 worker,

@@ -32,16 +32,16 @@ class Rank(Peers):
     def rank(self) -> int:
         return self.number
 
-    def gather(self, value: Any) -> Any:
+    def gather_values(self, value: Any) -> Any:
         return self._ask("gather", value)
 
     def broadcast(self, value: Any, root: int) -> Any:
         return self._ask("broadcast", root, value)
 
-    def fill(self, memory: Any, root: int) -> None:
+    def broadcast_memory(self, memory: Any, root: int) -> None:
         memory[:] = self._ask("broadcast", root, memory.copy())
 
-    def maximum(self, values: Sequence[int]) -> Any:
+    def reduce_maximum(self, values: Sequence[int]) -> Any:
         return self._ask("maximum", *values)
 
     def _ask(self, *asks: Any) -> Any:

@@ -11,16 +11,16 @@ from dataclasses import dataclass, field
 
 from engine.elastic import events
 from engine.elastic.events import Why
-from engine.elastic.limits import Limits
+from engine.elastic.limits import JobLimits
 from engine.elastic.machine import Machine, Phase
 from engine.elastic.places import Slot
 
 LIMITS = [
-    Limits(2, 1, 4, barren_limit=4),
-    Limits(3, 2, 4, reset_limit=3, cooldown=(5.0, 20.0)),
-    Limits(2, 2, 2, barren_limit=2),
-    Limits(4, 2, 6, multiple=2, cooldown=(10.0, 100.0)),
-    Limits(2, 1, 4, sizes=frozenset({1, 2, 4})),
+    JobLimits(2, 1, 4, barren_limit=4),
+    JobLimits(3, 2, 4, reset_limit=3, cooldown=(5.0, 20.0)),
+    JobLimits(2, 2, 2, barren_limit=2),
+    JobLimits(4, 2, 6, multiple=2, cooldown=(10.0, 100.0)),
+    JobLimits(2, 1, 4, sizes=frozenset({1, 2, 4})),
 ]
 HOSTS = ("a", "b", "c")
 AGENT_LEASE = 0.8  # share of the machine's lease after which a cut-off agent has killed its workers
@@ -88,14 +88,14 @@ class Job:
         before = machine.phase
         self._note(event)
         actions = machine.handle(self.now, event)
-        if before is Phase.GATHERING and machine.phase is Phase.RESETTING and machine.roster.computing():
+        if before is Phase.GATHERING and machine.phase is Phase.RESETTING and machine.roster.list_computing():
             told = [set(action.workers) for action in actions if isinstance(action, events.Void)]
-            meeting = {worker.number for worker in machine.roster.computing()}
+            meeting = {worker.number for worker in machine.roster.list_computing()}
             assert len(told) == 1 and told[0] >= meeting, "members that meet are not told"
         for action in actions:
             self._obey(action)
         if machine.phase is Phase.RESETTING or machine.phase is Phase.GATHERING:
-            assert machine.deadline() is not None, "a wait without an end"
+            assert machine.next_deadline() is not None, "a wait without an end"
 
     def _note(self, event: events.Event) -> None:
         trains = self.machine.phase in (Phase.GATHERING, Phase.RUNNING)
@@ -110,13 +110,13 @@ class Job:
 
     def _obey(self, action: events.Action) -> None:
         match action:
-            case events.Start(number, slot):
+            case events.StartWorker(number, slot):
                 running = [each for each in self.processes.values() if each.alive and each.slot == slot]
                 assert not running, f"{slot} is taken by worker {running[0].number}"
                 assert number not in self.processes, "a number is used again"
                 self.processes[number] = Process(number, slot)
                 assert self.machine.phase not in (Phase.DRAINING, Phase.OVER)
-            case events.Kill(number):
+            case events.KillWorker(number):
                 process = self.processes[number]
                 self.failed.add(f"worker {number} ")
                 self._check_worth(process, action.why)
@@ -135,7 +135,7 @@ class Job:
                     assert action.world in self.committed, "a world grows before it has committed"
                 for number in action.workers:
                     self.processes[number].updated = True
-            case events.End(number, why):
+            case events.EndWorker(number, why):
                 assert why
                 process = self.processes[number]
                 trains = self.machine.phase in (Phase.GATHERING, Phase.RUNNING)
@@ -150,19 +150,21 @@ class Job:
         """Check that a world that does not meet costs no worker with a commit, if another member has none."""
         worker = self.machine.roster.get(process.number)
         if "did not meet" in why and worker is not None and worker.commit is not None:
-            newcomers = [each for each in self.machine.roster.computing() if each.commit is None and not each.joined]
+            newcomers = [
+                each for each in self.machine.roster.list_computing() if each.commit is None and not each.joined
+            ]
             assert not newcomers, f"worker {process.number} is given up with its commit"
 
     def _assigned(self, action: events.Assign) -> None:
         places = action.places
         assert action.world == max(self.worlds, default=0) + 1, "worlds are numbered one after the other"
-        assert self.limits.largest(len(places)) == len(places), f"{len(places)} is not an allowed size"
+        assert self.limits.find_largest_size(len(places)) == len(places), f"{len(places)} is not an allowed size"
         assert len({place.slot for place in places.values()}) == len(places)
         assert [place.rank for place in places.values()] == list(range(len(places)))
         for process in self.processes.values():
             if process.alive and process.world > 0 and process.number not in places:
                 assert process.at == "gate", f"worker {process.number} {process.at} beside world {action.world}"
-        at_gate = [worker.commit for worker in self.machine.roster if worker.at.value == "at the gate"]
+        at_gate = [worker.commit for worker in self.machine.roster if worker.state.value == "at the gate"]
         brought = [self.processes[number].commit for number in places]
         known = [commit for commit in (*at_gate, *brought) if commit is not None]
         assert self.newest is None or known, "a world without a commit, though there was one"
@@ -290,7 +292,7 @@ class Job:
         runs = self.machine.phase in (Phase.GATHERING, Phase.RUNNING, Phase.RESETTING)
         if isinstance(event, events.Ended):
             self.failed.add(f"worker {process.number} ")
-            at = worker.at.value if worker is not None else ""
+            at = worker.state.value if worker is not None else ""
             self.member_failed |= member and runs and at in ("at the gate", "in the world")
         if isinstance(event, events.Ready) and event.why is Why.FAILURE:
             self.failed |= {f"worker {process.number} ", f"worker {event.culprit} "}
@@ -316,7 +318,7 @@ class Job:
             self.disturb(choice)
 
     def wait(self, whole: bool) -> None:
-        deadline = self.machine.deadline()
+        deadline = self.machine.next_deadline()
         if deadline is not None:
             assert deadline > self.now, "a deadline in the past is waited for without end"
             self.pass_time(deadline if whole else min(deadline, self.now + 1.0))
@@ -373,7 +375,7 @@ class Job:
     def close_silently(self) -> None:
         """Check that all waits of the machine end if nobody says or does anything from now on, agents included."""
         self.mute = True
-        if self.machine.phase is Phase.RUNNING and (members := self.machine.roster.computing()):
+        if self.machine.phase is Phase.RUNNING and (members := self.machine.roster.list_computing()):
             process = self.processes[members[0].number]
             self.end(process, -9)
             while process.said:
@@ -387,7 +389,7 @@ class Job:
                         self.add_reader(process)
             if self.machine.finished:
                 return
-            deadline = self.machine.deadline()
+            deadline = self.machine.next_deadline()
             assert deadline is not None, f"a wait without an end: {self.machine.phase}, {list(self.machine.roster)}"
             self.pass_time(deadline)
             self.tell(events.Tick())

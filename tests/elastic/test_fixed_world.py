@@ -26,13 +26,13 @@ class EnginePeers:
     def rank(self) -> int:
         return engine.rank()
 
-    def gather(self, value: Any) -> Sequence[Any]:
+    def gather_values(self, value: Any) -> Sequence[Any]:
         return engine.allgather_object(value)
 
     def broadcast(self, value: Any, root: int) -> Any:
         return engine.broadcast_object(value, root)
 
-    def maximum(self, values: Sequence[int]) -> Sequence[int]:
+    def reduce_maximum(self, values: Sequence[int]) -> Sequence[int]:
         largest = engine.allreduce(np.array(values, np.int64), op=engine.Max, name="engine.elastic.check")
         return [int(value) for value in largest]
 

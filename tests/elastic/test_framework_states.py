@@ -216,7 +216,7 @@ def _seen(interrupt_at: int) -> tuple[list[tuple[int, int]], list[int]]:
     seen: list[tuple[int, int]] = []
 
     class Alone(Rank):
-        def maximum(self, values: Any) -> Any:
+        def reduce_maximum(self, values: Any) -> Any:
             return list(values)
 
     class See(keras.callbacks.Callback):  # type: ignore[misc]

@@ -63,10 +63,10 @@ def test_what_a_worker_tells_comes_in_order(driver):
         ]
         driver.place(4, [1])
         place.result(10)
-        gate.joined(4)
-        gate.committed(4, 10)
-        gate.leave()
-        gate.done(4)
+        gate.report_joined(4)
+        gate.report_commit(4, 10)
+        gate.request_leave()
+        gate.report_done(4)
         driver.wait_for("done", 1)
     assert [message["kind"] for _, message in driver.heard] == ["ready", "joined", "committed", "leaving", "done"]
 
@@ -74,7 +74,7 @@ def test_what_a_worker_tells_comes_in_order(driver):
 def test_a_worker_that_waits_at_the_gate_tells_that_it_wants_to_leave(driver):
     with closing(Gate.open(driver.environment(1))) as gate, waiting(gate) as place:
         driver.wait_for("ready", 1)
-        gate.leave()
+        gate.request_leave()
         driver.wait_for("leaving", 1)
         driver.place(1, [1])
         place.result(10)
@@ -82,19 +82,19 @@ def test_a_worker_that_waits_at_the_gate_tells_that_it_wants_to_leave(driver):
 
 def test_a_forked_child_reads_nothing_of_what_is_for_the_worker(driver):
     with closing(Gate.open(driver.environment(1))) as gate:
-        gate.joined(1)
+        gate.report_joined(1)
         driver.wait_for("joined", 1)
         driver.tell(1, "update", world=1)
         assert select.select([gate], [], [], 10)[0]
         child = os.fork()
         if child == 0:
             try:
-                gate.updated(1)
+                gate.is_update_requested(1)
             except ForkedError:
                 os._exit(7)
             os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-        assert gate.updated(1)
+        assert gate.is_update_requested(1)
 
 
 @pytest.mark.parametrize("good", [True, False])
@@ -105,10 +105,10 @@ def test_end_is_the_end_of_every_call(driver, good):
         with pytest.raises(JobOver, match="enough is enough") as caught:
             place.result(10)
         assert caught.value.good is good
-        for call in (lambda: gate.updated(1), lambda: gate.joined(1), lambda: gate.wait(0, Why.NEW)):
+        for call in (lambda: gate.is_update_requested(1), lambda: gate.report_joined(1), lambda: gate.wait(0, Why.NEW)):
             with pytest.raises(JobOver, match="enough is enough"):
                 call()
-        gate.leave()  # a signal handler may do so at any time
+        gate.request_leave()  # a signal handler may do so at any time
 
 
 def test_a_world_is_called_off_while_its_members_gather(driver):
@@ -117,10 +117,10 @@ def test_a_world_is_called_off_while_its_members_gather(driver):
         driver.wait_for("ready", 1)
         driver.place(5, [1, 2])
         place.result(10)
-        assert not gate.called_off(5)
+        assert not gate.is_void(5)
         driver.tell(1, "void", world=5)
-        until(lambda: gate.called_off(5), "the world is void")
-        assert gate.called_off(4) and not gate.called_off(6)
+        until(lambda: gate.is_void(5), "the world is void")
+        assert gate.is_void(4) and not gate.is_void(6)
 
 
 def test_what_came_before_a_place_is_of_earlier_worlds(driver):
@@ -130,9 +130,9 @@ def test_what_came_before_a_place_is_of_earlier_worlds(driver):
         driver.tell(1, "void", world=2)
         driver.place(3, [1])
         place.result(10)
-        assert not gate.updated(3) and not gate.called_off(3)
+        assert not gate.is_update_requested(3) and not gate.is_void(3)
         driver.tell(1, "update", world=3, count=2, kinds=["x"])
-        until(lambda: gate.updated(3), "the members shall come")
+        until(lambda: gate.is_update_requested(3), "the members shall come")
 
 
 def test_the_gates_descriptor_tells_that_something_has_come(driver):
@@ -145,7 +145,7 @@ def test_the_gates_descriptor_tells_that_something_has_come(driver):
         assert poll.poll(0) == []
         driver.tell(1, "void", world=1)
         assert poll.poll(10_000)
-        assert gate.called_off(1)
+        assert gate.is_void(1)
         assert poll.poll(0) == []
 
 
@@ -153,9 +153,9 @@ def test_the_gates_descriptor_tells_that_something_has_come(driver):
     "call",
     [
         lambda gate: gate.wait(0, Why.NEW),
-        lambda gate: gate.updated(1),
-        lambda gate: gate.called_off(1),
-        lambda gate: gate.committed(1, 1),
+        lambda gate: gate.is_update_requested(1),
+        lambda gate: gate.is_void(1),
+        lambda gate: gate.report_commit(1, 1),
     ],
 )
 def test_an_agent_that_is_gone_is_the_end(driver, call: Callable[[Gate], object]):
@@ -245,8 +245,8 @@ def test_all_workers_of_a_large_host_may_come_at_once():
     with FakeDriver(most=150) as driver, ExitStack() as opened:
         gates = [opened.enter_context(closing(Gate.open(driver.environment(worker)))) for worker in range(150)]
         for gate in gates:
-            gate.leave()
-            assert not gate.called_off(1)
+            gate.request_leave()
+            assert not gate.is_void(1)
         for worker in range(150):
             driver.wait_for("leaving", worker)
 
@@ -257,8 +257,8 @@ def test_what_an_ended_worker_has_said_is_told_before_its_end_and_others_wait(dr
         told: list[list[int]] = []
 
         def end() -> None:
-            other.joined(1)
-            ended.joined(1)
+            other.report_joined(1)
+            ended.report_joined(1)
             driver.server.forget(1)
             told.append([worker for worker, _ in driver.heard])
 
@@ -286,7 +286,7 @@ def test_workers_may_wait_until_their_agent_has_time():
 def test_a_handler_of_signals_may_say_that_the_worker_leaves(driver):
     """Preemption may come at any time, even within another message; neither message is damaged."""
     with closing(Gate.open(driver.environment(1))) as gate:
-        before = signal.signal(signal.SIGUSR1, lambda *_: gate.leave())
+        before = signal.signal(signal.SIGUSR1, lambda *_: gate.request_leave())
         try:
             encode = gate._stream.encode
 
@@ -297,7 +297,7 @@ def test_a_handler_of_signals_may_say_that_the_worker_leaves(driver):
                 return data
 
             gate._stream.encode = interrupted
-            gate.done(1)
+            gate.report_done(1)
             driver.wait_for("leaving", 1)
         finally:
             signal.signal(signal.SIGUSR1, before)

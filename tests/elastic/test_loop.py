@@ -21,7 +21,7 @@ from torch.utils.data import (
 import engine
 import engine.elastic
 import engine.torch
-from engine.elastic.state import Progress
+from engine.elastic.state import LoopProgress
 from engine.elastic.worker.peers import WorldPeers
 from engine.torch.elastic import TorchState
 
@@ -135,7 +135,7 @@ def test_nothing_is_read_of_an_epoch_of_which_nothing_is_left() -> None:
         indices = [*sampler]
         return (batch for batch in np.split(np.array(indices), len(indices) // BATCH))
 
-    state.progress = Progress(0, LENGTH)
+    state.progress = LoopProgress(0, LENGTH)
     count = run(state, batches, 0, batch_size=BATCH, sampler=sampler)
     assert count == LENGTH // BATCH // engine.size() and state.epoch == EPOCHS
 
@@ -203,11 +203,11 @@ def test_a_loader_with_an_elastic_sampler_is_used_as_it_is() -> None:
 def test_peers_go_with_a_world_that_begins_anew(rank: int, size: int) -> None:
     peers = WorldPeers()
     for _ in range(2):
-        assert peers.rank == rank and list(peers.gather(rank)) == [*range(size)]
+        assert peers.rank == rank and list(peers.gather_values(rank)) == [*range(size)]
         assert peers.broadcast({"from": rank}, size - 1) == {"from": size - 1}
         memory = np.full(1000, rank, np.uint8)
-        peers.fill(memory, size - 1)
+        peers.broadcast_memory(memory, size - 1)
         assert (memory == size - 1).all()
-        assert list(peers.maximum((rank, 5 - rank))) == [size - 1, 5]
+        assert list(peers.reduce_maximum((rank, 5 - rank))) == [size - 1, 5]
         engine.shutdown()
         engine.init()

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from engine.elastic.places import Slot, assign, moved
+from engine.elastic.places import Slot, assign_ranks, find_moved_workers
 
 SLOTS = [Slot(host, number) for host in "ab" for number in range(3)]
 PATTERNS = [pattern for pattern in itertools.product([False, True], repeat=6) if any(pattern)]
@@ -20,7 +20,7 @@ def filled(pattern: tuple[bool, ...]) -> dict[int, Slot]:
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=lambda pattern: "".join("-x"[each] for each in pattern))
 def test_every_pattern_of_holes(pattern: tuple[bool, ...]) -> None:
-    places = list(assign(7, filled(pattern), AGES.__getitem__).values())
+    places = list(assign_ranks(7, filled(pattern), AGES.__getitem__).values())
     assert [place.rank for place in places] == list(range(sum(pattern)))
     assert [place.slot for place in places] == [slot for index, slot in enumerate(SLOTS) if pattern[index]]
     assert {(place.world, place.size) for place in places} == {(7, sum(pattern))}
@@ -39,22 +39,24 @@ def test_every_pattern_of_holes(pattern: tuple[bool, ...]) -> None:
 @pytest.mark.parametrize("gone", range(6))
 def test_a_slot_that_is_filled_again_gives_everybody_their_place_back(gone: int) -> None:
     whole = filled((True,) * 6)
-    before = assign(1, whole, AGES.__getitem__)
+    before = assign_ranks(1, whole, AGES.__getitem__)
     dead = list(whole)[gone]
-    hole = assign(2, {worker: slot for worker, slot in whole.items() if worker != dead}, AGES.__getitem__)
-    after = assign(3, {99 if worker == dead else worker: slot for worker, slot in whole.items()}, AGES.__getitem__)
+    hole = assign_ranks(2, {worker: slot for worker, slot in whole.items() if worker != dead}, AGES.__getitem__)
+    after = assign_ranks(
+        3, {99 if worker == dead else worker: slot for worker, slot in whole.items()}, AGES.__getitem__
+    )
     assert after[99].local_rank == before[dead].local_rank
-    assert moved(before, after) == []
+    assert find_moved_workers(before, after) == []
     behind = [worker for worker, slot in whole.items() if slot.host == whole[dead].host and slot > whole[dead]]
-    assert moved(before, hole) == behind
+    assert find_moved_workers(before, hole) == behind
 
 
 def test_hosts_stand_by_age() -> None:
-    places = assign(1, {0: Slot("new", 0), 1: Slot("old", 1)}, {"new": 5, "old": 4}.__getitem__)
+    places = assign_ranks(1, {0: Slot("new", 0), 1: Slot("old", 1)}, {"new": 5, "old": 4}.__getitem__)
     assert list(places) == [1, 0]
     assert places[1].local_rank == 0 and places[1].slot.number == 1
 
 
 def test_two_workers_in_one_slot_are_refused() -> None:
     with pytest.raises(ValueError, match="workers 3 and 5 are both in slot 1 of a"):
-        assign(1, {3: Slot("a", 1), 5: Slot("a", 1)}, AGES.__getitem__)
+        assign_ranks(1, {3: Slot("a", 1), 5: Slot("a", 1)}, AGES.__getitem__)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from engine.elastic import samplers, state
 from engine.elastic.samplers import ElasticBatchSampler, ElasticSampler
-from engine.elastic.sampling import TAILS, Cut, GlobalBatches, permutation
+from engine.elastic.sampling import TAILS, Cut, GlobalBatches, permute_samples
 from engine.errors import NotInitializedError
 
 from .training import Training
@@ -22,9 +22,9 @@ RUNS = 400
 
 def test_the_order_is_the_same_everywhere() -> None:
     """The order is written out: hosts with other versions of NumPy, and earlier runs, must draw the same."""
-    assert permutation(8, 0, 0, True).tolist() == permutation(8, 0, 0, True).tolist() == ORDER
-    assert permutation(8, 0, 1, True).tolist() != ORDER != permutation(8, 1, 0, True).tolist()
-    assert permutation(4, 0, 3, False).tolist() == [0, 1, 2, 3]
+    assert permute_samples(8, 0, 0, True).tolist() == permute_samples(8, 0, 0, True).tolist() == ORDER
+    assert permute_samples(8, 0, 1, True).tolist() != ORDER != permute_samples(8, 1, 0, True).tolist()
+    assert permute_samples(4, 0, 3, False).tolist() == [0, 1, 2, 3]
 
 
 ORDER = [3, 7, 4, 0, 2, 6, 5, 1]
@@ -33,15 +33,15 @@ ORDER = [3, 7, 4, 0, 2, 6, 5, 1]
 @pytest.mark.parametrize(("seed", "epoch", "named"), [(-1, 0, "seed"), (0, 2**32, "epoch")])
 def test_a_seed_that_cannot_be_is_refused(seed: int, epoch: int, named: str) -> None:
     with pytest.raises(ValueError, match=f"{named} is"):
-        permutation(3, seed, epoch, True)
+        permute_samples(3, seed, epoch, True)
 
 
 @given(st.integers(0, 50), st.integers(0, 50), st.integers(1, 9), st.sampled_from(TAILS))
 def test_a_cut_gives_each_sample_to_one_rank(length: int, done: int, ranks: int, tail: str) -> None:
     cut = Cut(length, min(done, length), ranks, tail)
-    parts = [cut.positions(rank).tolist() for rank in range(ranks)]
+    parts = [cut.list_positions(rank).tolist() for rank in range(ranks)]
     rest = list(range(cut.done, length))
-    assert [len(part) for part in parts] == [cut.count(rank) for rank in range(ranks)]
+    assert [len(part) for part in parts] == [cut.count_samples(rank) for rank in range(ranks)]
     given = sorted(position for part in parts for position in part)
     if tail == "uneven":
         assert given == rest
@@ -56,19 +56,19 @@ def test_a_cut_gives_each_sample_to_one_rank(length: int, done: int, ranks: int,
 @given(st.integers(0, 50), st.integers(1, 9), st.sampled_from(TAILS), st.integers(0, 60))
 def test_what_is_done_is_a_prefix(length: int, ranks: int, tail: str, taken: int) -> None:
     cut = Cut(length, length // 3, ranks, tail)
-    trained = {position for rank in range(ranks) for position in cut.positions(rank)[:taken].tolist()}
+    trained = {position for rank in range(ranks) for position in cut.list_positions(rank)[:taken].tolist()}
     if taken < cut.rest // ranks:
-        assert trained == set(range(cut.done, cut.after(taken)))
+        assert trained == set(range(cut.done, cut.count_done(taken)))
     else:
-        assert trained >= set(range(cut.done, cut.after(taken)))
+        assert trained >= set(range(cut.done, cut.count_done(taken)))
 
 
 @given(st.integers(1, 50), st.integers(1, 9), st.sampled_from(TAILS), st.integers(1, 6), st.integers(1, 6))
 def test_global_batches_are_the_same_for_any_ranks(length: int, batch: int, tail: str, some: int, others: int) -> None:
     batches = GlobalBatches(length, batch, tail)
-    for step in range(batches.left(0)):
+    for step in range(batches.count_left(0)):
         both = [
-            sorted(position for rank in range(ranks) for position in batches.positions(0, step, rank, ranks))
+            sorted(position for rank in range(ranks) for position in batches.list_positions(0, step, rank, ranks))
             for ranks in (some, others)
         ]
         assert both[0] == both[1] and (tail == "uneven" or len(both[0]) == batch)
@@ -100,7 +100,7 @@ def test_every_sample_counts_once_in_drawn_trainings(content: bytes) -> None:
 
 
 def _at_once(self: state.State, commit: bool) -> None:
-    told, _ = self._peers.maximum((int(self._updated == self.world), 0))
+    told, _ = self._peers.reduce_maximum((int(self._updated == self.world), 0))
     if commit:
         self.save()
     if told:
@@ -108,7 +108,7 @@ def _at_once(self: state.State, commit: bool) -> None:
 
 
 def _always_anew(self: Any, epoch: int) -> None:
-    self._begin(epoch, 0)
+    self._begin_epoch(epoch, 0)
 
 
 def _last(commits: Sequence[int | None]) -> int:
@@ -116,12 +116,12 @@ def _last(commits: Sequence[int | None]) -> int:
 
 
 MUTANTS: dict[str, tuple[Any, str, Any, str]] = {
-    "rank 0 is the root": (state, "elect", _last, "committed steps are lost"),
+    "rank 0 is the root": (state, "elect_root", _last, "committed steps are lost"),
     "interrupts and commits within accumulated passes": (state.State, "_check", _at_once, "lost"),
     "an epoch that is set again begins anew": (samplers._Sampler, "set_epoch", _always_anew, "twice"),
     "what this rank has taken is all that is done": (
         Cut,
-        "after",
+        "count_done",
         lambda self, taken: min(self.done + taken, self.length),
         "twice",
     ),
@@ -131,7 +131,12 @@ MUTANTS: dict[str, tuple[Any, str, Any, str]] = {
         lambda self, number, size: self._record((number + 2) * size),
         "lost",
     ),
-    "a sampler keeps the rank that it had": (samplers._Sampler, "reset", lambda self: self._cut(), "lost|twice"),
+    "a sampler keeps the rank that it had": (
+        samplers._Sampler,
+        "reset",
+        lambda self: self._divide_rest(),
+        "lost|twice",
+    ),
 }
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.elastic.slow import Look, Reading, find
+from engine.elastic.slow import Look, Reading, find_slow_worker
 from engine.launch.elastic.slow_watch import SlowWatch
 from engine.metrics import names
 
@@ -47,61 +47,68 @@ def one_is_slow(worker: int, look: int) -> float:
 
 
 def test_one_that_is_slow_all_the_time_is_found() -> None:
-    found = find(looks(7, one_is_slow), LIMIT, 60.0)
+    found = find_slow_worker(looks(7, one_is_slow), LIMIT, 60.0)
     assert found is not None and found.worker == 2 and found.lag == pytest.approx(0.08)
     assert str(found) == "the others wait 80 ms for it in each step"
 
 
 def test_not_before_the_time_is_over() -> None:
-    assert find(looks(6, one_is_slow), LIMIT, 60.0) is None
-    assert find([], LIMIT, 60.0) is None
+    assert find_slow_worker(looks(6, one_is_slow), LIMIT, 60.0) is None
+    assert find_slow_worker([], LIMIT, 60.0) is None
 
 
 def test_what_was_before_the_time_does_not_matter() -> None:
-    found = find(looks(9, lambda worker, look: 0.0 if look < 3 else one_is_slow(worker, look)), LIMIT, 60.0)
+    found = find_slow_worker(looks(9, lambda worker, look: 0.0 if look < 3 else one_is_slow(worker, look)), LIMIT, 60.0)
     assert found is not None and found.worker == 2
 
 
 @pytest.mark.parametrize("look", range(1, 7))
 def test_one_good_interval_clears_it(look: int) -> None:
-    assert find(looks(7, lambda worker, at: 0.01 if at == look else one_is_slow(worker, at)), LIMIT, 60.0) is None
+    assert (
+        find_slow_worker(looks(7, lambda worker, at: 0.01 if at == look else one_is_slow(worker, at)), LIMIT, 60.0)
+        is None
+    )
 
 
 def test_a_single_pause_is_none() -> None:
     """Rank 0 saves once for a long time."""
-    assert find(looks(7, lambda worker, look: 5.0 if (worker, look) == (0, 3) else 0.01), LIMIT, 60.0) is None
+    assert (
+        find_slow_worker(looks(7, lambda worker, look: 5.0 if (worker, look) == (0, 3) else 0.01), LIMIT, 60.0) is None
+    )
 
 
 def test_two_slow_ones_are_an_uneven_program() -> None:
-    assert find(looks(7, lambda worker, look: 0.08 if worker else 0.01), LIMIT, 60.0) is None
+    assert find_slow_worker(looks(7, lambda worker, look: 0.08 if worker else 0.01), LIMIT, 60.0) is None
 
 
 def test_the_next_slowest_must_be_below_half_the_limit() -> None:
-    assert find(looks(7, lambda worker, look: (0.01, 0.026, 0.08)[worker]), LIMIT, 60.0) is None
-    assert find(looks(7, lambda worker, look: (0.01, 0.024, 0.08)[worker]), LIMIT, 60.0) is not None
+    assert find_slow_worker(looks(7, lambda worker, look: (0.01, 0.026, 0.08)[worker]), LIMIT, 60.0) is None
+    assert find_slow_worker(looks(7, lambda worker, look: (0.01, 0.024, 0.08)[worker]), LIMIT, 60.0) is not None
 
 
 def test_another_one_each_time_is_none() -> None:
-    assert find(looks(7, lambda worker, look: 0.08 if worker == look % 3 else 0.01), LIMIT, 60.0) is None
+    assert find_slow_worker(looks(7, lambda worker, look: 0.08 if worker == look % 3 else 0.01), LIMIT, 60.0) is None
 
 
 def test_a_slow_link_is_not_a_slow_worker() -> None:
-    assert find(looks(7, one_is_slow, lambda worker, look: 0.06 if worker == 2 else 0.0), LIMIT, 60.0) is None
+    assert (
+        find_slow_worker(looks(7, one_is_slow, lambda worker, look: 0.06 if worker == 2 else 0.0), LIMIT, 60.0) is None
+    )
 
 
 def test_time_without_a_step_proves_nothing() -> None:
     """All ranks wait for one loader, or for a checkpoint."""
-    assert find(looks(7, one_is_slow, steps=lambda look: 0 if look == 4 else STEPS), LIMIT, 60.0) is None
+    assert find_slow_worker(looks(7, one_is_slow, steps=lambda look: 0 if look == 4 else STEPS), LIMIT, 60.0) is None
 
 
 def test_each_world_is_looked_at_by_itself() -> None:
-    assert find(looks(7, one_is_slow, world=lambda look: 1 + (look > 2)), LIMIT, 60.0) is None
+    assert find_slow_worker(looks(7, one_is_slow, world=lambda look: 1 + (look > 2)), LIMIT, 60.0) is None
 
 
 @pytest.mark.parametrize(("limit", "seconds"), [(0.0, 1.0), (1.0, 0.0), (float("nan"), 1.0)])
 def test_limits_that_cannot_be_are_refused(limit: float, seconds: float) -> None:
     with pytest.raises(ValueError, match="must be positive"):
-        find([], limit, seconds)
+        find_slow_worker([], limit, seconds)
 
 
 def with_waits(made: list[Look], waits: tuple[float, float, float]) -> list[Look]:
@@ -121,8 +128,8 @@ def with_waits(made: list[Look], waits: tuple[float, float, float]) -> list[Look
 def test_one_delay_that_many_collectives_have_seen_counts_once() -> None:
     """Lags of 80 ms per step are eight collectives that were 10 ms late, if the others wait no longer than 10 ms."""
     made = looks(7, one_is_slow)
-    assert find(with_waits(made, (0.03, 0.03, 0.02)), LIMIT, 60.0) is None
-    found = find(with_waits(made, (0.09, 0.08, 0.01)), LIMIT, 60.0)
+    assert find_slow_worker(with_waits(made, (0.03, 0.03, 0.02)), LIMIT, 60.0) is None
+    found = find_slow_worker(with_waits(made, (0.09, 0.08, 0.01)), LIMIT, 60.0)
     assert found is not None and found.worker == 2 and found.lag == pytest.approx(0.07)
 
 
@@ -144,7 +151,7 @@ def test_who_is_found_was_the_only_late_one_in_each_interval(
         steps=lambda look: 0 if look in pauses else STEPS,
     )
     seconds = EVERY * (len(lags) - 1)
-    found = find(made, LIMIT, seconds)
+    found = find_slow_worker(made, LIMIT, seconds)
     guilty = [
         worker
         for worker in range(3)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engine.elastic import state as module
-from engine.elastic.state import HostsUpdatedInterrupt, ObjectState, State, elect
+from engine.elastic.state import HostsUpdatedInterrupt, ObjectState, State, elect_root
 
 from .lockstep import PeerGoneError, Rank, together
 
@@ -83,7 +83,7 @@ def world(*numbers: int) -> list[ObjectState]:
     [([None, None], 0), ([None, 0], 1), ([3, 4, 4], 1), ([4, 3, 4], 0), ([0], 0), ([None, 7, None], 1)],
 )
 def test_the_newest_commit_is_elected_and_of_equal_ones_the_lowest_rank(commits: list[int | None], root: int) -> None:
-    assert elect(commits) == root
+    assert elect_root(commits) == root
 
 
 def test_before_any_commit_all_get_what_rank_0_has_now() -> None:
@@ -283,14 +283,14 @@ def test_a_name_that_is_taken_is_refused(name: str) -> None:
 
 def _swap_first(self: State) -> None:
     self._held = module.Commit((self._held.number or 0) + 1, self._held.values)
-    self._held = module.Commit(self._held.number, self._take())
+    self._held = module.Commit(self._held.number, self._copy_values())
 
 
 def _give_held_first(self: State) -> None:
-    numbers = self._peers.gather(self._held.number)
-    root = elect(numbers)
+    numbers = self._peers.gather_values(self._held.number)
+    root = elect_root(numbers)
     self._held = self._peers.broadcast(self._held, root)
-    self._give(self._held.values)
+    self._set_values(self._held.values)
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,7 @@ def test_gradients_of_a_step_that_was_not_made_are_forgotten_at_a_reset() -> Non
 class Alone(Rank):
     """Peers of the only rank."""
 
-    def maximum(self, values: Any) -> Any:
+    def reduce_maximum(self, values: Any) -> Any:
         return list(values)
 
 

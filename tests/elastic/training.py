@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from engine.elastic.copies import NUMPY, give
+from engine.elastic.copies import NUMPY, restore_values
 from engine.elastic.samplers import ElasticBatchSampler, ElasticSampler
 from engine.elastic.state import HostsUpdatedInterrupt, ObjectState
 
@@ -86,7 +86,7 @@ class Training:
         held = [worker.state.committed for worker in self.workers]
         newest = max((number for number in held if number is not None), default=None)
         root = next((worker for worker in self.workers if worker.state.committed == newest), self.workers[0])
-        expected = [list(each) for each in give(root.state._held.values, NUMPY)["applied"]]
+        expected = [list(each) for each in restore_values(root.state._held.values, NUMPY)["applied"]]
         errors = together([worker.peers for worker in self.workers], [worker.state.sync for worker in self.workers])
         assert errors == [None] * len(self.workers)
         for worker in self.workers:

@@ -52,7 +52,7 @@ class Training:
         self.commit: int | None = None
         self.stopped = False
         self.told: Assigned | None = None
-        signal.signal(signal.SIGTERM, lambda *_: self.gate.leave())
+        signal.signal(signal.SIGTERM, lambda *_: self.gate.request_leave())
 
     @property
     def worker(self) -> int:
@@ -85,11 +85,11 @@ class Training:
             print(f"world {self.world} rank {self.rank} of {self.size}: {self.told.reason}", flush=True)
             try:
                 self.meet("enter")
-                self.gate.joined(self.world)
+                self.gate.report_joined(self.world)
                 self.sync()
                 body(self)
                 self.meet("end")
-                self.gate.done(self.world)
+                self.gate.report_done(self.world)
                 return True
             except CalledOff:
                 why, text, culprit = Why.VOID, "", None
@@ -111,9 +111,9 @@ class Training:
         assert self.commit is not None
         self.meet(f"step{self.commit}")
         self.commit += 1
-        self.gate.committed(self.world, self.commit)
+        self.gate.report_commit(self.world, self.commit)
         # All members see it at the same step, as with an allreduce.
-        told = (self.gate.updated(self.world), (HERE / "stop").exists())
+        told = (self.gate.is_update_requested(self.world), (HERE / "stop").exists())
         write(HERE / f"told.{self.world}.{self.commit}.{self.rank}", "".join(str(int(each)) for each in told))
         self.meet(f"check{self.commit}")
         words = [(HERE / f"told.{self.world}.{self.commit}.{rank}").read_text() for rank in range(self.size)]
@@ -138,7 +138,7 @@ class Training:
         def look() -> bool:
             if condition():
                 return True
-            if self.gate.called_off(self.world):
+            if self.gate.is_void(self.world):
                 raise CalledOff
             for member in members:
                 if member != self.worker and gone(member):

@@ -197,7 +197,7 @@ def _come_to_the_gate(name: str) -> None:
 
     names = {"ENGINE_GATE": name[1:], "ENGINE_SECRET": OF_THE_GATE, "ENGINE_WORKER": "1", "ENGINE_SLOT": "0"}
     with closing(Gate.open(names)) as worker:
-        worker.done(1)
+        worker.report_done(1)
 
 
 def _come_to_spark(port: int, offer: bool = False) -> None:

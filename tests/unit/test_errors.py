@@ -59,7 +59,7 @@ def test_what_cannot_be_pickled_is_named_whatever_it_raises() -> None:
     with pytest.raises(TypeError, match=rf"engine.run cannot pickle .*{told}"):
         function._dumps(print, (Closed(),), {})
     with pytest.raises(TypeError, match=r"'it', of type .*Closed, cannot be kept: \(its text cannot be made"):
-        copies.take({"it": Closed()}, copies.NUMPY, copies.NUMPY.memory)
+        copies.copy_values({"it": Closed()}, copies.NUMPY, copies.NUMPY.allocate_memory)
 
 
 def test_an_exception_of_the_engine_is_itself() -> None:

@@ -145,7 +145,7 @@ def test_a_list_of_slurms_tasks_of_many_nodes_takes_no_memory() -> None:
 
 @pytest.mark.parametrize("text", [each for each in NO_NUMBERS if each not in ("9" * 19, str(1 << 63), str(1 << 64))])
 def test_what_is_no_number_of_a_worker_is_refused(text: str) -> None:
-    expect_refusal(lambda: gate._number({"ENGINE_WORKER": text}, "ENGINE_WORKER"), "ENGINE_WORKER")
+    expect_refusal(lambda: gate._read_number({"ENGINE_WORKER": text}, "ENGINE_WORKER"), "ENGINE_WORKER")
 
 
 def options() -> Iterator[str]:

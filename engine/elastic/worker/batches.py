@@ -15,7 +15,7 @@ from ...config.forms import whole_number
 from ...session import topology
 from ...text import logs
 from ..samplers import ElasticBatchSampler, ElasticSampler
-from ..state import ObjectState, Progress
+from ..state import LoopProgress, ObjectState
 
 Feed = Callable[[], Iterable[Any]]  # begins an iteration after the samples that the sampler has recorded
 
@@ -73,11 +73,11 @@ def loop(
         From a commit, for `elastic.run`.
     """
     commit_every, epochs = whole_number("commit_every", commit_every, 1), whole_number("epochs", epochs, 0)
-    feed, chosen, size = _feed_of(loader, batch_size, sampler)
-    return _batches(state, feed, chosen, size, epochs, commit_every, on_epoch)
+    feed, chosen, size = _make_feed(loader, batch_size, sampler)
+    return _yield_batches(state, feed, chosen, size, epochs, commit_every, on_epoch)
 
 
-def _batches(
+def _yield_batches(
     state: ObjectState,
     feed: Feed,
     sampler: Any,
@@ -86,16 +86,16 @@ def _batches(
     commit_every: int,
     on_epoch: Callable[[int], Any] | None,
 ) -> Iterator[Any]:
-    _begin(state, sampler, epochs)
+    _resume_sampler(state, sampler, epochs)
     since = 0
-    with _bar(epochs) as show:
+    with _show_progress(epochs) as show:
         while state.progress.epoch < epochs:
             epoch = state.progress.epoch
             left = feed() if len(sampler) else ()  # empty if a reset came after the last batch of an epoch
             for number, batch in enumerate(left):
                 yield batch
                 sampler.count_batch(number, batch_size)
-                state.progress = Progress(epoch, sampler.done)
+                state.progress = LoopProgress(epoch, sampler.done)
                 show(epoch, sampler)
                 since += 1
                 if since >= commit_every or state.owed:
@@ -104,14 +104,14 @@ def _batches(
             if on_epoch is not None:
                 on_epoch(epoch)
             sampler.set_epoch(epoch + 1)
-            state.progress = Progress(epoch + 1)
+            state.progress = LoopProgress(epoch + 1)
             if "epoch" in vars(state):
                 vars(state)["epoch"] = epoch + 1
             since = 0
             state.commit()
 
 
-def _begin(state: ObjectState, sampler: Any, epochs: int) -> None:
+def _resume_sampler(state: ObjectState, sampler: Any, epochs: int) -> None:
     """Move the sampler to the state's position, and log it if training resumes."""
     progress, length = state.progress, len(sampler.dataset)
     if progress.epoch >= epochs:
@@ -127,7 +127,7 @@ def _begin(state: ObjectState, sampler: Any, epochs: int) -> None:
         )
 
 
-def _feed_of(loader: Any, batch_size: int | None, sampler: Any) -> tuple[Feed, Any, int]:
+def _make_feed(loader: Any, batch_size: int | None, sampler: Any) -> tuple[Feed, Any, int]:
     """Return the function that begins an iteration, its sampler, and the batch size of a rank."""
     torch_data = sys.modules.get("torch.utils.data")
     if torch_data is not None and isinstance(loader, torch_data.DataLoader):
@@ -142,20 +142,20 @@ def _feed_of(loader: Any, batch_size: int | None, sampler: Any) -> tuple[Feed, A
         if sampler is None:
             raise ValueError("loop() needs sampler=ElasticSampler(range(LENGTH)), by which the function makes batches")
         return lambda: loader(sampler), sampler, batch_size or 1
-    arrays = _arrays(loader)
+    arrays = _check_arrays(loader)
     if sampler is None:
         sampler = ElasticSampler(range(len(arrays[0])))
     single = arrays is not loader and not isinstance(loader, list | tuple)
 
-    def rows() -> Iterator[Any]:
-        for indices in iter(sampler) if whole else _chunks(list(sampler), batch_size or 1):
+    def yield_rows() -> Iterator[Any]:
+        for indices in iter(sampler) if whole else _split_chunks(list(sampler), batch_size or 1):
             batch = tuple(each[np.asarray(indices)] for each in arrays)
             yield batch[0] if single else batch
 
-    return rows, sampler, batch_size or 1
+    return yield_rows, sampler, batch_size or 1
 
 
-def _arrays(loader: Any) -> tuple[Any, ...]:
+def _check_arrays(loader: Any) -> tuple[Any, ...]:
     arrays = tuple(loader) if isinstance(loader, list | tuple) else (loader,)
     if not arrays or not all(hasattr(each, "shape") and hasattr(each, "__getitem__") for each in arrays):
         raise TypeError(
@@ -167,12 +167,12 @@ def _arrays(loader: Any) -> tuple[Any, ...]:
     return arrays
 
 
-def _chunks(indices: list[int], size: int) -> Iterator[list[int]]:
+def _split_chunks(indices: list[int], size: int) -> Iterator[list[int]]:
     return (indices[start : start + size] for start in range(0, len(indices), size))
 
 
 @contextmanager
-def _bar(epochs: int) -> Iterator[Callable[[int, Any], None]]:
+def _show_progress(epochs: int) -> Iterator[Callable[[int, Any], None]]:
     """Show a progress bar on rank 0, if stderr is a terminal and rich is installed."""
     if topology.rank() or not sys.stderr.isatty() or find_spec("rich") is None:
         yield lambda epoch, sampler: None
@@ -181,8 +181,8 @@ def _bar(epochs: int) -> Iterator[Callable[[int, Any], None]]:
     with import_module("rich.progress").Progress(console=console, transient=True) as progress:
         task = progress.add_task("", total=None)
 
-        def show(epoch: int, sampler: Any) -> None:
+        def show_progress(epoch: int, sampler: Any) -> None:
             text = f"epoch {epoch + 1} of {epochs}"
             progress.update(task, description=text, total=len(sampler.dataset), completed=sampler.done)
 
-        yield show
+        yield show_progress

@@ -41,7 +41,7 @@ from ...net.stream import CLIENT, LIMIT, StreamError, derive_key
 from ...net.unix_sockets import peer_uid
 from ...text.bounded_reader import ReadError, shorten, whole
 from ..events import Why
-from ..places import Place, Slot
+from ..places import Slot, WorldPlace
 
 PATIENCE = 30.0  # seconds that the agent has to answer, and to read what is sent to it
 LOOK = 0.5  # seconds between two checks of a waiting worker for a signal that asks it to leave
@@ -75,7 +75,7 @@ class Assigned:
 
     Attributes
     ----------
-    place : Place
+    place : WorldPlace
     members : tuple of int
         Numbers of the workers, by rank.
     hosts : tuple of str
@@ -88,7 +88,7 @@ class Assigned:
         File descriptor of the TCP socket that listens at `hub`; only on rank 0 of several hosts. The receiver owns it.
     """
 
-    place: Place
+    place: WorldPlace
     members: tuple[int, ...]
     hosts: tuple[str, ...]
     hub: str
@@ -141,12 +141,12 @@ class Gate:
         RendezvousError
             No agent answers, or not the agent of this job; the text says what may help.
         """
-        worker, slot = _number(environ, "ENGINE_WORKER"), _number(environ, "ENGINE_SLOT")
-        name, secret = _text(environ, "ENGINE_GATE"), _text(environ, "ENGINE_SECRET")
+        worker, slot = _read_number(environ, "ENGINE_WORKER"), _read_number(environ, "ENGINE_SLOT")
+        name, secret = _read_variable(environ, "ENGINE_GATE"), _read_variable(environ, "ENGINE_SECRET")
         connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         gate = cls(worker, slot, Connection(connected, derive_key(secret, "gate"), CLIENT, LIMIT))
         try:
-            gate._greet(name)
+            gate._greet_agent(name)
         except BaseException:
             gate.close()
             raise
@@ -194,19 +194,19 @@ class Gate:
         self._send("ready", world=world, why=why.name, port=port, **told)
         while True:
             self._receive(block=True)
-            place = self._placed()
+            place = self._take_assignment()
             if place is not None:
                 return place
 
-    def joined(self, world: int) -> None:
+    def report_joined(self, world: int) -> None:
         """Report that this worker has met all members of a world."""
         self._send("joined", world=world)
 
-    def committed(self, world: int, commit: int) -> None:
+    def report_commit(self, world: int, commit: int) -> None:
         """Report a commit that was made in a world."""
         self._send("committed", world=world, commit=commit)
 
-    def done(self, world: int) -> None:
+    def report_done(self, world: int) -> None:
         """Report that the program's function has returned on all members of a world."""
         self._send("done", world=world)
 
@@ -214,7 +214,7 @@ class Gate:
         """Send a text to the program that started the job."""
         self._send("logged", value=value)
 
-    def leave(self) -> None:
+    def request_leave(self) -> None:
         """Ask to leave: the members of this worker's world come to the gate, where it is let go.
 
         A signal handler may call this: the request is sent with the next message or at the next read.
@@ -231,7 +231,7 @@ class Gate:
         """Return a descriptor that is readable when a message has come."""
         return self._socket.fileno()
 
-    def called_off(self, world: int) -> bool:
+    def is_void(self, world: int) -> bool:
         """Read received messages without blocking, and return whether that world is void.
 
         Raises
@@ -241,7 +241,7 @@ class Gate:
         self._receive(block=False)
         return self._void >= world
 
-    def updated(self, world: int) -> bool:
+    def is_update_requested(self, world: int) -> bool:
         """Read received messages without blocking, and return whether the members of that world shall come to the gate.
 
         Raises
@@ -258,7 +258,7 @@ class Gate:
 
     # ---- both directions
 
-    def _greet(self, name: str) -> None:
+    def _greet_agent(self, name: str) -> None:
         try:
             self._socket.settimeout(PATIENCE)
             retry_short(self._socket.connect, f"\0{name}")
@@ -335,26 +335,26 @@ class Gate:
             try:
                 self._stream.feed(data)
                 while (message := self._stream.receive()) is not None:
-                    self._hear(message)
+                    self._handle_message(message)
             except (KeyError, TypeError, ValueError, OverflowError) as error:
                 self._end(
                     JobOver(f"the agent of this host does not speak as one does: {error!r}; install the same version")
                 )
 
-    def _hear(self, message: dict[str, Any]) -> None:
+    def _handle_message(self, message: dict[str, Any]) -> None:
         _HEARD[message["kind"]](self, message)
 
-    def _place(self, message: dict[str, Any]) -> None:
+    def _handle_place(self, message: dict[str, Any]) -> None:
         place = _place_of(message.get("place"))
         self._heard.append({**message, "place": place, **_lists_of(message, place.size)})
 
-    def _voided(self, message: dict[str, Any]) -> None:
+    def _handle_void(self, message: dict[str, Any]) -> None:
         self._void = max(self._void, whole(message, "world", 0, LARGEST))
 
-    def _update(self, message: dict[str, Any]) -> None:
+    def _handle_update(self, message: dict[str, Any]) -> None:
         self._updated = max(self._updated, whole(message, "world", 0, LARGEST))
 
-    def _ended(self, message: dict[str, Any]) -> None:
+    def _handle_end(self, message: dict[str, Any]) -> None:
         why = str(message["why"])
         self._end(JobOver(why, bool(message["good"])) if message.get("over", True) else LetGo(why))
 
@@ -371,7 +371,7 @@ class Gate:
 
     # ---- places
 
-    def _placed(self) -> Assigned | None:
+    def _take_assignment(self) -> Assigned | None:
         """Return the newest assignment that was received; None if there is none."""
         message = self._heard.pop() if self._heard else None
         self._heard.clear()
@@ -413,10 +413,10 @@ class Gate:
 
 
 _HEARD: dict[str, Callable[[Any, dict[str, Any]], None]] = {
-    "place": Gate._place,
-    "void": Gate._voided,
-    "update": Gate._update,
-    "end": Gate._ended,
+    "place": Gate._handle_place,
+    "void": Gate._handle_void,
+    "update": Gate._handle_update,
+    "end": Gate._handle_end,
 }
 
 
@@ -424,14 +424,14 @@ _COUNTS = ("size", "local_size", "cross_size")
 _NUMBERS = ("rank", "local_rank", "cross_rank")
 
 
-def _place_of(told: Any) -> Place:
+def _place_of(told: Any) -> WorldPlace:
     """Parse the place that the agent sent. Raises ReadError if it is malformed."""
     counts = {name: whole(told, name, 1, MOST) for name in _COUNTS}
     numbers = {name: whole(told, name, 0, counts[of] - 1) for name, of in zip(_NUMBERS, _COUNTS, strict=True)}
     slot = told.get("slot")
     if not isinstance(slot, list) or len(slot) != 2 or type(slot[0]) is not str or type(slot[1]) is not int:
         raise ReadError(f"'slot' is {shorten(repr(slot))}, and a host and a number are expected")
-    return Place(world=whole(told, "world", 0, LARGEST), **counts, **numbers, slot=Slot(*slot))
+    return WorldPlace(world=whole(told, "world", 0, LARGEST), **counts, **numbers, slot=Slot(*slot))
 
 
 def _lists_of(message: dict[str, Any], size: int) -> dict[str, Any]:
@@ -445,12 +445,12 @@ def _lists_of(message: dict[str, Any], size: int) -> dict[str, Any]:
     return lists
 
 
-def _text(environ: Mapping[str, str], name: str) -> str:
+def _read_variable(environ: Mapping[str, str], name: str) -> str:
     text = environ.get(name, "").strip()
     if not text:
         raise ConfigError(f"{name} is not set, which enginerun sets for each worker of an elastic job")
     return text
 
 
-def _number(environ: Mapping[str, str], name: str) -> int:
-    return int(read(Whole(0, LARGEST), _text(environ, name), name))
+def _read_number(environ: Mapping[str, str], name: str) -> int:
+    return int(read(Whole(0, LARGEST), _read_variable(environ, name), name))

@@ -23,7 +23,7 @@ class WorldPeers:
         """This process's rank. Not a collective."""
         return topology.rank()
 
-    def gather(self, value: Any) -> Sequence[Any]:
+    def gather_values(self, value: Any) -> Sequence[Any]:
         """Return the values of all ranks, by rank."""
         return objects.allgather_object(value, f"{_PREFIX}gather")
 
@@ -31,11 +31,11 @@ class WorldPeers:
         """Return the value of rank `root`."""
         return objects.broadcast_object(value, root, f"{_PREFIX}broadcast")
 
-    def fill(self, memory: npt.NDArray[np.uint8], root: int) -> None:
+    def broadcast_memory(self, memory: npt.NDArray[np.uint8], root: int) -> None:
         """Overwrite memory with the bytes that it has on rank `root`."""
         collectives.broadcast_(memory, root, f"{_PREFIX}fill")
 
-    def maximum(self, values: Sequence[int]) -> Sequence[int]:
+    def reduce_maximum(self, values: Sequence[int]) -> Sequence[int]:
         """Return the elementwise maximum over all ranks."""
         largest = np.array(values, np.int64)
         collectives.allreduce_(largest, op=Max, name=f"{_PREFIX}maximum")

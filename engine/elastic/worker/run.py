@@ -86,7 +86,7 @@ def run(function: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P],
     """
 
     @functools.wraps(function)
-    def wrapped(state: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+    def run_in_worlds(state: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
         call = functools.partial(function, state, *args, **kwargs)
         runtime.init()
         gate = _open_gate()
@@ -100,13 +100,13 @@ def run(function: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P],
             )
         with _only_call(), _leaving_on_sigterm(gate):
             try:
-                result: R = _Worker(gate, state).run(call)
+                result: R = _WorldLoop(gate, state).run(call)
             except Exception as error:
                 error.__traceback__ = _behind_the_engine(error.__traceback__)
                 raise
             return result
 
-    return wrapped
+    return run_in_worlds
 
 
 @contextmanager
@@ -135,7 +135,7 @@ def leave() -> None:
     Does nothing outside an elastic job.
     """
     if (gate := _open_gate()) is not None:
-        gate.leave()
+        gate.request_leave()
 
 
 def log(value: str) -> None:
@@ -144,7 +144,7 @@ def log(value: str) -> None:
         gate.log(value)
 
 
-class _Worker:
+class _WorldLoop:
     """Worker from its first arrival at the gate to the end of the training.
 
     Parameters
@@ -171,17 +171,17 @@ class _Worker:
             try:
                 assigned = self._gate.wait(
                     *(self._world, self._why, self._text, self._culprit, self._state.committed, self._stalled),
-                    _build(self._gate),
+                    _describe_build(self._gate),
                 )
-                if self._enter(assigned) and self._train(call, assigned):
+                if self._enter(assigned) and self._train_world(call, assigned):
                     return self._finished[0]
             except JobOver as over:
-                return self._last(over)
+                return self._finish_job(over)
             runtime.leave_world()
             # The exception refers to frames, and these to tensors and the engine of a world that has ended.
             gc.collect()
 
-    def _last(self, over: JobOver) -> Any:
+    def _finish_job(self, over: JobOver) -> Any:
         """Return the result, exit or raise, as the end of the job requires."""
         if over.good and self._finished:
             flight.forget_temporary()
@@ -200,8 +200,8 @@ class _Worker:
         planned = topology.rank(), topology.size()
         self._text, self._culprit, self._stalled = "", None, False
         try:
-            cancel = CancellationToken(self._gate.fileno(), lambda: self._gate.called_off(world))
-            runtime.enter_world(_world(assigned), cancel)
+            cancel = CancellationToken(self._gate.fileno(), lambda: self._gate.is_void(world))
+            runtime.enter_world(_make_world(assigned), cancel)
         except CalledOff:
             self._why = Why.VOID
             return False
@@ -214,13 +214,13 @@ class _Worker:
                 runtime.world_failure(0.0) or runtime.Failure(" ".join(str(error).split()), None), assigned
             )
             return False
-        self._gate.joined(world)
+        self._gate.report_joined(world)
         first = self._world == 0
         self._world, self._renewed = world, not first or planned != (given.rank, given.size)
-        self._state.enter(world, lambda: self._gate.updated(world), self._tell_commit(assigned))
+        self._state.enter(world, lambda: self._gate.is_update_requested(world), self._tell_commit(assigned))
         return True
 
-    def _train(self, call: Callable[[], Any], assigned: Assigned) -> bool:
+    def _train_world(self, call: Callable[[], Any], assigned: Assigned) -> bool:
         """Call the function in a world; return whether the training is complete."""
         world = assigned.place.world
         try:
@@ -245,7 +245,7 @@ class _Worker:
             self._note_failure(failure, assigned)
             self._failed = True
             return False
-        self._gate.done(world)
+        self._gate.report_done(world)
         flight.forget_temporary()
         return True
 
@@ -260,7 +260,9 @@ class _Worker:
     def _tell_commit(self, assigned: Assigned) -> Callable[[int], None]:
         """Return a function that reports commits to the driver: only on rank 0, since all ranks commit together."""
         place = assigned.place
-        return (lambda commit: self._gate.committed(place.world, commit)) if place.rank == 0 else lambda commit: None
+        return (
+            (lambda commit: self._gate.report_commit(place.world, commit)) if place.rank == 0 else lambda commit: None
+        )
 
 
 def _open_gate() -> Gate | None:
@@ -271,7 +273,7 @@ def _open_gate() -> Gate | None:
     return _gate
 
 
-def _build(gate: Gate) -> Build:
+def _describe_build(gate: Gate) -> Build:
     """Return the values that must be equal on all workers, by name; settings by the names of their variables.
 
     With several hosts, kernels are not among them: each world takes the best ones that all its members have.
@@ -286,7 +288,7 @@ def _build(gate: Gate) -> Build:
     return {variable(name) if name in SETTINGS else name: value for name, value in told.items()}
 
 
-def _world(assigned: Assigned) -> World:
+def _make_world(assigned: Assigned) -> World:
     """Convert an assignment to the engine's `World`."""
     place = assigned.place
     return World(
@@ -320,7 +322,7 @@ def _leaving_on_sigterm(gate: Gate) -> Iterator[None]:
         if os.getpid() != owner or gate.hung_up():  # a forked child has this handler, too
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
-        gate.leave()
+        gate.request_leave()
 
     main = threading.current_thread() is threading.main_thread()
     if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:

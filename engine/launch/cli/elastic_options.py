@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ...config.config import Config
 from ...config.forms import Whole, argument, seconds
-from ...elastic.limits import Limits
+from ...elastic.limits import JobLimits
 from ..errors import LaunchError
 from ..hosts.host_list import is_here
 from ..hosts.reach import Kept
@@ -31,7 +31,7 @@ class Elastic:
     Attributes
     ----------
     size, min_size, max_size, multiple : int
-        Same as in `Limits`.
+        Same as in `JobLimits`.
     hosts : tuple of (str, int)
         Hosts of `-H`, or this one, with their slots; empty with a script.
     script : tuple of str
@@ -73,14 +73,14 @@ class Elastic:
         fixed = [name for name, _ in self.hosts if names is None or not is_here(name, names)]
         return bool(self.script) or len(fixed) + (len(fixed) < len(self.hosts)) > 1
 
-    def limits(self, start_timeout: float, stall_limit: float, grace: float) -> Limits:
+    def limits(self, start_timeout: float, stall_limit: float, grace: float) -> JobLimits:
         """Return the limits of the driver's machine.
 
         Parameters
         ----------
         start_timeout, stall_limit : float
-            The engine's settings, in seconds. For a stall limit of 0 (none) the default of `Limits` is used, because a
-            member that never comes back would block all others.
+            The engine's settings, in seconds. For a stall limit of 0 (none) the default of `JobLimits` is used, because
+            a member that never comes back would block all others.
         grace : float
             Seconds in which workers must end when the user ends the job.
 
@@ -90,14 +90,14 @@ class Elastic:
             The options contradict each other.
         """
         try:
-            return Limits(
+            return JobLimits(
                 size=self.size,
                 min_size=self.min_size,
                 max_size=self.max_size,
                 multiple=self.multiple,
                 start_timeout=start_timeout,
                 elastic_timeout=self.timeout,
-                stall_limit=stall_limit or Limits.stall_limit,
+                stall_limit=stall_limit or JobLimits.stall_limit,
                 kill_wait=grace + self.lease,
                 lease=self.lease + MARGIN,
                 reset_limit=self.reset_limit,

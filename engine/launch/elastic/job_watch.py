@@ -120,7 +120,7 @@ class Watch:
             resetting=bool(self._spans) and self._spans[-1].ended is None,
             resets=counts,
             reset_seconds=sum(seconds),
-            cooling=len(machine.hosts.blacklisted(now)),
+            cooling=len(machine.hosts.describe_blacklist(now)),
             slow_workers=len(self._slow_workers),
             ranks=dict(ranks),
             recent=tuple(recent[first:]),

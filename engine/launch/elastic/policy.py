@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ...elastic import events
-from ...elastic.limits import Limits
+from ...elastic.limits import JobLimits
 from ...elastic.machine import Machine, Phase
-from ...elastic.places import Place, Slot
+from ...elastic.places import Slot, WorldPlace
 from ...exit_report.report import ExitReport
 from ...host import processes
 from ...host.network import Address
@@ -54,13 +54,13 @@ class ElasticPolicy(JobPolicy):
     ----------
     driver : Driver
         Driver whose options have `elastic`.
-    limits : Limits
+    limits : JobLimits
     watch : Watch
     cluster : Cluster, optional
         Cluster that discovers hosts and starts agents, instead of the means of the command line.
     """
 
-    def __init__(self, driver: Driver, limits: Limits, watch: Watch, cluster: Cluster | None = None) -> None:
+    def __init__(self, driver: Driver, limits: JobLimits, watch: Watch, cluster: Cluster | None = None) -> None:
         options = driver.setup.options
         assert options.elastic is not None
         self._driver, self._options = driver, options
@@ -78,7 +78,7 @@ class ElasticPolicy(JobPolicy):
         self._hosts: dict[str, int] = {}  # hosts of the last answer, and removed hosts that still have workers
         self._answer: dict[str, int] | None = None  # the last answer of the discovery
         self._workers: dict[int, _Worker] = {}
-        self._places: Mapping[int, Place] = {}  # of the newest world
+        self._places: Mapping[int, WorldPlace] = {}  # of the newest world
         self._ends: dict[int, Last] = {}
         self._events: deque[events.Event] = deque()
         self._over: events.Over | None = None
@@ -115,7 +115,7 @@ class ElasticPolicy(JobPolicy):
         answer = None if self._driver.signum is not None else self._discovery.look(now)
         if answer is not None:
             self._note_hosts(self._names.merge(answer))
-        deadline = machine.deadline()
+        deadline = machine.next_deadline()
         if deadline is not None and deadline <= now:
             self._feed_event(events.Tick())
         elif self._is_hopeless(now):
@@ -174,7 +174,7 @@ class ElasticPolicy(JobPolicy):
         if machine.phase is not Phase.WAITING or len(machine.roster) or not self._hosts or self._events:
             return False
         return isinstance(self._discovery, Fixed) and not (
-            machine.hosts.free((), now) or machine.hosts.next_free((), now)
+            machine.hosts.find_free_slots((), now) or machine.hosts.next_free((), now)
         )
 
     def _make_discovery(self, elastic: Elastic) -> Discovery:
@@ -209,7 +209,7 @@ class ElasticPolicy(JobPolicy):
         place = self._places.get(worker)
         return -1 if place is None else place.rank
 
-    def _start_worker(self, action: events.Start) -> None:
+    def _start_worker(self, action: events.StartWorker) -> None:
         worker, slot = action.worker, action.slot
         number = self._slots.number(slot, {each.number for each in self._workers.values()})
         since = self._driver.output.open(number)["stderr"].taken
@@ -228,7 +228,7 @@ class ElasticPolicy(JobPolicy):
             fields["environment"] = self._cluster.variables(slot)
         self._pool.launch(slot.host, self._hosts[slot.host], fields)
 
-    def _kill_worker(self, action: events.Kill) -> None:
+    def _kill_worker(self, action: events.KillWorker) -> None:
         worker = self._workers.get(action.worker)
         if worker is None:
             return
@@ -282,11 +282,11 @@ class ElasticPolicy(JobPolicy):
         for worker in action.workers:
             self._tell_worker(worker, "update", world=action.world, count=action.count, kinds=list(action.kinds))
 
-    def _end_worker(self, action: events.End) -> None:
+    def _end_worker(self, action: events.EndWorker) -> None:
         over = self._machine.phase in (Phase.DRAINING, Phase.OVER)
         self._tell_worker(action.worker, "end", why=action.why, good=action.good, over=over)
 
-    def _say_text(self, action: events.Say) -> None:
+    def _say_text(self, action: events.ShowLine) -> None:
         self._say(action.text)
 
     def _note_result(self, action: events.Over) -> None:
@@ -426,14 +426,14 @@ class ElasticPolicy(JobPolicy):
 
 
 _ACTIONS: dict[type[Any], Callable[[ElasticPolicy, Any], None]] = {
-    events.Start: ElasticPolicy._start_worker,
-    events.Kill: ElasticPolicy._kill_worker,
+    events.StartWorker: ElasticPolicy._start_worker,
+    events.KillWorker: ElasticPolicy._kill_worker,
     events.Disown: ElasticPolicy._disown_host,
     events.Assign: ElasticPolicy._assign_places,
     events.Void: ElasticPolicy._void_world,
     events.Update: ElasticPolicy._announce_update,
-    events.End: ElasticPolicy._end_worker,
-    events.Say: ElasticPolicy._say_text,
+    events.EndWorker: ElasticPolicy._end_worker,
+    events.ShowLine: ElasticPolicy._say_text,
     events.Over: ElasticPolicy._note_result,
 }
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ...elastic.slow import Look, Reading, SlowWorker, find
+from ...elastic.slow import Look, Reading, SlowWorker, find_slow_worker
 from ...metrics import page
 from ..driver import BEAT
 
@@ -64,7 +64,7 @@ class SlowWatch:
             return None
         self._next = now + self._every
         self._looks = [each for each in self._looks if now - each.time <= 2 * self._seconds] + [taken]
-        found = find(self._looks, self._limit, self._seconds)
+        found = find_slow_worker(self._looks, self._limit, self._seconds)
         if found is not None:
             self._next = float("inf")
         return found

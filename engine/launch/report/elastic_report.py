@@ -10,7 +10,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from ...elastic.causes import Cause
-from ...elastic.places import Place
+from ...elastic.places import WorldPlace
 from ...exit_report.report import NOTHING, ExitReport
 from ...host import processes
 from ...text import readable
@@ -129,7 +129,7 @@ def how(code: int, came: bool) -> str:
     return (f"ended with exit code {code}" if code >= 0 else f"was killed by {processes.signal_name(-code)}") + never
 
 
-def reason(cause: Cause, places: Mapping[int, Place]) -> str:
+def reason(cause: Cause, places: Mapping[int, WorldPlace]) -> str:
     """Return a text on why a world has ended, which names the worker that caused it by its rank, if it had one."""
     place = None if cause.worker is None else places.get(cause.worker)
     if cause.worker is None or place is None:
