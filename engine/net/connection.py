@@ -139,6 +139,22 @@ def connect(
         raise
 
 
+def connect_again(address: Address, key: bytes, greeting: dict[str, Any], patience: Patience) -> Coroutine[Connection]:
+    """Connect, and do so again whenever unauthenticated connections have displaced this one.
+
+    Parameters and errors are those of `connect`; `patience` limits all tries together.
+    """
+    while True:
+        try:
+            connection, _ = yield from connect(address, key, greeting, patience, patience)
+        except (ConnectionResetError, BrokenPipeError):
+            if not patience.seconds_left():
+                raise
+        else:
+            return connection
+        yield Wait(Patience(RECONNECT_DELAY))
+
+
 def greet_server(
     connection: Connection, greeting: dict[str, Any], opening_patience: Patience, patience: Patience
 ) -> Coroutine[dict[str, Any]]:

@@ -14,7 +14,7 @@ from ...host.patience import Patience
 from ...text import readable
 from ...text.bounded_reader import ReadError, number
 from ...text.logs import logger
-from ..connection import GRACE, RECONNECT_DELAY, Connection, connect
+from ..connection import GRACE, Connection, connect, connect_again
 from ..event_loop import Coroutine, Wait
 from ..stream import AuthenticationError
 from ..unix_sockets import ready_to_read
@@ -213,23 +213,16 @@ class HubClient(InterHostRendezvous):
         rank, other, number = lane
         patience = Patience(self.terms.seconds)
         greeting = {"role": "lane", "rank": rank, "to": other, "number": number}
-        while True:
-            try:
-                connection, _ = yield from connect(address, self.key, greeting, patience, patience)
-                break
-            except (OSError, ValueError) as error:
-                # Unauthenticated connections may have displaced it before it was authenticated.
-                if isinstance(error, ConnectionResetError | BrokenPipeError) and patience.seconds_left():
-                    yield Wait(Patience(RECONNECT_DELAY))
-                    continue
-                # A host that fails closes its port before the hub tells the others why: wait for that reason.
-                yield Wait(Patience(FAREWELL))
-                raise RendezvousError(
-                    f"rank {rank} on {self.name} cannot reach rank {other} on {self.terms.names[host]} at {address}: "
-                    f"{_text(error)}. Every host must reach every other, also through a firewall: ENGINE_INTERFACE "
-                    "chooses on which network."
-                ) from None
-        self.open[lane] = connection
+        try:
+            self.open[lane] = yield from connect_again(address, self.key, greeting, patience)
+        except (OSError, ValueError) as error:
+            # A host that fails closes its port before the hub tells the others why: wait for that reason.
+            yield Wait(Patience(FAREWELL))
+            raise RendezvousError(
+                f"rank {rank} on {self.name} cannot reach rank {other} on {self.terms.names[host]} at {address}: "
+                f"{_text(error)}. Every host must reach every other, also through a firewall: ENGINE_INTERFACE "
+                "chooses on which network."
+            ) from None
         self._say_ready()
 
     def _say_ready(self) -> None:

@@ -15,8 +15,8 @@ from ...host.network import Address, read_address
 from ...host.patience import Patience
 from ...text.bounded_reader import text, whole
 from ..acceptor import Acceptor
-from ..connection import RECONNECT_DELAY, Connection, connect
-from ..event_loop import Coroutine, CoroutineLoop, Wait
+from ..connection import Connection, connect_again
+from ..event_loop import Coroutine, CoroutineLoop
 from ..frames import parse
 from ..stream import AuthenticationError
 from .inter_host import accept_ranks
@@ -135,18 +135,12 @@ class _SetRendezvous:
     def _call(self, name: _Name, address: Address, patience: Patience) -> Coroutine[None]:
         kind, other, number = name
         greeting = {"kind": kind, "rank": self.me, "to": other, "number": number}
-        while True:
-            try:
-                self.connections[name], _ = yield from connect(address, self.key, greeting, patience, patience)
-            except AuthenticationError:
-                self.failures[other] = f"whoever answers at {address} is not of this job"
-            except (OSError, ValueError) as error:
-                # Unauthenticated connections may have displaced it before it was authenticated.
-                if isinstance(error, ConnectionResetError | BrokenPipeError) and patience.seconds_left():
-                    yield Wait(Patience(RECONNECT_DELAY))
-                    continue
-                self.failures[other] = f"{address}: {error}"
-            return
+        try:
+            self.connections[name] = yield from connect_again(address, self.key, greeting, patience)
+        except AuthenticationError:
+            self.failures[other] = f"whoever answers at {address} is not of this job"
+        except (OSError, ValueError) as error:
+            self.failures[other] = f"{address}: {error}"
 
     def _welcome(self, connection: Connection, greeting: dict[str, Any]) -> None:
         found = text(greeting, "kind"), whole(greeting, "rank"), whole(greeting, "number")
