@@ -11,7 +11,6 @@ import pickle
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
 from typing import Any
 
 from ..collectives.process_sets import ProcessSet, global_process_set
@@ -25,6 +24,7 @@ from ..net.rendezvous import CancellationToken
 from ..text import logs
 from ..tuning.trial_loop import Spent
 from .optimizers import move_optimizers
+from .registry import split_gathered
 from .session import EngineSession, RankState
 from .startup import tune
 
@@ -144,9 +144,7 @@ def exchange_states(engine: core.Engine, state: RankState, cancel: CancellationT
         cancel.wait(pause)
         pause = min(2 * pause, _LONGEST)
     handle.wait()
-    data, counts = handle.gathered
-    ends = list(accumulate(counts))
-    return [pickle.loads(bytes(data[end - count : end])) for end, count in zip(ends, counts, strict=True)]
+    return [pickle.loads(each) for each in split_gathered(handle)]
 
 
 def restore_state(session: EngineSession, pending: PendingSession, everybody: Sequence[RankState]) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from array import array
 from collections import Counter
 from collections.abc import Iterable
-from itertools import chain
+from itertools import accumulate, chain
+from typing import Any
 
 from ..collectives.process_sets import ProcessSet, check_ranks, distinct_ranks, global_process_set
 from ..errors import EngineError, NotInitializedError, RendezvousError
@@ -192,9 +192,7 @@ class ProcessSetRegistry:
         """Gather the texts of all ranks. Collective."""
         handle = self._world.allgather(array("b", text), f"engine.process_set.{subject}", True)
         handle.wait()
-        data, counts = handle.gathered
-        ends = list(itertools.accumulate(counts))
-        return [bytes(data[end - count : end]) for end, count in zip(ends, counts, strict=True)]
+        return split_gathered(handle)
 
     def _expect_idle(self, process_set: ProcessSet) -> None:
         """Wait for operations in flight in a set. On a time-out every rank raises EngineError, and the set remains."""
@@ -232,3 +230,10 @@ class ProcessSetRegistry:
                 f"the ranks disagree on the process set to {verb} ({told}). Every rank of the world gives the same "
                 f"sets in the same order, also those that are not in them"
             )
+
+
+def split_gathered(handle: Any) -> list[bytes]:
+    """Return the bytes of each rank from the handle of an allgather that is complete."""
+    data, counts = handle.gathered
+    ends = accumulate(counts)
+    return [bytes(data[end - count : end]) for end, count in zip(ends, counts, strict=True)]

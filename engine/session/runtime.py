@@ -322,7 +322,6 @@ def enter_world(world: World, cancel: CancellationToken | None = None) -> None:
         State that was carried into the new world is not equal on all ranks.
     """
     global _session, _pending, _generation
-    cancel = None if cancel is None else CancellationToken(*cancel)
     with hold_alone("enter"):
         waiting = _pending = _leave_for(world)
         waiting.tell_children()
