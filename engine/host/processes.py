@@ -37,6 +37,21 @@ def call_prctl(option: int, value: int | bytes) -> None:
         raise OSError(error, os.strerror(error))
 
 
+def die_with(parent: int, signum: int = signal.SIGKILL) -> None:
+    """Have the kernel send this process a signal when its parent dies; end it now if the parent has died already.
+
+    Parameters
+    ----------
+    parent : int
+        Process id of the parent, which the child cannot read itself without a race.
+    signum : int
+        Signal that is sent.
+    """
+    call_prctl(PR_SET_PDEATHSIG, signum)
+    if os.getppid() != parent:  # it died before the call of prctl
+        os._exit(128 + signum)
+
+
 @dataclass(frozen=True)
 class Process:
     """Entry of a process in /proc.

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 from .sockets import retry_short
 
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals by which a user ends a program."""
 FLIGHT = signal.SIGRTMIN + 8
 """Signal that asks a rank for its flight record. SIGUSR1 and SIGUSR2 belong to the program, which must find them
 unhandled: Lightning, for one, requeues a Slurm job on SIGUSR1 only if nothing else handles that signal."""

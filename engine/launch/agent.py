@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..host import linux, machine, processes
-from ..host.signals import catch_signals
+from ..host.signals import ENDING_SIGNALS, catch_signals
 from ..metrics import page
 from .errors import LaunchError
 from .fixed_ranks import FixedRanks
@@ -33,7 +33,7 @@ from .process import spawn
 from .process.cpu_binding import allot
 from .process.devices import devices_here, share_devices
 from .process.guardian import Guardian
-from .process.job_signals import ENDING_SIGNALS, PASSED_SIGNALS, SIGNALS
+from .process.job_signals import PASSED_SIGNALS, SIGNALS
 from .process.output import Stream
 from .process.plan import Crew, Job, RankPlan, without_places
 from .process.spawn import Rank
@@ -215,8 +215,6 @@ class Agent:
     def receive(self) -> None:
         """Handle the launcher's messages; at the end of the channel, kill the ranks."""
         descriptor = self.channel.reading
-        if descriptor < 0 or self.ranks.trouble:  # since another event of the same batch
-            return
         for message in self.channel.receive():
             handler = self._handlers.get(message.kind)
             if handler is None:
@@ -398,7 +396,7 @@ def main() -> int:
     os.dup2(null, 0)
     os.dup2(2, 1)  # printed text must not get into the channel
     os.close(null)
-    for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+    for signum in ENDING_SIGNALS:
         signal.signal(signum, signal.SIG_DFL)  # the shell that started it may have set others
     channel.out.write(GREETING)
     return serve(channel)

@@ -202,14 +202,6 @@ class Driver:
             **self.policy.handlers,
         }
 
-    def add_reader(self, descriptor: int, act: Callable[[], None]) -> None:
-        """Call `act` whenever a descriptor is readable; `act` reads it, and must not block."""
-        self.loop.add_reader(descriptor, act)
-
-    def runs(self, number: int) -> bool:
-        """Return whether a process runs with that rank, or in the slot of that number."""
-        return self.policy.runs(number)
-
     def start(self) -> None:
         """Start the agents of a fixed job, and its ranks when all agents are ready.
 

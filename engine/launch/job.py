@@ -36,17 +36,16 @@ from .process import leftovers, spawn
 from .process.console import Console
 from .process.cpu_binding import allot
 from .process.devices import devices_here, share_devices
-from .process.guardian import Guardian
+from .process.guardian import NOWHERE, Guardian
 from .process.job_signals import SIGNALS
 from .process.output import Stream
 from .process.plan import Job, RankPlan, plan
+from .process.rank_end import shell_code
 from .process.rank_output import RankOutput
 from .process.supervisor import Outcome, Supervisor
 from .report.elastic_report import Result
 from .report.failure_cause import FailureCause
 from .report.failure_report import QUOTE, failure_lines, flight_records, investigate, keep_reports
-
-NOWHERE = "-"  # no host's number: a guardian with it kills no ranks, because each agent has a guardian for its own
 
 
 class JobRun:
@@ -251,7 +250,7 @@ class JobRun:
         """Run agents and ranks, and return when all their processes have ended, whatever happens."""
 
         def note_start(number: int) -> None:
-            metrics.add(number, functools.partial(driver.runs, number))
+            metrics.add(number, functools.partial(driver.policy.runs, number))
 
         with _guard_job(job, metrics) as wakeup:
             consoles = (self._out, self._err)
@@ -261,7 +260,7 @@ class JobRun:
             driver = Driver(setup, make_policy)
             try:
                 driver.start()
-                metrics.start(driver)
+                metrics.start(driver.loop)
                 outcome = driver.run()
             except LaunchError:
                 driver.abandon()
@@ -340,7 +339,7 @@ class JobRun:
             return cause.exit_code, lines + self.report
         if outcome.signum is not None:
             lines.append(f"ended by {processes.signal_name(outcome.signum)}")
-            return 128 + outcome.signum, lines
+            return shell_code(-outcome.signum), lines
         return 0, lines
 
     def _summarize_run(

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
-import signal
 import socket
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from ..config.config import Config
 from ..config.setting import variable
 from ..host import linux
 from ..host.kubernetes import service_links
-from ..host.signals import read_signals
+from ..host.signals import ENDING_SIGNALS, read_signals
 from ..metrics import page
 from ..metrics.elastic_job import Board, ElasticJob
 from ..metrics.errors import MetricsError
@@ -27,14 +24,7 @@ from ..metrics.export.service import Service, Wanted
 from .cli.options import Options
 from .errors import LaunchError
 from .process.plan import PUBLISHING
-
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-class Readers(Protocol):
-    """Event loop that calls back when a descriptor is readable."""
-
-    def add_reader(self, descriptor: int, act: Callable[[], None]) -> None: ...
+from .process.reader_loop import ReaderLoop
 
 
 class Metrics:
@@ -78,7 +68,8 @@ class Metrics:
         self._job: ElasticJob | None = None
         self._service: Service | None = None
         self._say = say
-        self._notes = _Notes()
+        self._notes: deque[str] = deque()  # lines of threads, for the main thread, which alone writes to the console
+        self._loop: ReaderLoop | None = None
         self._quiet = options.quiet
         if not self._quiet:
             for name, value in service_links(environment).items():
@@ -100,7 +91,7 @@ class Metrics:
             if counted and wanted.anything:
                 if options.elastic is None:
                     self._members.extend(map(self._member, range(options.size)))
-                self._service = Service(wanted, self._members, self._notes.add, lambda: self._job)
+                self._service = Service(wanted, self._members, self._add_note, lambda: self._job)
         except OSError as error:
             self.close()
             raise LaunchError(
@@ -144,12 +135,12 @@ class Metrics:
         if self._board is not None:
             self._board.write(job)
 
-    def start(self, supervisor: Readers) -> None:
+    def start(self, loop: ReaderLoop) -> None:
         """Start serving. This starts threads, so all ranks must have been started before.
 
         Parameters
         ----------
-        supervisor : Supervisor or Driver
+        loop : ReaderLoop
             Event loop in which the lines of threads are shown.
 
         Raises
@@ -159,7 +150,7 @@ class Metrics:
         """
         if self._service is None:
             return
-        supervisor.add_reader(self._notes.descriptor, self._show_notes)
+        self._loop = loop
         try:
             self._service.start()
         except MetricsError as error:
@@ -181,7 +172,7 @@ class Metrics:
         poll, end = select.poll(), time.monotonic() + self._seconds
         poll.register(wakeup, select.POLLIN)
         while (left := end - time.monotonic()) > 0:
-            if poll.poll(1e3 * min(left, 60.0)) and set(read_signals(wakeup)) & set(ENDING):
+            if poll.poll(1e3 * min(left, 60.0)) and set(read_signals(wakeup)) & set(ENDING_SIGNALS):
                 return
 
     def stop(self) -> None:
@@ -197,14 +188,13 @@ class Metrics:
             self._service.remove_files()
 
     def close(self) -> None:
-        """Close the pages and the lines' descriptor."""
+        """Close the pages."""
         for descriptor in self.pages:
             os.close(descriptor)
         self.pages.clear()
         if self._board is not None:
             self._board.close()
             self._board = None
-        self._notes.close()
 
     def _member(self, number: int) -> Member:
         descriptor = self.pages[number]
@@ -214,37 +204,12 @@ class Metrics:
 
         return Member(number, lambda: descriptor, up)
 
+    def _add_note(self, line: str) -> None:
+        """Keep a line of a thread, and have it shown."""
+        self._notes.append(line)
+        if self._loop is not None:
+            self._loop.wake(self._show_notes)
+
     def _show_notes(self) -> None:
-        for line in self._notes.take():
-            self._say(line)
-
-
-class _Notes:
-    """Queue of lines from threads to the main thread, which alone writes to the console."""
-
-    def __init__(self) -> None:
-        self.descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._lines: deque[str] = deque()
-        self._lock = threading.Lock()
-        self._open = True
-
-    def add(self, line: str) -> None:
-        with self._lock:
-            if self._open:
-                self._lines.append(line)
-                os.eventfd_write(self.descriptor, 1)
-
-    def take(self) -> list[str]:
-        with self._lock:
-            if self._open:
-                with contextlib.suppress(BlockingIOError):
-                    os.eventfd_read(self.descriptor)
-            lines = list(self._lines)
-            self._lines.clear()
-        return lines
-
-    def close(self) -> None:
-        with self._lock:
-            if self._open:
-                self._open = False
-                os.close(self.descriptor)
+        while self._notes:
+            self._say(self._notes.popleft())

@@ -14,6 +14,8 @@ from ..text.bounded_reader import ReadError, parse_json
 
 UNPROVEN = 4 << 10
 """Largest frame, in bytes, from a peer that has not yet proven that it knows the job's secret."""
+MALFORMED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
+"""Errors that reading a field of a peer's message may raise, because the field is missing or malformed."""
 _LENGTH = struct.Struct(">I")
 HEADER = _LENGTH.size
 

@@ -8,13 +8,13 @@ connection by which this task has authenticated.
 
 from __future__ import annotations
 
+import functools
 import os
 import select
-import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,22 +101,10 @@ def _agent(offer: Offer, connection: socket.socket, seal: Seal) -> None:
                 stdout=theirs.fileno(),
                 env=environment,
                 start_new_session=True,
-                preexec_fn=_ends_with(os.getpid()),  # this process has one thread, as long as no agent runs
+                # Spark kills this process without notice; the agent's guardian then ends the ranks. A `preexec_fn` is
+                # safe: this process has one thread, as long as no agent runs.
+                preexec_fn=functools.partial(processes.die_with, os.getpid()),
             )
         relay(connection, ours.fileno(), ours.fileno(), seal)
         ours.shutdown(socket.SHUT_RDWR)  # at which the agent ends
         agent.wait()
-
-
-def _ends_with(task: int) -> Callable[[], None]:
-    """Return a `preexec_fn` that makes the agent die with this process, which Spark kills without notice.
-
-    The agent's guardian then ends the ranks.
-    """
-
-    def prepare() -> None:
-        processes.call_prctl(processes.PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != task:
-            os._exit(128 + signal.SIGKILL)
-
-    return prepare

@@ -33,7 +33,7 @@ from ..launch.hosts.channel import Channel, ChannelError
 from ..launch.hosts.reach import network_of
 from ..launch.process import leftovers, spawn
 from ..launch.process.cpu_binding import Allotment
-from ..launch.process.guardian import Guardian
+from ..launch.process.guardian import NOWHERE, Guardian
 from ..launch.process.job_signals import SIGNALS
 from ..launch.process.output import TAIL_BYTES, Stream, Tail
 from ..launch.process.plan import Job, RankPlan, plan, without_places
@@ -48,7 +48,6 @@ from .task_channel import reach_driver
 if TYPE_CHECKING:
     import pyarrow as pa
 
-NOWHERE = "-"  # number of no host: the guardian is not responsible for ranks of other tasks
 CONSEQUENCE = 5.0  # seconds that a task waits if another rank caused its failure, so that the other task fails first
 FAREWELL = 10.0  # seconds that the driver has to read the last output of a rank
 FIRST, LAST = "[[rank", "rank]]"  # delimiters of a task's text in an exception, which Spark wraps in others
@@ -192,12 +191,13 @@ class Keeper:
             guardian = Guardian(self.orders.name, self._sweep, NOWHERE)
             processes.call_prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
             try:
-                with catch_signals(SIGNALS, lambda *_: None) as wakeup:
-                    self._supervise(
-                        Supervisor(guardian, wakeup, self._out(), self.orders.grace, self._say, self._ended),
-                        rank_plan,
-                        hub,
-                    )
+                with (
+                    catch_signals(SIGNALS, lambda *_: None) as wakeup,
+                    contextlib.closing(
+                        Supervisor(guardian, wakeup, self._out(), self.orders.grace, self._say, self._ended)
+                    ) as supervisor,
+                ):
+                    self._supervise(supervisor, rank_plan, hub)
             finally:
                 guardian.dismiss()
                 processes.call_prctl(processes.PR_SET_CHILD_SUBREAPER, 0)

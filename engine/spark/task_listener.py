@@ -25,6 +25,7 @@ from ..net.acceptor import Acceptor
 from ..net.connection import Connection
 from ..net.event_loop import Coroutine, CoroutineLoop, Wait
 from ..text import readable
+from ..text.bounded_reader import shorten
 from .record import Record
 from .task_channel import admit_task, answer_task, task_key
 
@@ -137,14 +138,19 @@ class TaskListener:
 
     def _serve(self, caller: _Caller) -> Coroutine[None]:
         channel = caller.channel
-        with contextlib.suppress(Exception):  # this thread survives whatever a peer sends that is no task
+        how = "its task was killed, or its executor was lost"
+        try:
             while not channel.ended:
                 events = selectors.EVENT_READ | (selectors.EVENT_WRITE if channel.out.waiting else 0)
                 yield Wait(Patience(LOOK), channel.reading, events)
                 channel.out.pump()
                 for message in channel.receive():
                     self._act(caller, message)
-        self._part(caller)
+        except Exception as error:  # this thread survives whatever a peer sends that is no task
+            what = str(error) if isinstance(error, ChannelError) else repr(error)
+            how = f"its task does not speak as one does, and is given up: {readable.plain(shorten(what, 200))}"
+            self.say(f"{'a task' if caller.rank is None else f'rank {caller.rank}'}: {how}")
+        self._part(caller, how)
 
     def _act(self, caller: _Caller, message: Message) -> None:
         if message.kind == "hello":
@@ -173,13 +179,12 @@ class TaskListener:
             raise ChannelError(f"there is no rank {rank}")
         return rank
 
-    def _part(self, caller: _Caller) -> None:
-        """Handle the end of a connection: a task that has not reported its end is lost."""
+    def _part(self, caller: _Caller, how: str) -> None:
+        """Handle the end of a connection: a task that has not reported its end is lost, and `how` says in which way."""
         caller.channel.close()
         self._callers.remove(caller)
         if caller.rank is not None:
             self._flush(caller)
-            how = "its task was killed, or its executor was lost"
             end = RankEnd(caller.rank, -signal.SIGKILL, time.time(), by_launcher=bool(self._why), lost=how)
             self.lost[caller.rank] = Record(caller.rank, caller.host, end, {})
             self._end(f"after the task of rank {caller.rank} was lost")

@@ -21,6 +21,7 @@ from typing import Any
 from ..config import config
 from ..host import linux
 from ..host.patience import Patience
+from ..host.signals import ENDING_SIGNALS
 from ..host.sockets import retry_short
 from ..text.bounded_reader import ReadError, parse_json
 
@@ -29,7 +30,6 @@ LIMIT = 1 << 16  # maximum bytes of a message
 ENDING = 1.0  # seconds in which the process must end by itself before it is killed
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 SECRET = "ENGINE_SECRET"
-BLOCKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class TunerError(Exception):
@@ -67,7 +67,7 @@ class TunerProcess:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command, environ = make_command("autotune.daemon", str(theirs.fileno()), str(os.getpid()))
         # Rank 0 handles signals that end the job. The process ignores them, and they are blocked until it can.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
         try:
             self._process = subprocess.Popen(
                 command,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import selectors
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -10,6 +9,7 @@ from typing import Any
 
 from engine.elastic.places import Slot, assign_ranks
 from engine.launch.elastic.worker_server import WorkerServer
+from engine.launch.process.reader_loop import ReaderLoop
 
 from ..waiting import until
 
@@ -37,10 +37,9 @@ class FakeDriver:
     def __init__(self, several: bool = False, most: int = 1) -> None:
         self.heard: list[tuple[int, dict[str, Any]]] = []
         self.said: list[str] = []
-        self._selector = selectors.DefaultSelector()
-        self._asked: list[Callable[[], None]] = []
+        self._loop = ReaderLoop()
         self._open = True
-        self.server = WorkerServer(SECRET, several, most, self, self)
+        self.server = WorkerServer(SECRET, several, most, self._loop, self)
         self._thread = threading.Thread(target=self._serve, daemon=True)
 
     def __enter__(self) -> FakeDriver:
@@ -52,7 +51,7 @@ class FakeDriver:
             self.vanish()
         self._thread.join(10)
         assert not self._thread.is_alive()
-        self._selector.close()
+        self._loop.close()
 
     def environment(self, worker: int, slot: int = 0) -> dict[str, str]:
         """Return the environment variables of a worker."""
@@ -104,11 +103,6 @@ class FakeDriver:
 
         self.do(close)
 
-    # Interface that the worker server requires of its event loop.
-
-    def add_reader(self, descriptor: int, act: Callable[[], None]) -> None:
-        self._selector.register(descriptor, selectors.EVENT_READ, act)
-
     def worker_said(self, worker: int, message: dict[str, Any]) -> None:
         """Implement `WorkerListener`."""
         self.heard.append((worker, message))
@@ -117,18 +111,12 @@ class FakeDriver:
         """Implement `WorkerListener`."""
         self.said.append(line)
 
-    def remove_reader(self, descriptor: int) -> None:
-        self._selector.unregister(descriptor)
-
     def do(self, act: Callable[[], None]) -> None:
         """Run a function on the thread that serves, and wait for it."""
         done = threading.Event()
-        self._asked.append(lambda: (act(), done.set()))  # type: ignore[func-returns-value,return-value]
+        self._loop.wake(lambda: (act(), done.set()))  # type: ignore[func-returns-value,return-value]
         assert done.wait(10)
 
     def _serve(self) -> None:
         while self._open:
-            for key, _ in self._selector.select(0.005):
-                key.data()
-            while self._asked:
-                self._asked.pop(0)()
+            self._loop.step(None)

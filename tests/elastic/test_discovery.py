@@ -3,62 +3,49 @@
 from __future__ import annotations
 
 import os
-import select
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
 from engine.launch.elastic.discovery import Script
 from engine.launch.errors import LaunchError
 from engine.launch.hosts.host_list import MOST_SLOTS, is_here, parse_hosts, read_discovered
+from engine.launch.process.reader_loop import ReaderLoop
 
 from ..waiting import until
 
 
-class Descriptors:
-    """Selector that records callbacks, and never calls them by itself."""
-
-    def __init__(self) -> None:
-        self.acts: dict[int, Callable[[], None]] = {}
-
-    def add_reader(self, descriptor: int, act: Callable[[], None]) -> None:
-        self.acts[descriptor] = act
-
-    def remove_reader(self, descriptor: int) -> None:
-        del self.acts[descriptor]
+@pytest.fixture
+def loop() -> Iterator[ReaderLoop]:
+    with closing(ReaderLoop()) as loop:
+        yield loop
 
 
-def test_without_room_for_an_answer_the_script_cannot_be_started(monkeypatch):
+def test_without_room_for_an_answer_the_script_cannot_be_started(monkeypatch, loop):
     def refuse(*_: object) -> None:
         raise OSError(28, os.strerror(28))
 
     monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
-    question = Script(["true"], 1, Descriptors(), print)
+    question = Script(["true"], 1, loop, print)
     with pytest.raises(LaunchError, match="it cannot be started: No space left on device"):
         until(lambda: question.look(0.0), "the answer")
     question.close()
 
 
-def test_an_answer_wakes_whoever_waits_for_it():
-    selects = Descriptors()
-    question = Script(["echo", "a:2"], 1, selects, print)
+def test_an_answer_wakes_whoever_waits_for_it(loop):
+    question = Script(["echo", "a:2"], 1, loop, print)
     assert question.look(0.0) is None
-    poll = select.poll()
-    ((descriptor, act),) = selects.acts.items()
-    poll.register(descriptor, select.POLLIN)
-    assert poll.poll(60e3)
-    act()
-    assert not poll.poll(0)
+    loop.step(60.0)  # until the loop is woken
     assert question.look(0.1) == {"a": 2}
     assert question.look(0.2) is None, "nothing is new"
     question.close()
-    assert selects.acts == {}
 
 
-def test_a_script_that_cannot_be_killed_is_not_waited_for(tmp_path):
+def test_a_script_that_cannot_be_killed_is_not_waited_for(tmp_path, loop):
     """A tracer keeps the script from being reaped, like an uninterruptible wait; the next call comes after its end."""
     asked = tmp_path / "asked"
     script = [
@@ -67,7 +54,7 @@ def test_a_script_that_cannot_be_killed_is_not_waited_for(tmp_path):
         f"import os, signal; open({str(asked)!r}, 'a').write(f'{{os.getpid()}}\\n'); signal.pause()",
     ]
     lines: list[str] = []
-    question = Script(script, 1, Descriptors(), lines.append, deadline=5.0)
+    question = Script(script, 1, loop, lines.append, deadline=5.0)
     question._answer = {"a": 1}
     question.look(0.0)
     pid = int(until(lambda: asked.exists() and asked.read_text(), "the script runs"))
@@ -88,16 +75,13 @@ def test_a_script_that_cannot_be_killed_is_not_waited_for(tmp_path):
     question.close()
 
 
-def test_a_script_that_names_no_interpreter_is_run_by_the_shell(tmp_path):
+def test_a_script_that_names_no_interpreter_is_run_by_the_shell(tmp_path, loop):
     script = tmp_path / "hosts"
     script.write_text('echo "a:2"\n')
     script.chmod(0o700)
-    selects = Descriptors()
-    question = Script([str(script)], 1, selects, print)
+    question = Script([str(script)], 1, loop, print)
     question.look(0.0)
-    ((descriptor, act),) = selects.acts.items()
-    until(lambda: bool(select.select([descriptor], [], [], 0)[0]), "the script has ended")
-    act()
+    loop.step(60.0)  # until the script has ended
     assert question.look(0.5) == {"a": 2}
 
 

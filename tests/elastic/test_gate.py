@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import resource
 import select
-import selectors
 import signal
 import socket
 import threading
@@ -20,6 +19,7 @@ from engine.elastic.events import Why
 from engine.elastic.worker.gate import Assigned, Gate, JobOver
 from engine.errors import ConfigError, ForkedError, RendezvousError
 from engine.launch.elastic.worker_server import WorkerServer
+from engine.launch.process.reader_loop import ReaderLoop
 from engine.net.stream import CLIENT, SERVER, AuthenticatedStream, derive_key
 
 from ..waiting import until
@@ -270,12 +270,9 @@ def test_what_an_ended_worker_has_said_is_told_before_its_end_and_others_wait(dr
 def test_workers_may_wait_until_their_agent_has_time():
     """The agent is starting other workers: as many connections as there are workers may wait to be accepted."""
     with ExitStack() as opened:
-        selector = opened.enter_context(selectors.DefaultSelector())
-        hears = SimpleNamespace(
-            add_reader=lambda descriptor, act: selector.register(descriptor, 1), remove_reader=selector.unregister
-        )
+        loop = opened.enter_context(closing(ReaderLoop()))
         worker_server = opened.enter_context(
-            closing(WorkerServer(SECRET, False, 150, hears, SimpleNamespace(say=print)))
+            closing(WorkerServer(SECRET, False, 150, loop, SimpleNamespace(say=print)))
         )
         for _ in range(150):
             visitor = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ import pytest
 from engine.launch import cli, metrics
 from engine.launch.cli.options import load, parse
 from engine.launch.errors import LaunchError
+from engine.launch.process.reader_loop import ReaderLoop
 from engine.metrics import page
 
 from ..waiting import measured, until
@@ -145,7 +147,8 @@ def test_a_failure_can_be_scraped_for_as_long_as_said(monkeypatch, chosen, secon
     for name in ("time", "select"):
         monkeypatch.setattr(metrics, name, clock)
     with metrics.Metrics(options, load(options, {}), {}, said.append) as served, socket.socket() as wakeup:
-        served.start(SimpleNamespace(add_reader=lambda *_: None))
+        with closing(ReaderLoop()) as loop:
+            served.start(loop)
         served.linger(wakeup)
         assert clock.now == 0  # nothing has scraped it
         scrape(said[0].removeprefix("metrics: http://").removesuffix("/metrics"))

@@ -34,9 +34,10 @@ from ...config.setting import read
 from ...errors import ConfigError, EngineError, ForkedError, RendezvousError
 from ...host import network
 from ...host.patience import Patience
-from ...host.sockets import retry_short
+from ...host.sockets import retry_short, send_all
 from ...net.connection import Connection, greet_server
 from ...net.event_loop import run
+from ...net.frames import MALFORMED
 from ...net.stream import CLIENT, LIMIT, StreamError, derive_key
 from ...net.unix_sockets import peer_uid
 from ...text.bounded_reader import ReadError, shorten, whole
@@ -306,22 +307,18 @@ class Gate:
             self._write(self._stream.encode({"kind": "leaving"}))
 
     def _write(self, data: bytes) -> None:
-        view, patience = memoryview(data), Patience(PATIENCE)
-        while view:
-            try:
-                view = view[retry_short(self._socket.send, view, socket.MSG_NOSIGNAL) :]
-            except BlockingIOError:
-                if not patience.seconds_left():
-                    self._end(JobOver(f"the agent of this host has read nothing for {PATIENCE:g} s"))
-                self._poll(select.POLLOUT, patience.wait())
-            except OSError:
-                self._end(JobOver(GONE))
+        try:
+            send_all(self._socket, data, PATIENCE)
+        except TimeoutError:
+            self._end(JobOver(f"the agent of this host has read nothing for {PATIENCE:g} s"))
+        except OSError:
+            self._end(JobOver(GONE))
 
     def _receive(self, block: bool) -> None:
         """Send a pending wish to leave, and handle received messages; with `block`, wait until there is one."""
         self._check_mine()
         self._tell_leaving()
-        while block and not self._poll(select.POLLIN, LOOK):
+        while block and not self._wait_readable(LOOK):
             self._tell_leaving()  # a signal handler may have run meanwhile
         while True:
             try:
@@ -336,7 +333,7 @@ class Gate:
                 self._stream.feed(data)
                 while (message := self._stream.receive()) is not None:
                     self._handle_message(message)
-            except (KeyError, TypeError, ValueError, OverflowError) as error:
+            except MALFORMED as error:
                 self._end(
                     JobOver(f"the agent of this host does not speak as one does: {error!r}; install the same version")
                 )
@@ -363,10 +360,10 @@ class Gate:
         self._over = over
         raise self._over
 
-    def _poll(self, event: int, seconds: float) -> bool:
-        """Wait for an event for at most `seconds`; return whether it has come."""
+    def _wait_readable(self, seconds: float) -> bool:
+        """Wait for a message for at most `seconds`; return whether one has come."""
         poll = select.poll()
-        poll.register(self._socket, event)
+        poll.register(self._socket, select.POLLIN)
         return bool(poll.poll(1e3 * seconds))
 
     # ---- places

@@ -6,7 +6,6 @@ Nobody waits for the thread, because the script's program or its input may be on
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import shutil
@@ -21,8 +20,8 @@ from ...host import processes
 from ..errors import LaunchError
 from ..hosts.host_list import is_here, read_discovered
 from ..process.rank_end import describe_code
+from ..process.reader_loop import ReaderLoop
 from ..process.spawn import start_command
-from .worker_server import EventLoop
 
 EVERY = 1.0  # least seconds between the starts of two runs
 DEADLINE = 20.0  # seconds that a run may take
@@ -150,7 +149,7 @@ class Script:
     command : sequence of str
     slots : int
         Slots of a host that the script names without a number.
-    loop : EventLoop
+    loop : ReaderLoop
         Event loop that is woken when there is an answer.
     say : callable
         Shows a line.
@@ -162,7 +161,7 @@ class Script:
         self,
         command: Sequence[str],
         slots: int,
-        loop: EventLoop,
+        loop: ReaderLoop,
         say: Callable[[str], None],
         deadline: float = DEADLINE,
     ) -> None:
@@ -171,9 +170,6 @@ class Script:
         self._loop = loop
         self._say = say
         self._deadline = deadline
-        self._woken, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._lock = threading.Lock()  # guards `_wake`, which is used by threads that may outlive this object
-        self._loop.add_reader(self._woken, self._drain_wakeups)
         self._question: _Question | None = None
         self._held: _Question | None = None  # the run of which it was reported that it cannot be killed
         self._late = False  # whether the current run has exceeded its deadline
@@ -194,7 +190,7 @@ class Script:
             self._wait_no_longer(question, now)
         elif question is None and now - self._since >= EVERY:
             self._since, self._late = now, False
-            self._question = _Question(self._command, self._slots, self._answered)
+            self._question = _Question(self._command, self._slots, self._wake_loop)
         self._report_trouble()
         new, self._new = self._new, False
         return self._answer if new else None
@@ -204,12 +200,6 @@ class Script:
         if self._question is not None:
             self._question.stop()
             self._question = None
-        with self._lock:
-            if self._wake >= 0:
-                self._loop.remove_reader(self._woken)
-                os.close(self._woken)
-                os.close(self._wake)
-                self._wake = -1
 
     def _take_answer(self, question: _Question) -> None:
         self._trouble = question.trouble
@@ -240,15 +230,9 @@ class Script:
             self._say("the host discovery script answers again")
         self._told = self._trouble
 
-    def _answered(self) -> None:
-        """Wake the event loop; called in the thread of a run."""
-        with self._lock, contextlib.suppress(BlockingIOError):
-            if self._wake >= 0:
-                os.write(self._wake, b".")
-
-    def _drain_wakeups(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._woken, 64)
+    def _wake_loop(self) -> None:
+        """Make the event loop return, whose owner then calls `look`; called in the thread of a run."""
+        self._loop.wake(lambda: None)
 
 
 class Names:

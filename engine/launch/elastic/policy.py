@@ -24,6 +24,7 @@ from ..driver import Driver, Handler, JobPolicy
 from ..hosts.channel import CODES, WORLDS, ChannelError, Message
 from ..hosts.host_list import own_names
 from ..hosts.remote import RemoteHost
+from ..process.rank_end import shell_code
 from ..report.elastic_report import Last, Result, first_failure, how, last_of, reason, resets
 from .agent_pool import AgentPool
 from .cluster import Cluster
@@ -410,9 +411,10 @@ class ElasticPolicy(JobPolicy):
         """Return the outcome of the job, with the report on it."""
         assert self._over is not None
         lines = [] if self._options.quiet and self._over.good else resets(self._machine.causes.resets)
-        if self._driver.signum is not None and not self._over.good:
-            lines.append(f"ended by {processes.signal_name(self._driver.signum)}")
-            return Result([], self._driver.signum, self._driver.hurried, False, 128 + self._driver.signum, tuple(lines))
+        signum = self._driver.signum
+        if signum is not None and not self._over.good:
+            lines.append(f"ended by {processes.signal_name(signum)}")
+            return Result([], signum, self._driver.hurried, False, shell_code(-signum), tuple(lines))
         if self._over.good:
             return Result([], None, False, True, 0, tuple(lines))
         causes = self._machine.causes
@@ -420,7 +422,7 @@ class ElasticPolicy(JobPolicy):
         last = None if cause is None or cause.worker is None else self._ends.get(cause.worker)
         if last is None and cause is None and self._ends:
             last = next(reversed(self._ends.values()))
-        code = 1 if last is None else 128 - last.code if last.code < 0 else last.code
+        code = 1 if last is None else shell_code(last.code)
         lines += first_failure(cause, self._over.why, last)
         return Result([], None, False, False, code, tuple(lines))
 

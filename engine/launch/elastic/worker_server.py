@@ -10,26 +10,19 @@ import os
 import secrets
 import select
 import socket
-from collections.abc import Callable
 from typing import Any, Protocol
 
 from ...host import linux
 from ...host.sockets import retry_short
 from ...host.strangers import NO_DESCRIPTORS, Strangers, accept
+from ...net.frames import MALFORMED
 from ...net.stream import SERVER, AuthenticatedStream, AuthenticationError, StreamError, derive_key
 from ...net.unix_sockets import peer_uid
 from ...text import readable
+from ..process.reader_loop import ReaderLoop
 
 STRANGERS = 32  # most unauthenticated connections (at least two for each worker); with more, the oldest is closed
 BACKLOG = 128  # backlog of the listener (at least two for each worker), beyond which the kernel refuses connections
-
-
-class EventLoop(Protocol):
-    """Event loop that calls back when a descriptor is readable."""
-
-    def add_reader(self, descriptor: int, act: Callable[[], None]) -> None: ...
-
-    def remove_reader(self, descriptor: int) -> None: ...
 
 
 class WorkerListener(Protocol):
@@ -64,7 +57,7 @@ class WorkerServer:
         Whether workers may be on several hosts.
     most : int
         Largest number of workers that may connect at once.
-    loop : EventLoop
+    loop : ReaderLoop
     listener : WorkerListener
 
     Attributes
@@ -78,7 +71,7 @@ class WorkerServer:
         secret: str,
         several: bool,
         most: int,
-        loop: EventLoop,
+        loop: ReaderLoop,
         listener: WorkerListener,
     ) -> None:
         self.name = f"engine-gate-{os.getuid()}-{secrets.token_hex(12)}"
@@ -115,16 +108,10 @@ class WorkerServer:
 
     def close(self) -> None:
         """Close the listener and all connections, which ends workers that are still connected."""
-        if not self._deaf:
-            self._loop.remove_reader(self._listener.fileno())
+        self._loop.remove_reader(self._listener.fileno())
         self._listener.close()
         for peer in [*self._strangers, *self._workers.values()]:
             self._close(peer)
-
-    def close_quietly(self) -> None:
-        """Close the same once the event loop is closed, without unregistering anything."""
-        for connection in (self._listener, *(each.connection for each in (*self._strangers, *self._workers.values()))):
-            connection.close()
 
     def _accept(self) -> None:
         try:
@@ -160,8 +147,6 @@ class WorkerServer:
             self._loop.add_reader(self._listener.fileno(), self._accept)
 
     def _read(self, peer: _Peer) -> None:
-        if peer.connection.fileno() < 0:  # closed by another event of the same batch
-            return
         stream = peer.stream
         try:
             data = retry_short(peer.connection.recv, 1 << 16 if stream.authenticated else stream.missing())
@@ -176,7 +161,7 @@ class WorkerServer:
             stream.feed(data)
             while peer.connection.fileno() >= 0 and (message := stream.receive()) is not None:
                 self._handle_message(peer, message)
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
+        except MALFORMED as error:
             if isinstance(error, AuthenticationError) and not stream.authenticated:
                 self._write(peer, stream.refuse())
             who = "somebody" if peer.worker is None else f"worker {peer.worker}"

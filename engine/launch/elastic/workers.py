@@ -93,7 +93,7 @@ class Workers:
     def close(self) -> None:
         """Close the server."""
         if self._server is not None:
-            self._server.close_quietly()
+            self._server.close()
 
     def say(self, line: str) -> None:
         """Show a line in the launcher's output."""

@@ -5,28 +5,28 @@ It does not interpret messages: `driver` does that for a job, and `cli.doctor` f
 
 from __future__ import annotations
 
-import selectors
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 from ...host.patience import Patience
-from ..process.outgoing import watch_room
-from ..process.writer import LOOK, Writer
+from ...net.frames import MALFORMED
+from ..process.outgoing import Outgoing
+from ..process.reader_loop import ReaderLoop
+from ..process.writer import Writer
 from .channel import ChannelError, Message
 from .lease_renewal import LeaseRenewer
 from .remote import RemoteHost
 
 DELIVERY = 1.0  # seconds in which a channel must deliver its last data and end, once its carrier has ended
+LONGEST_WAIT = 0.5  # longest wait for events in seconds
 FAREWELL = 15.0  # seconds in which agents must end what still runs, once their channels are closed
-
-MALFORMED = (ChannelError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError)  # of a bad message
 
 
 class AgentListener(Protocol):
     """Receiver of what agents report."""
 
     def handle_message(self, agent: RemoteHost, message: Message) -> None:
-        """Handle a message; if this raises one of `MALFORMED`, the agent is treated as lost."""
+        """Handle a message; if this raises `ChannelError` or one of `MALFORMED`, the agent is treated as lost."""
         ...
 
     def agent_lost(self, agent: RemoteHost, how: str) -> None:
@@ -38,7 +38,7 @@ class AgentListener(Protocol):
         ...
 
 
-class AgentLoop:
+class AgentLoop(ReaderLoop):
     """The channels to the agents.
 
     Parameters
@@ -51,30 +51,14 @@ class AgentLoop:
     """
 
     def __init__(self, writers: Iterable[Writer], listener: AgentListener, relay: LeaseRenewer | None = None) -> None:
+        super().__init__(writers)
         self._hosts: list[RemoteHost] = []
-        self._writers = list(writers)
         self._holding = False
         self._listener = listener
         self._relay = relay
-        self._selector = selectors.DefaultSelector()
         self._watched: dict[int, list[int]] = {}
         self._parting: list[RemoteHost] = []
         self._carried: dict[int, Patience] = {}  # host whose carrier has ended -> the rest of `DELIVERY`
-
-    def add_reader(self, descriptor: int, act: Callable[[], None]) -> None:
-        """Call `act` whenever a descriptor is readable.
-
-        Parameters
-        ----------
-        descriptor : int
-        act : callable
-            Reads the descriptor, and must not block.
-        """
-        self._selector.register(descriptor, selectors.EVENT_READ, act)
-
-    def remove_reader(self, descriptor: int) -> None:
-        """Unregister a descriptor, which is about to be closed."""
-        self._selector.unregister(descriptor)
 
     def start(self, host: RemoteHost) -> None:
         """Start the agent of a host and register it; if that fails, the host's `trouble` says why."""
@@ -88,18 +72,9 @@ class AgentLoop:
             self.add_reader(host.errors, lambda: self._read_errors(host))
             self.add_reader(host.carrier, lambda: self._carrier_ended(host))
 
-    def step(self, seconds: float = 0.5) -> None:
-        """Wait for events once, and handle them.
-
-        Parameters
-        ----------
-        seconds : float
-            Longest wait in seconds; it is limited to 0.5.
-        """
-        watch_room(self._selector, [host.channel.out for host in self._hosts if host.channel is not None])
-        self._hold_back()
-        for key, _ in self._selector.select(min(seconds, LOOK if self._holding else 0.5)):
-            key.data()
+    def step(self, seconds: float | None = None) -> None:
+        """Wait for events once, for at most `LONGEST_WAIT` seconds, and handle them; close hosts that have ended."""
+        super().step(LONGEST_WAIT if seconds is None else min(seconds, LONGEST_WAIT))
         for host in self._hosts:
             if host.number in self._carried and not self._carried[host.number].seconds_left():
                 self._cut_off(host)
@@ -129,10 +104,9 @@ class AgentLoop:
         """Unregister a host; a second call does nothing."""
         self._carried.pop(host.number, None)
         for descriptor in self._watched.pop(host.number, ()):
-            self._selector.unregister(descriptor)
-        out = host.channel.out if host.channel is not None else None
-        if out is not None and out.descriptor >= 0 and out.descriptor in self._selector.get_map():
-            self._selector.unregister(out.descriptor)
+            self.remove_reader(descriptor)
+        if host.channel is not None and host.channel.out.descriptor >= 0:
+            self.remove_reader(host.channel.out.descriptor)
 
     def part(self, host: RemoteHost) -> None:
         """Unregister a host; `step` closes it and forgets it when its carrier has ended."""
@@ -147,16 +121,18 @@ class AgentLoop:
         patience = Patience(FAREWELL)
         for host in self._hosts:
             host.close(patience.seconds_left())
-        self._selector.close()
+        super().close()
         if self._relay is not None:
             self._relay.close()
 
-    def _hold_back(self) -> None:
+    def _list_outputs(self) -> Iterator[Outgoing]:
+        yield from (host.channel.out for host in self._hosts if host.channel is not None)
+
+    def _hold_output(self, full: bool) -> None:
         """Tell agents to hold the ranks' output back while a writer is full, and to send it again afterwards."""
-        full = [writer for writer in self._writers if writer.full()]
-        if bool(full) == self._holding:
+        if full == self._holding:
             return
-        self._holding = not self._holding
+        self._holding = full
         if self._relay is not None:
             self._relay.hold(self._holding)
         else:
@@ -165,17 +141,16 @@ class AgentLoop:
     def _read_errors(self, host: RemoteHost) -> None:
         descriptor = host.errors
         lines = host.hear_errors()
-        if host.errors < 0 and host.number in self._watched:
-            self._selector.unregister(descriptor)
+        if host.errors < 0:
+            self.remove_reader(descriptor)
             self._watched[host.number].remove(descriptor)
         self._listener.agent_printed(host, lines)
 
     def _carrier_ended(self, host: RemoteHost) -> None:
         """Allow `DELIVERY` seconds for the end of the channel, which does not come if the agent holds the pipes."""
-        if host.number in self._watched:
-            self._selector.unregister(host.carrier)
-            self._watched[host.number].remove(host.carrier)
-            self._carried[host.number] = Patience(DELIVERY)
+        self.remove_reader(host.carrier)
+        self._watched[host.number].remove(host.carrier)
+        self._carried[host.number] = Patience(DELIVERY)
 
     def _cut_off(self, host: RemoteHost) -> None:
         """Give up a host whose carrier has ended but whose channel has not, since its loss would go unnoticed."""
@@ -187,12 +162,10 @@ class AgentLoop:
     def _receive(self, host: RemoteHost) -> None:
         """Pass on an agent's messages, and the end of its channel."""
         assert host.channel is not None
-        if host.number not in self._watched:  # unregistered by another event of the same batch
-            return
         try:
             for message in host.channel.receive():
                 self._listener.handle_message(host, message)
-        except MALFORMED as error:
+        except (ChannelError, *MALFORMED) as error:
             self.ignore(host)
             host.channel.close()
             what = error if isinstance(error, ChannelError) else repr(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shlex
 import signal
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from ...host import linux, network, processes
 from ..process.rank_end import describe_code
@@ -49,20 +50,6 @@ def agent_command(place: Place, reach: Reach, seconds: float) -> list[str]:
     options = [*SSH_OPTIONS, f"ConnectTimeout={max(1, int(seconds - EARLIER))}"]
     given = [part for option in options for part in ("-o", option)]
     return ["ssh", *reach.ssh, *given, place.name, shlex.join(remote)]
-
-
-def _ends_with(launcher: int) -> Callable[[], None]:
-    """Return a preexec function by which the carrier process (ssh) ends with the launcher, even while it connects.
-
-    Agents on this host notice the end of the launcher themselves.
-    """
-
-    def prepare() -> None:
-        processes.call_prctl(processes.PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != launcher:
-            os._exit(128 + signal.SIGTERM)
-
-    return prepare
 
 
 class RemoteHost:
@@ -148,6 +135,8 @@ class RemoteHost:
 
     def _start_command(self, stdin: int, stdout: int, stderr: int) -> None:
         """Start the command, and close the launcher's copies of its descriptors."""
+        # ssh ends with the launcher, even while it connects; agents on this host notice the launcher's end themselves.
+        tied = functools.partial(processes.die_with, os.getpid(), signal.SIGTERM)
         try:
             # In a session of its own, Ctrl-C in the launcher's terminal does not reach ssh.
             self._process = start_command(
@@ -156,7 +145,7 @@ class RemoteHost:
                 stdout=stdout,
                 stderr=stderr,
                 start_new_session=True,
-                preexec_fn=_ends_with(os.getpid()) if self._tied and not self.place.local else None,
+                preexec_fn=tied if self._tied and not self.place.local else None,
             )
         except OSError as error:
             mend = "install an ssh client, or give --launch-agent" if self.command[0] == "ssh" else "check its spelling"

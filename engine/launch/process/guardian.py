@@ -22,7 +22,10 @@ from collections.abc import Callable, Collection
 
 from ...host import processes
 from ...host.patience import Patience
+from ...host.signals import ENDING_SIGNALS
+from .job_signals import PASSED_SIGNALS
 
+NOWHERE = "-"  # number of no host: a guardian with it looks for no processes of the job, as others guard them
 SWEEP_LIMIT = 5.0
 DISMISSAL = 2.0  # seconds in which a dismissed guardian must end, or read from its pipe
 LOOK = 0.001  # seconds between two polls for its end
@@ -175,7 +178,7 @@ def _run_guardian(
 ) -> None:
     """Run the guardian in the forked process: wait for the end of pipe or lease; kill all if no farewell came."""
     os.setsid()
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP):
+    for signum in (*ENDING_SIGNALS, *PASSED_SIGNALS, signal.SIGTSTP):
         signal.signal(signum, signal.SIG_IGN)
     pipe = _keep_only(pipe)
     processes.call_prctl(processes.PR_SET_NAME, b"enginerun-guard")

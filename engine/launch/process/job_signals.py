@@ -7,9 +7,8 @@ import socket
 from typing import Protocol
 
 from ...host.processes import signal_name
-from ...host.signals import read_signals
+from ...host.signals import ENDING_SIGNALS, read_signals
 
-ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PASSED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 SIGNALS = (*ENDING_SIGNALS, *PASSED_SIGNALS, signal.SIGCHLD)
 

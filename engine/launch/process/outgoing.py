@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import os
 import select
-import selectors
 import tempfile
-from collections.abc import Iterable
 from typing import IO
 
 from ...host.sockets import retry_short
@@ -143,15 +141,3 @@ class Outgoing:
         """Drop the waiting data and all further data."""
         self.broken = True
         self._backlog = Backlog()
-
-
-def watch_room(selector: selectors.BaseSelector, outs: Iterable[Outgoing]) -> None:
-    """Register those outputs for writing that have data waiting, and no others."""
-    registered = selector.get_map()
-    for out in outs:
-        if out.descriptor < 0:  # it is closed
-            continue
-        if out.waiting and out.descriptor not in registered:
-            selector.register(out.descriptor, selectors.EVENT_WRITE, out.pump)
-        elif not out.waiting and out.descriptor in registered:
-            selector.unregister(out.descriptor)

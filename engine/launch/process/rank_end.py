@@ -41,8 +41,13 @@ class RankEnd:
 
     @property
     def exit_code(self) -> int:
-        """Exit code as a shell has it: 128 + the signal's number for a killed process."""
-        return 128 - self.code if self.code < 0 else self.code
+        """Exit code as a shell has it."""
+        return shell_code(self.code)
+
+
+def shell_code(code: int) -> int:
+    """Return an exit code as a shell has it: 128 + the signal's number for a killed process."""
+    return 128 - code if code < 0 else code
 
 
 def describe_code(code: int) -> str:

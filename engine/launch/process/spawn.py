@@ -240,9 +240,7 @@ def _before_exec(launcher: int, plan: RankPlan, descriptors: tuple[int, int]) ->
             os.setpgid(0, 0)
         else:
             os.setsid()
-        processes.call_prctl(processes.PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != launcher:  # the launcher died before the call of prctl
-            os._exit(128 + signal.SIGKILL)
+        processes.die_with(launcher)
         resource.setrlimit(resource.RLIMIT_NOFILE, descriptors)
         if memory is not None:
             resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))

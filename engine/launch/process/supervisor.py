@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import os
-import selectors
 import signal
 import socket
 import time
@@ -25,9 +24,10 @@ from ...host.signals import FLIGHT
 from ...text import readable
 from .guardian import Guardian
 from .job_signals import ending_line, handle_signals
-from .outgoing import Outgoing, watch_room
+from .outgoing import Outgoing
 from .output import Stream
 from .rank_end import RankEnd, describe_code
+from .reader_loop import ReaderLoop
 from .spawn import Rank
 from .writer import LOOK, Writer
 
@@ -73,7 +73,7 @@ class Outcome:
         return any(end.code != 0 for end in self.ends)
 
 
-class Supervisor:
+class Supervisor(ReaderLoop):
     """Supervisor of a job's ranks on this host.
 
     Parameters
@@ -101,14 +101,13 @@ class Supervisor:
         say: Callable[[str], None],
         ended: Callable[[Rank, RankEnd], None] = lambda *_: None,
     ) -> None:
+        super().__init__(sinks)
         self._guardian = guardian
         self._wakeup = wakeup
-        self._sinks = list(sinks)
         self._full = self._held_back = False
         self._grace = grace
         self._say = say
         self._tell_end = ended
-        self._selector = selectors.DefaultSelector()
         self.add_reader(wakeup.fileno(), self._handle_signals)
         self._alive: dict[int, Rank] = {}
         self._streams: dict[int, list[Stream]] = {}
@@ -136,7 +135,8 @@ class Supervisor:
         self._groups.add(rank.pid)
         self._alive[rank.number] = rank
         self._streams[rank.number] = []
-        self._selector.register(rank.pidfd, selectors.EVENT_READ, rank)
+        # Deaths come first, so that their order is recorded correctly.
+        self.add_reader(rank.pidfd, functools.partial(self._note_end, rank), urgent=True)
 
     def listen(self, stream: Stream) -> None:
         """Relay one more stream.
@@ -148,21 +148,6 @@ class Supervisor:
         """
         self._streams[stream.rank].append(stream)
         self.add_reader(stream.pipe, functools.partial(self._read, stream))
-
-    def add_reader(self, descriptor: int, act: Callable[[], None]) -> None:
-        """Call `act` whenever a descriptor is readable.
-
-        Parameters
-        ----------
-        descriptor : int
-        act : callable
-            Reads the descriptor, and must not block.
-        """
-        self._selector.register(descriptor, selectors.EVENT_READ, act)
-
-    def remove_reader(self, descriptor: int) -> None:
-        """Unregister a descriptor, which is about to be closed."""
-        self._selector.unregister(descriptor)
 
     def hold(self) -> None:
         """Keep `run` from returning until `release` is called: ranks on other hosts may still run."""
@@ -192,7 +177,7 @@ class Supervisor:
     def run(self) -> Outcome:
         """Serve the ranks until all have ended and no process of theirs is left."""
         while self._alive or self._held:
-            self._step(None if self._patience is None else self._patience.wait())
+            self.step(None if self._patience is None else self._patience.wait())
             if self._patience is not None and not self._patience.seconds_left():
                 self._enter_next_stage()
         self._end_leftovers()
@@ -200,7 +185,7 @@ class Supervisor:
             for stream in streams:
                 stream.drain(PIPE_DRAIN)
                 self._close(stream)
-        self._selector.close()
+        self.close()
         return Outcome(sorted(self._ends, key=lambda end: end.rank), self._signum, self._hurry)
 
     def abandon(self) -> None:
@@ -208,45 +193,34 @@ class Supervisor:
         self.kill()
         self.run()
 
-    def _step(self, timeout: float | None) -> None:
-        """Wait for events and handle them: deaths first, so that the order of deaths is recorded correctly."""
-        watch_room(self._selector, (sink for sink in self._sinks if isinstance(sink, Outgoing)))
-        if self._hold_streams():
-            timeout = LOOK if timeout is None else min(timeout, LOOK)
+    def step(self, seconds: float | None) -> None:
+        """Wait for events once and handle them, and look at ended ranks that a debugger holds."""
         if self._traced:
             self._look_at_traced()
-            timeout = LOOK if timeout is None else min(timeout, LOOK)
-        ready = [key for key, _ in self._selector.select(timeout)]
-        now = time.time()
-        for key in ready:
-            if isinstance(key.data, Rank):
-                self._note_end(key.data, now)
-        for key in ready:
-            if callable(key.data):
-                key.data()
+            seconds = LOOK if seconds is None else min(seconds, LOOK)
+        super().step(seconds)
 
     def hold_back(self, held: bool) -> None:
         """Pause reading the ranks' output, or resume it."""
         self._held_back = held
 
-    def _hold_streams(self) -> bool:
-        """Register the streams for reading only while all sinks have room; return whether a sink is full."""
-        full = bool([sink for sink in self._sinks if sink.full()])  # calls full() of all of them, which has effects
+    def _hold_output(self, full: bool) -> None:
+        """Register the streams for reading only while all sinks have room."""
         held = full or self._held_back
         if held or held != self._full:
             self._full = held
             registered = self._selector.get_map()
             for stream in (stream for streams in self._streams.values() for stream in streams if stream.pipe >= 0):
-                if held and stream.pipe in registered:
-                    self._selector.unregister(stream.pipe)
-                elif not held and stream.pipe not in registered:
+                if held:
+                    self.remove_reader(stream.pipe)
+                elif stream.pipe not in registered:
                     self.add_reader(stream.pipe, functools.partial(self._read, stream))
-        return full
 
-    def _note_end(self, rank: Rank, now: float) -> None:
+    def _note_end(self, rank: Rank) -> None:
         """Reap a rank that has ended, unless a debugger traces it, which must see its end first."""
-        self._selector.unregister(rank.pidfd)
+        self.remove_reader(rank.pidfd)
         os.close(rank.pidfd)
+        now = self.woken_at
         if (code := rank.process.poll()) is None:
             self._traced.append((rank, now, Patience(TRACED)))
         else:
@@ -302,18 +276,13 @@ class Supervisor:
         if (pipe := stream.pipe) >= 0:
             (read or stream.read)()
             if stream.pipe < 0:
-                self._remove_pipe(pipe)
+                self.remove_reader(pipe)
 
     def _close(self, stream: Stream) -> None:
         """Close a stream, although another process may still hold its pipe."""
         if stream.pipe >= 0:
-            self._remove_pipe(stream.pipe)
+            self.remove_reader(stream.pipe)
             stream.close()
-
-    def _remove_pipe(self, pipe: int) -> None:
-        """Unregister a pipe, if it is registered."""
-        if pipe in self._selector.get_map():
-            self._selector.unregister(pipe)
 
     def _handle_signals(self) -> None:
         """Handle the signals that have come to this process."""
@@ -374,7 +343,7 @@ class Supervisor:
                 f"rank {rank.number} (pid {rank.pid}) cannot be killed: it waits in the kernel, as for a file system "
                 "that stands still; it ends when that goes on, and is not waited for"
             )
-            self._selector.unregister(rank.pidfd)
+            self.remove_reader(rank.pidfd)
             os.close(rank.pidfd)
             self._record_end(rank, -signal.SIGKILL, time.time())
 
@@ -432,7 +401,7 @@ class Supervisor:
             if spent > SWEEP_LIMIT:
                 self._say("gave up on " + ", ".join(f"{process.name} ({process.pid})" for process in left[:10]))
                 return
-            self._step(SWEEP_LOOK)
+            self.step(SWEEP_LOOK)
 
     def _left_behind(self) -> list[processes.Process]:
         """Return the running processes that ranks have left."""

@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import os
 import select
-import signal
 import sys
 import termios
 import time
@@ -15,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ...config.forms import Number, argument
-from ...host.signals import catch_signals
+from ...host.signals import ENDING_SIGNALS, catch_signals
 from ...text import readable
 from ...text.bounded_reader import natural
 from .find_jobs import Attached, RunningJob, find_jobs
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
     from .top_screen import Frame
 
-ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SHORTEST = 0.1  # seconds between two readings
 PIPE_WIDTH = 100
 NARROWEST = 20  # minimum number of columns to draw for

@@ -28,7 +28,7 @@ from ...host import linux
 from .cancellation import CancellationToken
 from .local_client import LocalClient
 from .local_server import LocalServer
-from .messages import Gathered, introduce, version
+from .messages import Gathered, introduce
 from .options import RendezvousOptions
 
 __all__ = ["CancellationToken", "Gathered", "RendezvousOptions", "compared_values", "gather"]
@@ -41,7 +41,9 @@ def compared_values(build: dict[str, str | int], sockets: int, lanes: str, sever
     """
     if not several_hosts:
         return build
-    return {"enginerun": version(), **build, "lanes": lanes, "sockets_per_lane": sockets}
+    from ... import __version__  # slow to find out
+
+    return {"enginerun": __version__, **build, "lanes": lanes, "sockets_per_lane": sockets}
 
 
 def gather(world: World, options: RendezvousOptions, cancel: CancellationToken | None = None) -> Gathered:

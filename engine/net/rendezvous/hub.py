@@ -19,9 +19,10 @@ from ...text.bounded_reader import natural, shorten
 from ..acceptor import Acceptor
 from ..connection import GRACE, Connection
 from ..event_loop import Coroutine
+from ..frames import MALFORMED
 from .inter_host import STRANGERS, HubDecision, InterHostRendezvous, accept_ranks, refused
 from .layout import Layout
-from .messages import MALFORMED, TELLING, Hello, common_kernels, compare, failed_start
+from .messages import TELLING, Hello, common_kernels, compare, failed_start
 
 
 @dataclass(eq=False)

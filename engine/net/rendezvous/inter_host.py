@@ -36,8 +36,9 @@ from ...text.logs import logger
 from ..acceptor import WITHOUT_SECRET, Acceptor, Handler
 from ..connection import Connection
 from ..event_loop import CoroutineLoop
+from ..frames import MALFORMED
 from .layout import Layout
-from .messages import KINDS, MALFORMED, Hello
+from .messages import KINDS, Hello
 
 STRANGERS = 128  # most unauthenticated connections at once; with more, one of them is closed
 SECONDS = 1e9  # longest time limit of a start

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -25,7 +26,6 @@ WITH_DESCRIPTORS = b"d"  # the byte sent with descriptors; a message never begin
 MOST_PROCESSORS = 1 << 12  # most processors of a host
 _DIGITS = re.compile(f"[0-9a-f]{{1,{MOST_PROCESSORS // 4}}}")
 LONGEST_FAILURE = 1500  # longest failure text of a hello in characters
-MALFORMED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError)  # errors of reading a malformed value
 TELLING = 10.0  # seconds in which ranks that come are still told that the start has failed on another one
 SETTINGS = ("kernels", "lanes", "sockets_per_lane")  # settings that ranks compare
 KINDS = {kind.__name__: kind for kind in (RendezvousError, IncompatibleRanksError, CalledOff)}
@@ -62,12 +62,12 @@ class Gathered:
     generation: int = 1
     """Number of the world, equal on all ranks."""
 
-    @property
+    @cached_property
     def layout(self) -> Layout:
         """Distribution of the ranks over hosts."""
         return Layout(self.hosts or (0,) * len(self.pids))
 
-    @property
+    @cached_property
     def crew(self) -> list[int]:
         """Ranks of this host."""
         return self.layout.crews[self.host]
@@ -232,16 +232,6 @@ def compare(hellos: Sequence[Hello], places: Mapping[int, str], agreed: Collecti
                 lines.append(f"{rank} has {name} {theirs}, rank 0 has {name} {mine}: {mend}")
     if lines:
         raise IncompatibleRanksError("the ranks cannot work together\n  " + "\n  ".join(lines))
-
-
-def version() -> str:
-    """Return the version of this installation of the engine."""
-    from importlib import metadata  # slow to import: a sixth of the start of an agent, which needs no version
-
-    try:
-        return metadata.version("enginerun")
-    except metadata.PackageNotFoundError:
-        return "0+unknown"  # A source tree that was never installed.
 
 
 def address(world: World) -> str:
