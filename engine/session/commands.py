@@ -7,7 +7,6 @@ from typing import Any, Never
 
 from ..config import config
 from ..errors import EngineError
-from ..trace.timeline import Timeline
 from . import runtime
 
 
@@ -103,11 +102,7 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
         if session.timeline is not None:
             path = session.timeline.path
             raise EngineError(f"a timeline is being recorded to {path}; call engine.stop_timeline() first")
-        world, limit = session.world, session.settings.timeline_limit
-        told = world.text(session.generation)
-        timeline = Timeline(file_path, world.rank, world.size, limit, mark_cycles, world.number, world.elastic)
-        timeline.start(session.engine, session.sets, len(session.layout.crews), told)
-        session.timeline = timeline
+        session.start_timeline(session.make_timeline(file_path, mark_cycles))
 
 
 def stop_timeline() -> None:

@@ -151,6 +151,25 @@ class EngineSession:
         if self.timeline is not None and added.process_set_id is not None and added.included():
             self.timeline.add(added.process_set_id, added.engine)
 
+    def make_timeline(self, target: str | os.PathLike[str], mark_cycles: bool) -> Timeline:
+        """Make a timeline of this rank and create its file; `start_timeline` starts it."""
+        world = self.world
+        return Timeline(
+            target,
+            world.rank,
+            world.size,
+            self.settings.timeline_limit,
+            mark_cycles,
+            world.number,
+            world.elastic,
+        )
+
+    def start_timeline(self, timeline: Timeline) -> None:
+        """Record the engine and all process sets in a timeline from now on."""
+        told = self.world.text(self.generation)
+        timeline.start(self.engine, self.sets, len(self.layout.crews), told)
+        self.timeline = timeline
+
     def stop_timeline(self) -> None:
         """Stop the timeline and complete its file, if one is being recorded."""
         timeline, self.timeline = self.timeline, None

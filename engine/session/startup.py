@@ -14,7 +14,6 @@ import select
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -37,7 +36,6 @@ from ..net.rendezvous.mpi_bootstrap import OtherFailedError
 from ..net.rendezvous.set_connections import SetConnector
 from ..text import logs, readable
 from ..trace.flight import Recorder
-from ..trace.timeline import Timeline
 from ..tuning.journals import check_log, knobs_of
 from ..tuning.knobs import format_knobs
 from ..tuning.trial_loop import Tuning
@@ -95,8 +93,12 @@ def open_page(session: EngineSession) -> None:
 
 def open_timeline(session: EngineSession) -> None:
     """Create the file of the timeline, if the settings name one."""
-    if session.settings.timeline is not None:
-        session.timeline = _timeline(session.settings.timeline, session.world, session.settings)
+    target = session.settings.timeline
+    if target is not None:
+        try:
+            session.timeline = session.make_timeline(target, session.settings.timeline_mark_cycles)
+        except OSError as error:
+            raise ConfigError(f"timeline is {str(target)!r}: {linux.explain_error(error)}") from None
 
 
 def join_world(session: EngineSession, cancel: CancellationToken | None = None) -> None:
@@ -470,18 +472,3 @@ def yield_us(gathered: Gathered) -> float:
 def _processors(gathered: Gathered) -> set[int]:
     """Return the union of the processors that the ranks of this host may run on."""
     return {cpu for rank in gathered.crew for cpu in gathered.processors[rank]}
-
-
-def _timeline(target: Path, world: World, settings: config.Config) -> Timeline:
-    try:
-        return Timeline(
-            target,
-            world.rank,
-            world.size,
-            settings.timeline_limit,
-            settings.timeline_mark_cycles,
-            world.number,
-            world.elastic,
-        )
-    except OSError as error:
-        raise ConfigError(f"timeline is {str(target)!r}: {linux.explain_error(error)}") from None
