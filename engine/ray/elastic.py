@@ -8,14 +8,12 @@ reserved resources (`slots`).
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import pickle
 import secrets
 import shutil
 import signal
 import socket
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -45,6 +43,7 @@ from ..launch.process.console import Console
 from ..launch.process.plan import MOST_RANKS, Job
 from ..launch.process.spawn import find_port
 from ..launch.report.elastic_report import Result
+from ..runner.function import rank_command
 from ..text import readable
 from . import placement, rank_assignment, ray_logger
 from .node_agent import RayAgent
@@ -256,8 +255,7 @@ class _Call:
 
     def __init__(self, call: bytes) -> None:
         self.enclosed = pickle.dumps(([], "", call))
-        digest = hashlib.sha256(self.enclosed).hexdigest()
-        self.command = (sys.executable, "-P", "-m", "engine.runner.rank", digest)
+        self.command = tuple(rank_command(self.enclosed))
 
 
 class _Run:

@@ -19,6 +19,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ..errors.formatting import format_exception
+from ..host.sockets import write_all
 from ..launch.hosts.channel import READ_BYTES, Channel
 from ..launch.hosts.host_list import Place
 from ..launch.hosts.remote import PATIENCE, RemoteHost
@@ -50,9 +51,7 @@ class NodeAgentActor:
         if not data:
             assert self._agent.stdin is not None
             self._agent.stdin.close()
-        view = memoryview(data)
-        while view:
-            view = view[os.write(self._in, view) :]
+        write_all(self._in, data)
 
     @ray.method(concurrency_group="out")
     def read(self) -> tuple[bytes, bytes, int | None]:
@@ -178,9 +177,7 @@ class RayAgent(RemoteHost):
             while code is None and ray.is_initialized():
                 out, err, code = _read_answer(ray.get(node_agent.read.remote()))
                 for descriptor, data in ((errors, err), (from_agent, out)):
-                    view = memoryview(data)
-                    while view:
-                        view = view[os.write(descriptor, view) :]
+                    write_all(descriptor, data)
             if code is not None:
                 self._ended_how = f"ended ({describe_code(code)})"
         except RayError as error:

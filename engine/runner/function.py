@@ -153,12 +153,23 @@ network_interfaces
         lock = leftovers.lock(home)  # else another job may remove it as a leftover
         try:
             private_files.write(home / CALL, call)
-            python = executable or sys.executable
-            command = [python, "-P", "-m", "engine.runner.rank", hashlib.sha256(call).hexdigest()]
-            _launch(home, [*arguments_of(options), "--", *command])
+            _launch(home, [*arguments_of(options), "--", *rank_command(call, executable)])
             return read_results(home)
         finally:
             os.close(lock)
+
+
+def rank_command(call: bytes, python: str | None = None) -> list[str]:
+    """Return the command of a rank that makes a pickled call (`rank`).
+
+    Parameters
+    ----------
+    call : bytes
+        Call that is in the job's directory.
+    python : str, optional
+        Python interpreter of the rank; None or empty: this one.
+    """
+    return [python or sys.executable, "-P", "-m", "engine.runner.rank", hashlib.sha256(call).hexdigest()]
 
 
 def _joined(names: str | Sequence[str] | None) -> str | None:

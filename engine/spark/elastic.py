@@ -8,7 +8,6 @@ the task's connection.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import pickle
@@ -30,7 +29,7 @@ from ..compat.modules import is_installed
 from ..host import private_files
 from ..launch.errors import JobError, LaunchError
 from ..launch.process import leftovers
-from ..runner.function import CALL, arguments_of, check_call, read_results
+from ..runner.function import CALL, arguments_of, check_call, rank_command, read_results
 from . import slots, task_relay
 from .collecting import Collecting, Late
 from .hosting import Offer, host_agents
@@ -264,8 +263,7 @@ class _Job:
             "--remote-directory": tempfile.gettempdir(),
             "--no-binding": True,
         }
-        digest = hashlib.sha256((home / CALL).read_bytes()).hexdigest()
-        command = [sys.executable, "-P", "-m", "engine.runner.rank", digest]
+        command = rank_command((home / CALL).read_bytes())
         launcher = subprocess.Popen(
             [
                 *(sys.executable, "-P", "-m", "engine.spark.launcher", str(os.getpid()), str(home)),

@@ -8,7 +8,7 @@ whatever the rank has started. The rank has a process of its own, since Spark re
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import functools
 import os
 import pickle
 import select
@@ -35,12 +35,13 @@ from ..launch.process import leftovers, spawn
 from ..launch.process.cpu_binding import Allotment
 from ..launch.process.guardian import NOWHERE, Guardian
 from ..launch.process.job_signals import SIGNALS
-from ..launch.process.output import TAIL_BYTES, Stream, Tail
+from ..launch.process.output import Stream, Tail
 from ..launch.process.plan import Job, RankPlan, plan, without_places
 from ..launch.process.rank_end import RankEnd, describe_code
 from ..launch.process.spawn import Rank
 from ..launch.process.supervisor import Supervisor
 from ..launch.report.failure_cause import claim_of
+from ..runner.function import rank_command
 from .places import Card, Place, arrange
 from .record import STDERR, Record
 from .task_channel import reach_driver
@@ -171,7 +172,7 @@ class Keeper:
         self.home = Path(tempfile.mkdtemp(prefix=leftovers.PREFIX))
         self._lock = leftovers.lock(self.home)
         self._ends: list[RankEnd] = []
-        self._stderr = Tail(TAIL_BYTES)
+        self._stderr = Tail()
         self._dismissed = False
 
     def run(self, hub: socket.socket) -> Record:
@@ -232,13 +233,7 @@ class Keeper:
         )
         # Spark has set the number of threads of a task; whoever started the executor has assigned its CPUs.
         plans = plan(job, Allotment(None, None, ""), without_places(os.environ), place.crew)
-        self._command = [
-            orders.executable or sys.executable,
-            "-P",
-            "-m",
-            "engine.runner.rank",
-            hashlib.sha256(call).hexdigest(),
-        ]
+        self._command = rank_command(call, orders.executable)
         return next(each for each in plans if each.rank == place.rank)
 
     def _supervise(self, supervisor: Supervisor, rank_plan: RankPlan, hub: socket.socket) -> None:
@@ -254,7 +249,7 @@ class Keeper:
         hub.close()
         supervisor.add(rank)
         for name, pipe in (("stdout", rank.stdout), (STDERR, rank.stderr)):
-            supervisor.listen(Stream(rank.number, pipe, _Relay(self, name)))
+            supervisor.listen(Stream(rank.number, pipe, functools.partial(self.take, name)))
         self._dismissed = supervisor.run().signum is not None
 
     def _out(self) -> tuple[Any, ...]:
@@ -311,20 +306,3 @@ class Keeper:
             if ours and processes.variable_of(process.pid, "ENGINE_RANK") == rank:
                 processes.send(process.pid, signal.SIGKILL)
         shutil.rmtree(self.home, ignore_errors=True)
-
-
-class _Relay:
-    """Receiver of one output stream of a rank."""
-
-    def __init__(self, keeper: Keeper, name: str) -> None:
-        self._keeper = keeper
-        self._name = name
-
-    def take(self, data: bytes) -> None:
-        self._keeper.take(self._name, data)
-
-    def flush(self) -> None:
-        """Do nothing: the driver shows an unfinished line when it learns of the end."""
-
-    def close(self) -> None:
-        """Do nothing: no resource is open."""

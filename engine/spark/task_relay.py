@@ -15,7 +15,7 @@ import sys
 import threading
 
 from ..host.patience import LONGEST
-from ..host.sockets import retry_short, send_all
+from ..host.sockets import retry_short, send_all, write_all
 from ..net import frames
 from ..net.stream import MAC, Seal, StreamError
 from ..text import readable
@@ -56,9 +56,7 @@ def _receive(connection: socket.socket, writing: int, seal: Seal) -> None:
     while data := retry_short(connection.recv, BYTES):
         buffer += data
         while (content := frames.cut(buffer, BYTES + MAC, MAC + 1)) is not None:
-            view = memoryview(seal.open(content))
-            while view:
-                view = view[os.write(writing, view) :]
+            write_all(writing, seal.open(content))
 
 
 def main() -> int:
