@@ -16,6 +16,8 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from .sockets import write_all
+
 FILE_MODE, DIRECTORY_MODE = 0o600, 0o700
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -126,7 +128,7 @@ def create_file(path: Path) -> int:
 
 def write(path: Path, data: bytes) -> None:
     """Write a file in a job's directory, replacing any file of that name; same errors as `create_file`."""
-    write_all(create_file(path), data)
+    write_and_close(create_file(path), data)
 
 
 def replace(path: Path, data: bytes) -> None:
@@ -134,7 +136,7 @@ def replace(path: Path, data: bytes) -> None:
     directory = open_directory(path.parent)
     draft = f".{path.name}.{secrets.token_hex(8)}"
     try:
-        write_all(_create_in_directory(draft, directory), data)
+        write_and_close(_create_in_directory(draft, directory), data)
         os.replace(draft, path.name, src_dir_fd=directory, dst_dir_fd=directory)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -208,12 +210,10 @@ def _create_in_directory(name: str, directory: int) -> int:
     return descriptor
 
 
-def write_all(descriptor: int, data: bytes) -> None:
+def write_and_close(descriptor: int, data: bytes) -> None:
     """Write all bytes and close the descriptor."""
     try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(descriptor, view) :]
+        write_all(descriptor, data)
     finally:
         os.close(descriptor)
 

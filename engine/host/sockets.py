@@ -10,7 +10,7 @@ import os
 import select
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from .patience import Patience
@@ -45,6 +45,24 @@ def retry_short(call: Callable[..., Result], /, *arguments: Any) -> Result:
             patience = patience or Patience(LONGEST_SHORTAGE)
             if not patience.seconds_left() or not is_short(error):
                 raise
+
+
+def wait_readable(descriptors: Iterable[int], seconds: float) -> set[int]:
+    """Wait up to `seconds` until descriptors have data or have ended, and return these.
+
+    It polls, because `select` takes no descriptor above 1023.
+    """
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    return {descriptor for descriptor, _ in poll.poll(max(0.0, seconds) * 1000)}
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write all bytes to a blocking descriptor."""
+    view = memoryview(data)
+    while view:
+        view = view[retry_short(os.write, descriptor, view) :]
 
 
 def send_all(connection: socket.socket, data: bytes, seconds: float) -> None:

@@ -11,6 +11,7 @@ slots of its host when the driver asks for them (`elastic.workers`).
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import socket
@@ -239,8 +240,12 @@ class Agent:
         rank = spawn.start(rank_plan, self.command, self.program, self.descriptors, inherited, awaited)
         self.supervisor.add(rank)
         for name, pipe in (("stdout", rank.stdout), ("stderr", rank.stderr)):
-            self.supervisor.listen(Stream(rank.number, pipe, Relay(self.channel, name, number)))
+            self.supervisor.listen(Stream(rank.number, pipe, functools.partial(self._relay_output, number, name)))
         return rank
+
+    def _relay_output(self, number: int, name: str, data: bytes) -> None:
+        """Send output of a rank's stream to the launcher, which shows an unfinished line when it learns of the end."""
+        self.channel.send("output", data, number=number, stream=name)
 
     def make_page(self, number: int) -> str:
         """Return the path of a rank's or slot's page of counters, which is made when it is first needed.
@@ -293,32 +298,6 @@ class Agent:
         name, address = network_of(self.job.interface)
         self.job = replace(self.job, interface=name)
         return address
-
-
-class Relay:
-    """Sink of a rank's stream that sends the output to the launcher as it comes.
-
-    Parameters
-    ----------
-    channel : Channel
-    name : str
-        Name of the stream.
-    number : int
-        Number of the rank, or of the worker's slot.
-    """
-
-    def __init__(self, channel: Channel, name: str, number: int) -> None:
-        self._channel = channel
-        self._head: dict[str, Any] = {"number": number, "stream": name}
-
-    def take(self, data: bytes) -> None:
-        self._channel.send("output", data, **self._head)
-
-    def flush(self) -> None:
-        """Do nothing: the launcher shows the unfinished line when it learns of the rank's end."""
-
-    def close(self) -> None:
-        """Do nothing: the launcher closes the file."""
 
 
 def _merge_environments(sent: dict[str, str]) -> dict[str, str]:

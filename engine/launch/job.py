@@ -45,7 +45,7 @@ from .process.rank_output import RankOutput
 from .process.supervisor import Outcome, Supervisor
 from .report.elastic_report import Result
 from .report.failure_cause import FailureCause
-from .report.failure_report import QUOTE, failure_lines, flight_records, investigate, keep_reports
+from .report.failure_report import QUOTE, failure_lines, flight_records, investigate
 
 
 class JobRun:
@@ -290,8 +290,8 @@ class JobRun:
                     rank = spawn.start(rank_plan, self._options.command, program, descriptors)
                     supervisor.add(rank)
                     displays = output.open(rank.number)
-                    supervisor.listen(Stream(rank.number, rank.stdout, displays["stdout"]))
-                    supervisor.listen(Stream(rank.number, rank.stderr, displays["stderr"]))
+                    for display, pipe in ((displays["stdout"], rank.stdout), (displays["stderr"], rank.stderr)):
+                        supervisor.listen(Stream(rank.number, pipe, display.take, display.flush))
                     metrics.add(rank.number, rank.runs)
                     if self._options.verbose:
                         cpus = "any CPU" if rank_plan.cpus is None else f"CPUs {readable.cpus(rank_plan.cpus)}"
@@ -334,7 +334,9 @@ class JobRun:
             return outcome.code, [*lines, *outcome.lines]
         if cause is not None:
             self.failure_cause = cause
-            keep_reports(outcome.ends, directory)
+            for end in outcome.ends:
+                if end.code != 0 and self._output is not None:
+                    self._output.keep_report(end.rank, end.report)
             self.report = failure_lines(cause, outcome.ends, directory, started, self.hosts)
             return cause.exit_code, lines + self.report
         if outcome.signum is not None:

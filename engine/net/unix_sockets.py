@@ -5,7 +5,6 @@ from __future__ import annotations
 import array
 import contextlib
 import os
-import select
 import socket
 import struct
 
@@ -38,14 +37,3 @@ def receive_with_descriptors(connection: socket.socket, nbytes: int, descriptors
             numbers.frombytes(payload[: len(payload) - len(payload) % numbers.itemsize])
     descriptors += numbers
     return data
-
-
-def ready_to_read(descriptors: list[int], timeout: float) -> set[int]:
-    """Wait up to `timeout` seconds until descriptors have data or have ended, and return these.
-
-    It polls, because `select` takes no descriptor above 1023.
-    """
-    poll = select.poll()
-    for descriptor in descriptors:
-        poll.register(descriptor, select.POLLIN)
-    return {descriptor for descriptor, _ in poll.poll(max(0.0, timeout) * 1000)}

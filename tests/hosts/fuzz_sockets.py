@@ -28,6 +28,7 @@ from engine.config.world import World
 from engine.errors import RendezvousError
 from engine.host.network import Address
 from engine.host.patience import Patience
+from engine.host.sockets import wait_readable
 from engine.launch.hosts import channel as channels
 from engine.launch.hosts.channel import Channel, ChannelError
 from engine.net import frames
@@ -35,7 +36,6 @@ from engine.net.connection import connect as connect_stream
 from engine.net.event_loop import Coroutine, CoroutineLoop
 from engine.net.rendezvous import Gathered, RendezvousOptions, gather
 from engine.net.stream import CLIENT, SERVER, AuthenticatedStream, Seal, StreamError, derive_key
-from engine.net.unix_sockets import ready_to_read
 from engine.ray import node_agent
 from engine.spark.task_channel import reach_driver
 from engine.spark.task_listener import TaskListener
@@ -129,7 +129,7 @@ def converse(steps: Coroutine[Any]) -> Any:
 
     loop.start(keep())
     while not found:
-        ready_to_read([loop.fileno()], loop.timeout())
+        wait_readable([loop.fileno()], loop.timeout())
         loop.run_ready()
     loop.close()
     return found[0]

@@ -11,8 +11,9 @@ from engine.errors import EngineError, RankDiedError, RankLeftError, RankRaisedE
 from engine.exit_report import writer
 from engine.exit_report.report import ExitReport, Failure
 from engine.launch.process.rank_end import RankEnd
+from engine.launch.process.rank_output import RankOutput
 from engine.launch.report.failure_cause import Claim, claim_of, find_failure_cause, traceback_span
-from engine.launch.report.failure_report import failure_lines, investigate, keep_reports, read_tail
+from engine.launch.report.failure_report import failure_lines, investigate, read_tail
 
 pytestmark = pytest.mark.quick
 
@@ -188,10 +189,12 @@ def test_half_a_report_is_no_report(text: bytes) -> None:
 
 
 def test_reports_are_kept_beside_the_output(tmp_path: Path) -> None:
-    ends = [RankEnd(0, 1, 1.0, report=failed(1)), RankEnd(1, -9, 1.0), RankEnd(2, 0, 1.0, report=failed(1))]
+    ends = [RankEnd(0, 1, 1.0, report=failed(1)), RankEnd(1, -9, 1.0)]
     for end in ends:
         (tmp_path / f"rank.{end.rank}").mkdir()
-    keep_reports(ends, tmp_path)
+    output = RankOutput(tmp_path, (), timestamps=False)
+    for end in ends:
+        output.keep_report(end.rank, end.report)
     assert [path.parent.name for path in tmp_path.glob("rank.*/exit.json")] == ["rank.0"]
     assert ExitReport.parse((tmp_path / "rank.0" / "exit.json").read_bytes()) == failed(1)
 

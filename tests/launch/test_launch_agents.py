@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from engine.host import processes
-from engine.launch.cli.doctor import differences
+from engine.host import network, processes
+from engine.launch.cli.doctor import differences, try_connections
 
 from ..metrics.fake_pages import training
 from ..metrics.written_pages import content
@@ -445,6 +447,21 @@ def test_doctor_uses_the_interface_for_the_first_host_too(launcher):
     for host in hosts:
         (row,) = [line.split() for line in job.out.splitlines() if line.split()[:1] == [host]]
         assert "127.0.0.1" in row and "1 of 1" in " ".join(row)
+
+
+def test_doctor_reaches_a_host_while_others_are_silent():
+    """All connections are tried at once: those before it have used up the time limit."""
+    with ExitStack() as opened:
+        answering = opened.enter_context(network.listen("127.0.0.1", 0, backlog=8))
+        silent = opened.enter_context(network.listen("127.0.0.1", 0, backlog=0))
+        for _ in range(3):  # fill its backlog, so that the system drops further attempts
+            connection = opened.enter_context(socket.socket())
+            connection.setblocking(False)
+            connection.connect_ex(silent.getsockname())
+        targets = {f"silent-{number}": silent.getsockname() for number in range(4)}
+        found = try_connections({**targets, "answering": answering.getsockname()}, 1.0)
+    assert found.pop("answering") == ("127.0.0.1", "")
+    assert {why.partition(";")[0] for _, why in found.values()} == {"no answer from 127.0.0.1"} and len(found) == 4
 
 
 def test_doctor_without_hosts_is_check_build(launcher):

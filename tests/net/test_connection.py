@@ -11,11 +11,11 @@ import pytest
 
 from engine.host.network import address_of
 from engine.host.patience import Patience
+from engine.host.sockets import wait_readable
 from engine.net.connection import Connection, connect, receive_greeting
 from engine.net.event_loop import Coroutine, CoroutineLoop
 from engine.net.frames import UNPROVEN
 from engine.net.stream import CLIENT, OPENING, SERVER, AuthenticatedStream, AuthenticationError
-from engine.net.unix_sockets import ready_to_read
 
 KEY = bytes(32)
 GREETING = {"role": "leader", "rank": 1}
@@ -42,7 +42,7 @@ def settle(*conversations: Coroutine[Any]) -> list[Any]:
     for number, steps in enumerate(conversations):
         loop.start(keep(number, steps))
     while len(found) < len(conversations):
-        ready_to_read([loop.fileno()], loop.timeout())
+        wait_readable([loop.fileno()], loop.timeout())
         loop.run_ready()
     loop.close()
     return [found[number] for number in range(len(conversations))]

@@ -22,11 +22,11 @@ import pytest
 from engine.collectives.process_sets import ProcessSet
 from engine.config.world import World
 from engine.errors import IncompatibleRanksError, RendezvousError
+from engine.host.sockets import wait_readable
 from engine.net.connection import GRACE
 from engine.net.rendezvous import Gathered, RendezvousOptions, gather, local_server
 from engine.net.rendezvous.messages import MOST_PROCESSORS, address, introduce
 from engine.net.stream import CLIENT, SERVER, AuthenticatedStream
-from engine.net.unix_sockets import ready_to_read
 from engine.session import startup
 
 from ..waiting import measured, until
@@ -122,7 +122,7 @@ def test_a_visitor_who_has_spoken_is_heard_however_late(
         """Pause rank 0 between greeting and answer, until the answer has come and its time limit has passed."""
         accept(self, listener)
         for visitor in self.strangers:
-            assert ready_to_read([visitor.connection.fileno()], 60.0)
+            assert wait_readable([visitor.connection.fileno()], 60.0)
         over = time.monotonic() + 2 * local_server.GRACE
         while time.monotonic() < over:
             pass

@@ -34,7 +34,7 @@ from ...config.setting import read
 from ...errors import ConfigError, EngineError, ForkedError, RendezvousError
 from ...host import network
 from ...host.patience import Patience
-from ...host.sockets import retry_short, send_all
+from ...host.sockets import retry_short, send_all, wait_readable
 from ...net.connection import Connection, greet_server
 from ...net.event_loop import run
 from ...net.frames import MALFORMED
@@ -318,7 +318,7 @@ class Gate:
         """Send a pending wish to leave, and handle received messages; with `block`, wait until there is one."""
         self._check_mine()
         self._tell_leaving()
-        while block and not self._wait_readable(LOOK):
+        while block and not wait_readable([self._socket.fileno()], LOOK):
             self._tell_leaving()  # a signal handler may have run meanwhile
         while True:
             try:
@@ -359,12 +359,6 @@ class Gate:
         """Raise `over`, now and in every later call: the job is over for this worker."""
         self._over = over
         raise self._over
-
-    def _wait_readable(self, seconds: float) -> bool:
-        """Wait for a message for at most `seconds`; return whether one has come."""
-        poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
-        return bool(poll.poll(1e3 * seconds))
 
     # ---- places
 

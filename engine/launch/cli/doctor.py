@@ -7,6 +7,7 @@ import os
 import platform
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,8 @@ from ..hosts.remote import RemoteHost, agent_command
 from . import check_build
 
 CONNECT = 5.0  # seconds that a connection to another host may take
+MOMENT = 0.5  # seconds beyond that after which a host is given up whose name is still being looked up
+NO_ANSWER = "no answer from {}; let TCP between the hosts pass on all ports"
 USAGE = "enginerun doctor [-H a,b | --hostfile FILE] [options]"
 DESCRIPTION = """Look at hosts before a job does: start an agent on each, as a job would, and show in a table what is
 installed there, which address its ranks would use, and which hosts it reaches. Without hosts: the same as
@@ -61,7 +64,7 @@ def examine(channel: Channel, order: Message) -> None:
     for message in channel.messages():
         if message.kind != "reach":
             raise ChannelError(f"the launcher asks for {message.kind!r} out of turn")
-        channel.send("reached", tried=connect(message.head["targets"]))
+        channel.send("reached", tried=try_connections(message.head["targets"]))
     listening.close()
 
 
@@ -79,37 +82,52 @@ def _list_lacks() -> Iterable[str]:
         yield linux.explain_refusal("pidfd_open", error)
 
 
-def connect(targets: Mapping[str, Sequence[Any]], limit: float = CONNECT) -> dict[str, tuple[str, str]]:
-    """Try to connect to other hosts, one after the other.
+def try_connections(targets: Mapping[str, Sequence[Any]], limit: float = CONNECT) -> dict[str, tuple[str, str]]:
+    """Try to connect to other hosts, all at once.
+
+    Each host has a thread, which looks up its name, too. Nobody waits for a thread beyond the limit, because a name
+    server may be silent for longer.
 
     Parameters
     ----------
     targets : mapping of str to (str, int)
         Address and port of each host, by its name.
     limit : float
-        Seconds for all of them; each has at least 0.1 s.
+        Seconds for all of them together.
 
     Returns
     -------
     dict of str to (str, str)
         For each host, the address of this host that was used and why the other cannot be reached; one is empty.
     """
+    for name, (_, port) in targets.items():
+        if type(port) is not int or not 0 < port <= MOST_PORTS:
+            raise ChannelError(f"the launcher speaks of a port {port!r} of {name!r}")
     found: dict[str, tuple[str, str]] = {}
-    end = time.monotonic() + limit
-    for name, (address, port) in targets.items():
-        left = max(0.1, end - time.monotonic())
-        try:
-            if type(port) is not int or not 0 < port <= MOST_PORTS:
-                raise ChannelError(f"the launcher speaks of a port {port!r} of {name!r}")
-            with socket.create_connection((address, port), left) as connection:
-                found[name] = network.address_of(connection.getsockname()).host, ""
-        except TimeoutError:
-            found[name] = "", f"no answer from {address}; let TCP between the hosts pass on all ports"
-        except socket.gaierror as error:
-            found[name] = "", f"it does not know that name: {error.strerror}; give the host by its address"
-        except OSError as error:
-            found[name] = "", f"{address}: {error.strerror or error}; let TCP between the hosts pass on all ports"
-    return found
+
+    def try_one(name: str, address: str, port: int) -> None:
+        found[name] = _try_connection(address, port, limit)
+
+    threads = [threading.Thread(target=try_one, args=(name, *place), daemon=True) for name, place in targets.items()]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + limit + MOMENT
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+    return {name: found.get(name, ("", NO_ANSWER.format(address))) for name, (address, _) in targets.items()}
+
+
+def _try_connection(address: str, port: int, limit: float) -> tuple[str, str]:
+    """Try to connect to a host; return this host's address and an empty text, or the reason after an empty address."""
+    try:
+        with socket.create_connection((address, port), limit) as connection:
+            return network.address_of(connection.getsockname()).host, ""
+    except TimeoutError:
+        return "", NO_ANSWER.format(address)
+    except socket.gaierror as error:
+        return "", f"it does not know that name: {error.strerror}; give the host by its address"
+    except OSError as error:
+        return "", f"{address}: {error.strerror or error}; let TCP between the hosts pass on all ports"
 
 
 # ---- in the launcher

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import os
 import secrets
-import select
 import socket
 from typing import Any, Protocol
 
 from ...host import linux
-from ...host.sockets import retry_short
+from ...host.sockets import retry_short, wait_readable
 from ...host.strangers import NO_DESCRIPTORS, Strangers, accept
 from ...net.frames import MALFORMED
 from ...net.stream import SERVER, AuthenticatedStream, AuthenticationError, StreamError, derive_key
@@ -207,8 +206,4 @@ def _read_number(message: dict[str, Any]) -> int:
 
 
 def _is_readable(connection: socket.socket) -> bool:
-    if connection.fileno() < 0:
-        return False
-    poll = select.poll()
-    poll.register(connection, select.POLLIN)
-    return bool(poll.poll(0))
+    return connection.fileno() >= 0 and bool(wait_readable([connection.fileno()], 0))

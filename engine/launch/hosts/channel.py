@@ -71,11 +71,11 @@ class Message:
             raise ChannelError(f"a message {self.kind!r} has {name} = {value}, and not from {least} to {most}")
         return int(value)
 
-    def numbers(self, name: str, least: int = 0, most: int = MOST) -> list[int]:
-        """Return a field that must be a list of whole numbers from `least` to `most`."""
+    def numbers(self, name: str) -> list[int]:
+        """Return a field that must be a list of whole numbers from 0 to `MOST`."""
         values = self._field(name, "a list", list)
-        if not all(type(value) is int and least <= value <= most for value in values):
-            raise ChannelError(f"a message {self.kind!r} has a list {name} of others than numbers {least} to {most}")
+        if not all(type(value) is int and 0 <= value <= MOST for value in values):
+            raise ChannelError(f"a message {self.kind!r} has a list {name} of others than numbers 0 to {MOST}")
         return list(values)
 
     def seconds(self, name: str, least: float = -LARGEST, most: float = LARGEST) -> float:

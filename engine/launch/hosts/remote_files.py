@@ -264,7 +264,7 @@ def _write_part(message: Message, path: Path) -> None:
         private_files.write(path, message.body)
     else:
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
-        private_files.write_all(descriptor, message.body)
+        private_files.write_and_close(descriptor, message.body)
 
 
 def _of_rank(number: int) -> str:

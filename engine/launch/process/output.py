@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Protocol
 
 from ...host import linux, private_files
 from ..errors import LaunchError
@@ -104,20 +103,19 @@ def _cut_overwritten(line: bytes) -> bytes:
 
 
 class Tail:
-    """The last bytes of a stream."""
+    """The last `TAIL_BYTES` of a stream."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self) -> None:
         self._held = bytearray()
 
     def add(self, data: bytes) -> None:
         """Take more of the stream."""
         self._held += data
-        if len(self._held) > 2 * self._most:
-            del self._held[: -self._most]
+        if len(self._held) > 2 * TAIL_BYTES:
+            del self._held[:-TAIL_BYTES]
 
     def __bytes__(self) -> bytes:
-        return bytes(self._held[-self._most :])
+        return bytes(self._held[-TAIL_BYTES:])
 
 
 class Display:
@@ -154,7 +152,7 @@ class Display:
         self.taken = 0
         self._whose = f"rank {rank}'s {name}"
         self._kept = 0  # bytes in the file, counted by the writer
-        self._tail = Tail(TAIL_BYTES)
+        self._tail = Tail()
         self._file = -1
         self._files = files
         self._console = console
@@ -233,16 +231,6 @@ class Display:
         self._console.write(tag + whole[:-1].replace(b"\n", b"\n" + tag) + b"\n")
 
 
-class Sink(Protocol):
-    """Destination of a stream's bytes, with methods of `Display`."""
-
-    def take(self, data: bytes) -> None: ...
-
-    def flush(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
 class Stream:
     """The pipe of one of a rank's two streams.
 
@@ -251,8 +239,10 @@ class Stream:
     rank : int
     pipe : int
         Reading end of the pipe, which does not block.
-    sink : Sink
-        Destination of the data.
+    take : callable
+        Called with the data.
+    flush : callable, optional
+        Called when the stream has ended or its last output has been read, so that an unfinished line is shown.
 
     Attributes
     ----------
@@ -261,10 +251,12 @@ class Stream:
         Reading end of the pipe; -1 once it is closed.
     """
 
-    def __init__(self, rank: int, pipe: int, sink: Sink) -> None:
+    def __init__(
+        self, rank: int, pipe: int, take: Callable[[bytes], None], flush: Callable[[], None] = lambda: None
+    ) -> None:
         self.rank = rank
         self.pipe = pipe
-        self._sink = sink
+        self._take, self._flush = take, flush
 
     def read(self) -> bool:
         """Read once from the pipe, and pass the data on.
@@ -281,7 +273,7 @@ class Stream:
         if not data:
             self.close()
             return False
-        self._sink.take(data)
+        self._take(data)
         return True
 
     def drain(self, limit: int) -> None:
@@ -295,13 +287,13 @@ class Stream:
         for _ in range(limit // READ_BYTES + 1):
             if self.pipe < 0 or not self.read():
                 break
-        self._sink.flush()
+        self._flush()
 
     def close(self) -> None:
-        """Close the pipe and the sink; a second call does nothing."""
+        """Close the pipe; a second call does nothing."""
         if self.pipe < 0:
             return
-        self._sink.close()
+        self._flush()
         os.close(self.pipe)
         self.pipe = -1
 

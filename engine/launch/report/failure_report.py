@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
@@ -13,8 +12,7 @@ from pathlib import Path
 
 from ...errors import BY_CAUSE, MismatchError
 from ...exit_report.report import ABSENT, ExitReport
-from ...exit_report.report import NAME as REPORT_NAME
-from ...host import private_files, stacks
+from ...host import stacks
 from ...text import readable
 from ...text.bounded_reader import natural
 from ..process.output import TAIL_BYTES
@@ -97,21 +95,6 @@ def investigate(ends: Sequence[RankEnd], clocks: Mapping[int, float] | None = No
             by_host = end.report.failure is not None  # its time is from the clock of the rank's host
             claims.append(replace(claim, time=claim.time + ahead.get(end.rank, 0.0)) if by_host else claim)
     return find_failure_cause(ends, claims)
-
-
-def keep_reports(ends: Sequence[RankEnd], directory: Path) -> None:
-    """Write the exit reports of failed ranks beside their output, for people and tools; errors are ignored.
-
-    Parameters
-    ----------
-    ends : sequence of RankEnd
-    directory : Path
-        Directory of the job.
-    """
-    for end in ends:
-        if end.code != 0 and not end.report.empty:
-            with contextlib.suppress(OSError):
-                private_files.write(directory / f"rank.{end.rank}" / REPORT_NAME, end.report.to_bytes())
 
 
 def flight_records(directory: Path) -> list[int]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import select
 from collections.abc import Callable
 from typing import NamedTuple
 
 from ...errors import CalledOff
+from ...host.sockets import wait_readable
 
 
 class CancellationToken(NamedTuple):
@@ -32,9 +32,7 @@ class CancellationToken(NamedTuple):
         CalledOff
             The rendezvous is cancelled.
         """
-        poll = select.poll()
-        poll.register(self.descriptor, select.POLLIN)
-        poll.poll(seconds * 1000)
+        wait_readable([self.descriptor], seconds)
         self.check()
 
     def check(self) -> None:

@@ -11,13 +11,13 @@ from ...errors.formatting import exception_text
 from ...host import network
 from ...host.network import Address
 from ...host.patience import Patience
+from ...host.sockets import wait_readable
 from ...text import readable
 from ...text.bounded_reader import ReadError, number
 from ...text.logs import logger
 from ..connection import GRACE, Connection, connect, connect_again
 from ..event_loop import Coroutine, Wait
 from ..stream import AuthenticationError
-from ..unix_sockets import ready_to_read
 from .inter_host import FAREWELL, SECONDS, STRANGERS, HubDecision, InterHostRendezvous, accept_ranks, refused
 from .messages import Hello
 
@@ -92,7 +92,7 @@ class HubClient(InterHostRendezvous):
         patience = Patience(FAREWELL)
         try:
             while self.connection is None and self.calling in self.loop and patience.seconds_left():
-                ready_to_read([self.fileno()], min(patience.wait(), self.loop.timeout()))
+                wait_readable([self.fileno()], min(patience.wait(), self.loop.timeout()))
                 self.loop.run_ready()
         except RendezvousError:
             pass  # `error` is the first cause.

@@ -13,11 +13,11 @@ from ...config.world import World
 from ...errors import EngineError, RendezvousError
 from ...errors.formatting import format_exception
 from ...host.patience import Patience
-from ...host.sockets import retry_short, send_all
+from ...host.sockets import retry_short, send_all, wait_readable
 from ...text.bounded_reader import number, whole
 from ..connection import GRACE
 from ..stream import CLIENT, AuthenticatedStream, AuthenticationError, StreamError
-from ..unix_sockets import close_all, peer_uid, ready_to_read, receive_with_descriptors
+from ..unix_sockets import close_all, peer_uid, receive_with_descriptors
 from .cancellation import CancellationToken
 from .inter_host import SECONDS, refused
 from .messages import TELLING, WITH_DESCRIPTORS, Gathered, Hello, address, expect_welcome, own_pidfd
@@ -125,7 +125,7 @@ class LocalClient:
                 self.answer = None if admitted is None else self._message(connection, received, patience)
                 if self.answer is None:
                     # A dying process closes its sockets a moment before its pidfd becomes readable.
-                    if ready_to_read(received[:1], 1.0):
+                    if wait_readable(received[:1], 1.0):
                         end = "died before all ranks had come"
                     else:
                         end = "went on without this process: either all its ranks had come, or it fell silent"
@@ -189,7 +189,7 @@ class LocalClient:
             # The first descriptor is the leader's pidfd: its death shows even while a forked child holds the socket.
             speakers = [connection.fileno(), *descriptors[:1]]
             watched = speakers if self.cancel is None else [*speakers, self.cancel.descriptor]
-            while not (ready := ready_to_read(watched, patience.wait()) & set(speakers)) and patience.seconds_left():
+            while not (ready := wait_readable(watched, patience.wait()) & set(speakers)) and patience.seconds_left():
                 if self.cancel is not None:
                     self.cancel.check()
             if connection.fileno() not in ready:
