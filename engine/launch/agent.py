@@ -11,6 +11,7 @@ slots of its host when the driver asks for them (`elastic.workers`).
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import signal
@@ -37,6 +38,7 @@ from .process.guardian import Guardian
 from .process.job_signals import PASSED_SIGNALS, SIGNALS
 from .process.output import Stream
 from .process.plan import Crew, Job, RankPlan, without_places
+from .process.reader_loop import ReaderLoop
 from .process.spawn import Rank
 from .process.supervisor import Supervisor
 
@@ -115,6 +117,7 @@ class Agent:
         self.pages: dict[int, int] = {}
         self.copies = Pages(self.pages)
         self.files = remote_files.Directory(self.job.directory, self.job.name, self.crew.ranks)
+        self.loop: ReaderLoop
         self.supervisor: Supervisor
         self.ranks = _make_ranks(self, order)
         self._handlers: dict[str, Handler] = {
@@ -183,10 +186,13 @@ class Agent:
         self.files.settle()
         guardian = Guardian(self.job.name, lambda: None, str(self.crew.host), self.ranks.lease)
         processes.call_prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
-        with catch_signals(SIGNALS, lambda *_: None) as wakeup:
+        with (
+            contextlib.closing(ReaderLoop([self.channel.out])) as self.loop,
+            catch_signals(SIGNALS, lambda *_: None) as wakeup,
+        ):
             self.supervisor = supervisor = self.ranks.supervise(guardian, wakeup)
             supervisor.hold()
-            supervisor.add_reader(self.channel.reading, self.receive)
+            self.loop.add_reader(self.channel.reading, self.receive)
             try:
                 self.ranks.start(head)
             except LaunchError as error:
@@ -222,7 +228,7 @@ class Agent:
                 raise ChannelError(f"the launcher asks for {message.kind!r}, which this agent does not know")
             handler(message)
         if self.channel.ended:
-            self.supervisor.remove_reader(descriptor)
+            self.loop.remove_reader(descriptor)
             self.channel.out.give_up()
             self.supervisor.release()
             self.supervisor.kill()

@@ -21,7 +21,7 @@ from ..text import readable
 from .cli.options import Options
 from .errors import LaunchError
 from .hosts import remote_files
-from .hosts.channel import PIDS, ChannelError, Message
+from .hosts.channel import ChannelError, Message
 from .hosts.event_loop import AgentLoop
 from .hosts.lease_renewal import LeaseRenewer
 from .hosts.page_copies import Copies
@@ -92,9 +92,18 @@ class JobPolicy(ABC):
         Agents that take part.
     members : sequence of int
         N of the directory `rank.N` of each rank, by rank.
+    local : bool
+        Whether there are no agents: this process starts the ranks, and the policy reads the user's signals.
+    hosts : dict of int to str, or None
+        Name of each rank's host, in a fixed job with agents.
+    clocks : dict of int to float
+        Seconds by which the launcher's clock is ahead of the clock of each rank's host, where they differ.
+    shares : dict of str to tuple
+        Numbers of ranks and usable processors of each host, by its name, in a fixed job with agents.
     """
 
     handlers: Mapping[str, Handler]
+    local = False
 
     @property
     @abstractmethod
@@ -113,24 +122,36 @@ class JobPolicy(ABC):
         """Do what is due, and return the seconds until more may be; None once all ranks have ended."""
 
     @abstractmethod
-    def owned_numbers(self, agent: RemoteHost) -> Collection[int]:
-        """Return the numbers of the ranks, or slots, whose files an agent may write."""
-
-    @abstractmethod
-    def agent_lost(self, agent: RemoteHost, how: str) -> None:
-        """Handle the loss of an agent, whose channel has ended or which is silent."""
-
-    @abstractmethod
-    def end_by(self, signum: int, again: bool) -> None:
-        """Handle the user's signal to end the job, which has been passed on; `again`: it was not the first."""
-
-    @abstractmethod
     def runs(self, number: int) -> bool:
         """Return whether a process runs with that number."""
 
     @abstractmethod
     def outcome(self) -> Outcome:
         """Return the outcome, once no process is left."""
+
+    @property
+    def hosts(self) -> dict[int, str] | None:
+        return None
+
+    @property
+    def clocks(self) -> dict[int, float]:
+        return {}
+
+    @property
+    def shares(self) -> dict[str, tuple[int, int]]:
+        return {}
+
+    def owned_numbers(self, agent: RemoteHost) -> Collection[int]:
+        """Return the numbers of the ranks, or slots, whose files an agent may write."""
+        raise NotImplementedError
+
+    def agent_lost(self, agent: RemoteHost, how: str) -> None:
+        """Handle the loss of an agent, whose channel has ended or which is silent."""
+        raise NotImplementedError
+
+    def end_by(self, signum: int, again: bool) -> None:
+        """Handle the user's signal to end the job, which has been passed on; `again`: it was not the first."""
+        raise NotImplementedError
 
     def counted_numbers(self, agent: RemoteHost) -> Collection[int] | None:
         """Return the numbers whose counters an agent may report; None: all that it was started with."""
@@ -191,8 +212,9 @@ class Driver:
         elastic = options.elastic
         self.renewer = None if elastic is None else LeaseRenewer(min(BEAT, elastic.lease / 5))
         self.loop = AgentLoop(self.output.writers, self, self.renewer)
-        self.loop.add_reader(setup.wakeup.fileno(), self._read_signals)
         self.policy = make_policy(self)
+        if not self.policy.local:
+            self.loop.add_reader(setup.wakeup.fileno(), self._read_signals)
         self._handlers: dict[str, Handler] = {
             "done": self._note_done,
             "file": self._keep_file,
@@ -212,7 +234,8 @@ class Driver:
         Interrupted
             The user has ended the job.
         """
-        private_files.write(self.setup.job.directory / remote_files.TOKEN, self.setup.job.name.encode())
+        if not self.policy.local:
+            private_files.write(self.setup.job.directory / remote_files.TOKEN, self.setup.job.name.encode())
         self.policy.start()
 
     def run(self) -> Outcome:
@@ -266,13 +289,12 @@ class Driver:
         """Forget an agent that was given up."""
         self._copies.pop(agent, None)
 
-    def say_started(self, who: str, number: int, message: Message, where: str = "") -> None:
+    def say_started(self, who: str, number: int, pid: int, cpus: Collection[int] | None, where: str = "") -> None:
         """Show the start of a process, if the user wants to know so much."""
         if self.setup.options.verbose:
-            cpus = message.head["cpus"]
             bound = "any CPU" if cpus is None else f"CPUs {readable.cpus(cpus)}"
             files = self.setup.job.directory / f"rank.{number}"
-            self.setup.say(f"{who}: pid {message.number('pid', *PIDS)}{where}, {bound}, files in {files}")
+            self.setup.say(f"{who}: pid {pid}{where}, {bound}, files in {files}")
 
     # ---- the agents: this implements `AgentListener`
 

@@ -18,7 +18,7 @@ from ..host.patience import Patience
 from ..text import readable
 from .driver import Driver, Handler, Interrupted, JobPolicy
 from .errors import LaunchError
-from .hosts.channel import CODES, ChannelError, Message
+from .hosts.channel import CODES, PIDS, ChannelError, Message
 from .hosts.host_list import reachable_address
 from .hosts.remote import RemoteHost, agent_command
 from .process.rank_end import RankEnd, describe_code
@@ -187,7 +187,8 @@ class FixedPolicy(JobPolicy):
 
     def _note_start(self, host: RemoteHost, message: Message) -> None:
         rank = _check_rank(host, message)
-        self._driver.say_started(f"rank {rank}", rank, message, f" on {host.name}")
+        pid, cpus = message.number("pid", *PIDS), message.head["cpus"]
+        self._driver.say_started(f"rank {rank}", rank, pid, cpus, f" on {host.name}")
 
     def _note_end(self, host: RemoteHost, message: Message) -> None:
         """Record the end of a rank, with its time by the launcher's clock."""

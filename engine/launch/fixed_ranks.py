@@ -48,7 +48,7 @@ class FixedRanks:
     def supervise(self, guardian: Guardian, wakeup: socket.socket) -> Supervisor:
         """Implement `RankGroup.supervise`."""
         agent = self._agent
-        return Supervisor(guardian, wakeup, (agent.channel.out,), agent.grace, agent.say, self._send_end)
+        return Supervisor(agent.loop, guardian, wakeup, agent.grace, agent.say, self._send_end)
 
     def start(self, head: dict[str, Any]) -> None:
         """Start all ranks. The fields of `start` are `hub`, `address` and `port` of the job."""

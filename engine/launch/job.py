@@ -31,6 +31,7 @@ from .errors import LaunchError
 from .fixed_policy import FixedPolicy
 from .hosts import remote_files
 from .hosts.host_list import told_idle
+from .local_policy import LocalPolicy
 from .metrics import Metrics
 from .process import leftovers, spawn
 from .process.console import Console
@@ -38,11 +39,10 @@ from .process.cpu_binding import allot
 from .process.devices import devices_here, share_devices
 from .process.guardian import NOWHERE, Guardian
 from .process.job_signals import SIGNALS
-from .process.output import Stream
-from .process.plan import Job, RankPlan, plan
+from .process.plan import Job
 from .process.rank_end import shell_code
 from .process.rank_output import RankOutput
-from .process.supervisor import Outcome, Supervisor
+from .process.supervisor import Outcome
 from .report.elastic_report import Result
 from .report.failure_cause import FailureCause
 from .report.failure_report import QUOTE, failure_lines, flight_records, investigate
@@ -202,11 +202,13 @@ class JobRun:
         devices = () if options.gpus is None else share_devices(*options.gpus, options.size, visible)
 
         def run(job: Job, metrics: Metrics) -> Outcome:
-            job = replace(job, devices=devices)
             descriptors = spawn.raise_descriptor_limit(options.size)
-            if not options.quiet:
-                self._say_line(allotment.summary)
-            return self._supervise_ranks(job, plan(job, allotment, os.environ), program, descriptors, metrics)
+            return self._drive_job(
+                replace(job, devices=devices),
+                metrics,
+                0.0,
+                lambda driver, guardian: LocalPolicy(driver, guardian, program, allotment, descriptors),
+            )
 
         return run
 
@@ -216,17 +218,7 @@ class JobRun:
 
         def run(job: Job, metrics: Metrics) -> Outcome:
             spawn.raise_descriptor_limit(self._options.most + len(self._options.places))
-            policies: list[FixedPolicy] = []
-
-            def make_policy(driver: Driver) -> FixedPolicy:
-                policies.append(FixedPolicy(driver))
-                return policies[0]
-
-            outcome = self._drive_job(job, metrics, seconds, make_policy)
-            if outcome.ends:
-                (policy,) = policies
-                self.hosts, self._clocks, self._shares = policy.hosts, policy.clocks, policy.shares
-            return outcome
+            return self._drive_job(job, metrics, seconds, lambda driver, _: FixedPolicy(driver))
 
         return run
 
@@ -239,25 +231,28 @@ class JobRun:
             spawn.raise_descriptor_limit(2 * self._options.most)  # a host may have one rank
             watch = Watch(elastic, metrics.pages, metrics.tell)
             return self._drive_job(
-                job, metrics, limits.start_timeout, lambda driver: ElasticPolicy(driver, limits, watch)
+                job, metrics, limits.start_timeout, lambda driver, _: ElasticPolicy(driver, limits, watch)
             )
 
         return run
 
     def _drive_job(
-        self, job: Job, metrics: Metrics, seconds: float, make_policy: Callable[[Driver], JobPolicy]
+        self, job: Job, metrics: Metrics, seconds: float, make_policy: Callable[[Driver, Guardian], JobPolicy]
     ) -> Outcome:
-        """Run agents and ranks, and return when all their processes have ended, whatever happens."""
+        """Run the ranks, and agents, and return when all their processes have ended, whatever happens."""
 
         def note_start(number: int) -> None:
             metrics.add(number, functools.partial(driver.policy.runs, number))
 
-        with _guard_job(job, metrics) as wakeup:
+        local = self._options.elastic is None and not self._options.places
+        # Agents have guardians of their own, which guard the ranks.
+        with _guard_job(job, metrics, None if local else NOWHERE) as (guardian, wakeup):
             consoles = (self._out, self._err)
             setup = JobSetup(
                 self._options, job, consoles, metrics.pages, os.environ, wakeup, seconds, self._say_line, note_start
             )
-            driver = Driver(setup, make_policy)
+            driver = Driver(setup, lambda driver: make_policy(driver, guardian))
+            self._output = driver.output
             try:
                 driver.start()
                 metrics.start(driver.loop)
@@ -271,46 +266,11 @@ class JobRun:
                 return Outcome([], error.signum, hurried=True)
             if outcome.failed and outcome.signum is None and not outcome.hurried:
                 metrics.linger(wakeup)
-            metrics.stop()
-            self._output = driver.output
-            self.directories = list(driver.policy.members)
-        return outcome
-
-    def _supervise_ranks(
-        self, job: Job, plans: Sequence[RankPlan], program: str, descriptors: tuple[int, int], metrics: Metrics
-    ) -> Outcome:
-        """Run all ranks on this host, and return when all their processes have ended, whatever happens."""
-        guardian = Guardian(job.name, metrics.discard)
-        processes.call_prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
-        self._output = output = RankOutput(job.directory, (self._out, self._err), timestamps=self._options.timestamps)
-        with catch_signals(SIGNALS, lambda *_: None) as wakeup:
-            supervisor = Supervisor(guardian, wakeup, output.writers, self._options.grace, self._say_line)
-            try:
-                for rank_plan in plans:
-                    rank = spawn.start(rank_plan, self._options.command, program, descriptors)
-                    supervisor.add(rank)
-                    displays = output.open(rank.number)
-                    for display, pipe in ((displays["stdout"], rank.stdout), (displays["stderr"], rank.stderr)):
-                        supervisor.listen(Stream(rank.number, pipe, display.take, display.flush))
-                    metrics.add(rank.number, rank.runs)
-                    if self._options.verbose:
-                        cpus = "any CPU" if rank_plan.cpus is None else f"CPUs {readable.cpus(rank_plan.cpus)}"
-                        self._say_line(f"rank {rank.number}: pid {rank.pid}, {cpus}, files in {rank_plan.directory}")
-                metrics.start(supervisor)
-                output.start()  # all ranks are started, so threads may begin
-            except LaunchError:
-                supervisor.abandon()
-                metrics.stop()
-                guardian.dismiss()
-                self._keep = self._options.directory is not None
-                raise
-            outcome = supervisor.run()
-            output.close()
-            if outcome.failed and outcome.signum is None and not outcome.hurried:
-                metrics.linger(wakeup)
             metrics.stop()  # while signals cannot end this process, and the guardian would clean up
-        guardian.dismiss()
-        processes.call_prctl(processes.PR_SET_CHILD_SUBREAPER, 0)
+            policy = driver.policy
+            self.directories = list(policy.members)
+            if outcome.ends:
+                self.hosts, self._clocks, self._shares = policy.hosts, policy.clocks, policy.shares
         return outcome
 
     def _conclude_job(self, outcome: Outcome, directory: Path, started: float) -> tuple[int, list[str]]:
@@ -409,15 +369,12 @@ class JobRun:
 
 
 @contextlib.contextmanager
-def _guard_job(job: Job, metrics: Metrics) -> Iterator[socket.socket]:
-    """Catch signals, and yield the socket that delivers them; a guardian cleans up here if the launcher is killed.
-
-    The ranks are guarded by their agents.
-    """
-    guardian = Guardian(job.name, metrics.discard, NOWHERE)
+def _guard_job(job: Job, metrics: Metrics, host: str | None) -> Iterator[tuple[Guardian, socket.socket]]:
+    """Catch signals, and yield the socket that delivers them, and a guardian, which acts if the launcher is killed."""
+    guardian = Guardian(job.name, metrics.discard, host)
     try:
         with catch_signals(SIGNALS, lambda *_: None) as wakeup:
-            yield wakeup
+            yield guardian, wakeup
     finally:
         guardian.dismiss()
 

@@ -38,6 +38,7 @@ from ..launch.process.job_signals import SIGNALS
 from ..launch.process.output import Stream, Tail
 from ..launch.process.plan import Job, RankPlan, plan, without_places
 from ..launch.process.rank_end import RankEnd, describe_code
+from ..launch.process.reader_loop import ReaderLoop
 from ..launch.process.spawn import Rank
 from ..launch.process.supervisor import Supervisor
 from ..launch.report.failure_cause import claim_of
@@ -194,10 +195,9 @@ class Keeper:
             try:
                 with (
                     catch_signals(SIGNALS, lambda *_: None) as wakeup,
-                    contextlib.closing(
-                        Supervisor(guardian, wakeup, self._out(), self.orders.grace, self._say, self._ended)
-                    ) as supervisor,
+                    contextlib.closing(ReaderLoop(self._out())) as self._loop,
                 ):
+                    supervisor = Supervisor(self._loop, guardian, wakeup, self.orders.grace, self._say, self._ended)
                     self._supervise(supervisor, rank_plan, hub)
             finally:
                 guardian.dismiss()
@@ -239,7 +239,7 @@ class Keeper:
     def _supervise(self, supervisor: Supervisor, rank_plan: RankPlan, hub: socket.socket) -> None:
         channel = self.channel
         if channel is not None:
-            supervisor.add_reader(channel.reading, lambda: self._hear(supervisor, channel))
+            self._loop.add_reader(channel.reading, lambda: self._hear(supervisor, channel))
         inherited: list[int] = []
         if self.place.hub and self.place.rank == 0:
             inherited.append(hub.fileno())
@@ -265,7 +265,7 @@ class Keeper:
         except ChannelError:
             channel.close()
         if channel.ended:
-            supervisor.remove_reader(descriptor)
+            self._loop.remove_reader(descriptor)
             channel.out.give_up()
             supervisor.kill()
 

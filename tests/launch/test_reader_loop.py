@@ -75,12 +75,8 @@ def test_full_sink_holds_output_until_it_has_room():
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     out, held = Outgoing(writing), []
-
-    class Recorded(ReaderLoop):
-        def _hold_output(self, full: bool) -> None:
-            held.append(full)
-
-    with closing(Recorded([out])) as loop, open(reading, "rb", buffering=0) as pipe:
+    with closing(ReaderLoop([out])) as loop, open(reading, "rb", buffering=0) as pipe:
+        loop.hold_by(held.append)
         out.write(bytes(2 * BEHIND))
         loop.step(0.0)
         left = 2 * BEHIND

@@ -14,6 +14,7 @@ from engine.launch.process import spawn
 from engine.launch.process.output import Stream
 from engine.launch.process.plan import RankPlan
 from engine.launch.process.job_signals import SIGNALS
+from engine.launch.process.reader_loop import ReaderLoop
 from engine.launch.process.supervisor import Supervisor
 
 class Guardian:
@@ -24,7 +25,7 @@ class Guardian:
 
 processes.call_prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
 with catch_signals(SIGNALS, lambda *_: None) as wakeup:
-    supervisor = Supervisor(Guardian(), wakeup, (), 1.0, print)
+    supervisor = Supervisor(ReaderLoop(), Guardian(), wakeup, 1.0, print)
     supervisor.hold()
     # The rank ends at once; its child, of the same group, when nobody can write to it any more.
     plan = RankPlan(0, dict(os.environ), None, Path.cwd())
@@ -55,6 +56,7 @@ from engine.host.signals import catch_signals
 from engine.launch.process import spawn
 from engine.launch.process.plan import RankPlan
 from engine.launch.process.job_signals import SIGNALS
+from engine.launch.process.reader_loop import ReaderLoop
 from engine.launch.process.supervisor import Supervisor
 
 TRACER = '''
@@ -69,7 +71,7 @@ class Guardian:
     def forget(self, group): pass
 
 with catch_signals(SIGNALS, lambda *_: None) as wakeup:
-    supervisor = Supervisor(Guardian(), wakeup, (), 1.0, print)
+    supervisor = Supervisor(ReaderLoop(), Guardian(), wakeup, 1.0, print)
     plan = RankPlan(3, dict(os.environ), None, Path.cwd())
     reading, writing = os.pipe()
     command = ["sh", "-c", f"read line <&{reading}; exit 7"]

@@ -21,7 +21,7 @@ from ...host.network import Address
 from ...host.patience import STEP
 from ..cli.elastic_options import MARGIN, Elastic
 from ..driver import Driver, Handler, JobPolicy
-from ..hosts.channel import CODES, WORLDS, ChannelError, Message
+from ..hosts.channel import CODES, PIDS, WORLDS, ChannelError, Message
 from ..hosts.host_list import own_names
 from ..hosts.remote import RemoteHost
 from ..process.rank_end import shell_code
@@ -335,7 +335,8 @@ class ElasticPolicy(JobPolicy):
         self._pool.note_start(agent, message)
         if self._options.verbose:
             number, worker = self._find_worker(agent, message)
-            self._driver.say_started(f"worker {number} in {worker.slot}", worker.number, message)
+            pid, cpus = message.number("pid", *PIDS), message.head["cpus"]
+            self._driver.say_started(f"worker {number} in {worker.slot}", worker.number, pid, cpus)
 
     def _note_end(self, agent: RemoteHost, message: Message) -> None:
         self._pool.note_end(agent, message)

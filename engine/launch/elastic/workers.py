@@ -73,9 +73,9 @@ class Workers:
         self._guardian = guardian
         self._send_heartbeat()  # before all messages on workers: from it on the launcher relies on the lease
         self._supervisor = WorkerSupervisor(
+            agent.loop,
             guardian,
             wakeup,
-            (agent.channel.out,),
             agent.grace,
             agent.say,
             self._send_end,
@@ -88,7 +88,7 @@ class Workers:
     def start(self, head: dict[str, Any]) -> None:
         """Open the server to which workers connect; the driver asks for them later."""
         agent = self._agent
-        self._server = WorkerServer(agent.job.secret, bool(agent.head["several"]), self._most, self._supervisor, self)
+        self._server = WorkerServer(agent.job.secret, bool(agent.head["several"]), self._most, agent.loop, self)
 
     def close(self) -> None:
         """Close the server."""
@@ -116,14 +116,14 @@ class Workers:
 
         def end() -> None:
             self.trouble = "its agent ends, because its guardian was killed: nobody would end the workers in time"
-            self._supervisor.remove_reader(pidfd)
+            self._agent.loop.remove_reader(pidfd)
             os.close(pidfd)
             if not self._agent.channel.ended:
-                self._supervisor.remove_reader(self._agent.channel.reading)  # no worker is started any more
+                self._agent.loop.remove_reader(self._agent.channel.reading)  # no worker is started any more
             self._supervisor.release()
             self._supervisor.kill()
 
-        self._supervisor.add_reader(pidfd, end)
+        self._agent.loop.add_reader(pidfd, end)
 
     def _send_heartbeat(self) -> None:
         """Send a heartbeat with its time, which the launcher sends back."""

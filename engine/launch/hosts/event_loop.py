@@ -52,6 +52,7 @@ class AgentLoop(ReaderLoop):
 
     def __init__(self, writers: Iterable[Writer], listener: AgentListener, relay: LeaseRenewer | None = None) -> None:
         super().__init__(writers)
+        self.hold_by(self._hold_output)
         self._hosts: list[RemoteHost] = []
         self._holding = False
         self._listener = listener
@@ -72,9 +73,9 @@ class AgentLoop(ReaderLoop):
             self.add_reader(host.errors, lambda: self._read_errors(host))
             self.add_reader(host.carrier, lambda: self._carrier_ended(host))
 
-    def step(self, seconds: float | None = None) -> None:
-        """Wait for events once, for at most `LONGEST_WAIT` seconds, and handle them; close hosts that have ended."""
-        super().step(LONGEST_WAIT if seconds is None else min(seconds, LONGEST_WAIT))
+    def step(self, seconds: float = LONGEST_WAIT) -> None:
+        """Wait for events once, with hosts for at most `LONGEST_WAIT` seconds; close hosts that have ended."""
+        super().step(min(seconds, LONGEST_WAIT) if self._hosts else seconds)
         for host in self._hosts:
             if host.number in self._carried and not self._carried[host.number].seconds_left():
                 self._cut_off(host)

@@ -7,6 +7,7 @@ on a slow receiver: while a destination of output is full, the loop does not tak
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import selectors
 import threading
@@ -37,6 +38,7 @@ class ReaderLoop:
         self._sinks = list(sinks)
         self._selector = selectors.DefaultSelector()
         self._urgent: set[int] = set()
+        self._holders: list[Callable[[bool], None]] = []
         self._calls: deque[Callable[[], None]] = deque()
         self._lock = threading.Lock()  # guards `_bell`, which is used by threads that may outlive this object
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -57,11 +59,19 @@ class ReaderLoop:
         if urgent:
             self._urgent.add(descriptor)
 
+    def has_reader(self, descriptor: int) -> bool:
+        """Return whether a descriptor is registered."""
+        return descriptor in self._selector.get_map()
+
     def remove_reader(self, descriptor: int) -> None:
         """Unregister a descriptor, which is about to be closed; do nothing if it is not registered, or no longer."""
         self._urgent.discard(descriptor)
         with contextlib.suppress(KeyError):
             self._selector.unregister(descriptor)
+
+    def hold_by(self, hold: Callable[[bool], None]) -> None:
+        """Call `hold` in each step with whether a sink is full, so that a source of output pauses while one is."""
+        self._holders.append(hold)
 
     def wake(self, act: Callable[[], None]) -> None:
         """Call `act` in the loop's thread. Any thread may call this; nothing happens once the loop is closed."""
@@ -70,20 +80,21 @@ class ReaderLoop:
                 self._calls.append(act)
                 os.eventfd_write(self._bell, 1)
 
-    def step(self, seconds: float | None) -> None:
+    def step(self, seconds: float) -> None:
         """Wait for events once, and handle them.
 
         Parameters
         ----------
-        seconds : float or None
-            Longest wait in seconds; None: no limit.
+        seconds : float
+            Longest wait in seconds; infinity: no limit.
         """
         self._watch_room()
         full = [sink for sink in self._sinks if sink.full()]  # calls full() of all of them, which has effects
-        self._hold_output(bool(full))
+        for hold in self._holders:
+            hold(bool(full))
         if full:
-            seconds = LOOK if seconds is None else min(seconds, LOOK)
-        ready = [key for key, _ in self._selector.select(seconds)]
+            seconds = min(seconds, LOOK)
+        ready = [key for key, _ in self._selector.select(None if seconds == math.inf else seconds)]
         self.woken_at = time.time()
         registered = self._selector.get_map()
         for key in sorted(ready, key=lambda key: key.fd not in self._urgent):
@@ -101,9 +112,6 @@ class ReaderLoop:
     def _list_outputs(self) -> Iterator[Outgoing]:
         """Yield the buffers whose data is written as soon as their readers have room."""
         yield from (sink for sink in self._sinks if isinstance(sink, Outgoing))
-
-    def _hold_output(self, full: bool) -> None:
-        """Take no further output of ranks while a sink is full, and take it again afterwards; here there is none."""
 
     def _watch_room(self) -> None:
         """Register those outputs for writing that have data waiting, and no others."""

@@ -9,11 +9,12 @@ failure, or a signal to end, the stages are::
 from __future__ import annotations
 
 import functools
+import math
 import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -24,12 +25,11 @@ from ...host.signals import FLIGHT
 from ...text import readable
 from .guardian import Guardian
 from .job_signals import ending_line, handle_signals
-from .outgoing import Outgoing
 from .output import Stream
 from .rank_end import RankEnd, describe_code
 from .reader_loop import ReaderLoop
 from .spawn import Rank
-from .writer import LOOK, Writer
+from .writer import LOOK
 
 PIPE_DRAIN = 4 << 20
 SWEEP_LOOK = 0.02
@@ -73,17 +73,18 @@ class Outcome:
         return any(end.code != 0 for end in self.ends)
 
 
-class Supervisor(ReaderLoop):
+class Supervisor:
     """Supervisor of a job's ranks on this host.
 
     Parameters
     ----------
+    loop : ReaderLoop
+        Event loop of its owner, which closes it. While one of its sinks is full, ranks are not read, and block when
+        their pipes are full.
     guardian : Guardian
         Guardian that learns of every process group.
     wakeup : socket.socket
         Socket that delivers the numbers of `SIGNALS` (`engine.host.signals`).
-    sinks : iterable of Outgoing or Writer
-        Destinations of the output. While one of them is full, ranks are not read, and block when their pipes are full.
     grace : float
         Seconds between the stages of an ending.
     say : callable
@@ -94,21 +95,22 @@ class Supervisor(ReaderLoop):
 
     def __init__(
         self,
+        loop: ReaderLoop,
         guardian: Guardian,
         wakeup: socket.socket,
-        sinks: Iterable[Outgoing | Writer],
         grace: float,
         say: Callable[[str], None],
         ended: Callable[[Rank, RankEnd], None] = lambda *_: None,
     ) -> None:
-        super().__init__(sinks)
+        self._loop = loop
         self._guardian = guardian
         self._wakeup = wakeup
         self._full = self._held_back = False
         self._grace = grace
         self._say = say
         self._tell_end = ended
-        self.add_reader(wakeup.fileno(), self._handle_signals)
+        loop.add_reader(wakeup.fileno(), self._handle_signals)
+        loop.hold_by(self._hold_streams)
         self._alive: dict[int, Rank] = {}
         self._streams: dict[int, list[Stream]] = {}
         self._groups: set[int] = set()
@@ -136,7 +138,7 @@ class Supervisor(ReaderLoop):
         self._alive[rank.number] = rank
         self._streams[rank.number] = []
         # Deaths come first, so that their order is recorded correctly.
-        self.add_reader(rank.pidfd, functools.partial(self._note_end, rank), urgent=True)
+        self._loop.add_reader(rank.pidfd, functools.partial(self._note_end, rank), urgent=True)
 
     def listen(self, stream: Stream) -> None:
         """Relay one more stream.
@@ -147,7 +149,7 @@ class Supervisor(ReaderLoop):
             Stream of a rank that is watched.
         """
         self._streams[stream.rank].append(stream)
-        self.add_reader(stream.pipe, functools.partial(self._read, stream))
+        self._loop.add_reader(stream.pipe, functools.partial(self._read, stream))
 
     def hold(self) -> None:
         """Keep `run` from returning until `release` is called: ranks on other hosts may still run."""
@@ -176,16 +178,30 @@ class Supervisor(ReaderLoop):
 
     def run(self) -> Outcome:
         """Serve the ranks until all have ended and no process of theirs is left."""
-        while self._alive or self._held:
-            self.step(None if self._patience is None else self._patience.wait())
-            if self._patience is not None and not self._patience.seconds_left():
-                self._enter_next_stage()
+        while (seconds := self.advance()) is not None:
+            self._loop.step(seconds)
+        return self.finish()
+
+    def advance(self) -> float | None:
+        """Do what is due; return the seconds until more may be, or None once all ranks have ended.
+
+        The caller handles events of the loop between two calls.
+        """
+        if self._patience is not None and not self._patience.seconds_left():
+            self._enter_next_stage()
+        self._look_at_traced()
+        if not (self._alive or self._held):
+            return None
+        seconds = math.inf if self._patience is None else self._patience.wait()
+        return min(seconds, LOOK) if self._traced else seconds
+
+    def finish(self) -> Outcome:
+        """End what ranks that have ended have left, and show their last output."""
         self._end_leftovers()
         for streams in self._streams.values():
             for stream in streams:
                 stream.drain(PIPE_DRAIN)
                 self._close(stream)
-        self.close()
         return Outcome(sorted(self._ends, key=lambda end: end.rank), self._signum, self._hurry)
 
     def abandon(self) -> None:
@@ -193,34 +209,26 @@ class Supervisor(ReaderLoop):
         self.kill()
         self.run()
 
-    def step(self, seconds: float | None) -> None:
-        """Wait for events once and handle them, and look at ended ranks that a debugger holds."""
-        if self._traced:
-            self._look_at_traced()
-            seconds = LOOK if seconds is None else min(seconds, LOOK)
-        super().step(seconds)
-
     def hold_back(self, held: bool) -> None:
         """Pause reading the ranks' output, or resume it."""
         self._held_back = held
 
-    def _hold_output(self, full: bool) -> None:
+    def _hold_streams(self, full: bool) -> None:
         """Register the streams for reading only while all sinks have room."""
         held = full or self._held_back
         if held or held != self._full:
             self._full = held
-            registered = self._selector.get_map()
             for stream in (stream for streams in self._streams.values() for stream in streams if stream.pipe >= 0):
                 if held:
-                    self.remove_reader(stream.pipe)
-                elif stream.pipe not in registered:
-                    self.add_reader(stream.pipe, functools.partial(self._read, stream))
+                    self._loop.remove_reader(stream.pipe)
+                elif not self._loop.has_reader(stream.pipe):
+                    self._loop.add_reader(stream.pipe, functools.partial(self._read, stream))
 
     def _note_end(self, rank: Rank) -> None:
         """Reap a rank that has ended, unless a debugger traces it, which must see its end first."""
-        self.remove_reader(rank.pidfd)
+        self._loop.remove_reader(rank.pidfd)
         os.close(rank.pidfd)
-        now = self.woken_at
+        now = self._loop.woken_at
         if (code := rank.process.poll()) is None:
             self._traced.append((rank, now, Patience(TRACED)))
         else:
@@ -276,12 +284,12 @@ class Supervisor(ReaderLoop):
         if (pipe := stream.pipe) >= 0:
             (read or stream.read)()
             if stream.pipe < 0:
-                self.remove_reader(pipe)
+                self._loop.remove_reader(pipe)
 
     def _close(self, stream: Stream) -> None:
         """Close a stream, although another process may still hold its pipe."""
         if stream.pipe >= 0:
-            self.remove_reader(stream.pipe)
+            self._loop.remove_reader(stream.pipe)
             stream.close()
 
     def _handle_signals(self) -> None:
@@ -343,7 +351,7 @@ class Supervisor(ReaderLoop):
                 f"rank {rank.number} (pid {rank.pid}) cannot be killed: it waits in the kernel, as for a file system "
                 "that stands still; it ends when that goes on, and is not waited for"
             )
-            self.remove_reader(rank.pidfd)
+            self._loop.remove_reader(rank.pidfd)
             os.close(rank.pidfd)
             self._record_end(rank, -signal.SIGKILL, time.time())
 
@@ -401,7 +409,7 @@ class Supervisor(ReaderLoop):
             if spent > SWEEP_LIMIT:
                 self._say("gave up on " + ", ".join(f"{process.name} ({process.pid})" for process in left[:10]))
                 return
-            self.step(SWEEP_LOOK)
+            self._loop.step(SWEEP_LOOK)
 
     def _left_behind(self) -> list[processes.Process]:
         """Return the running processes that ranks have left."""
