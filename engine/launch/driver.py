@@ -1,8 +1,8 @@
 """The driver of a job: it starts agents on hosts, handles what they report, and does what the job's policy decides.
 
-It starts no ranks: agents do. It has one thread and one selector, and never blocks. There are two policies. A fixed job
-(`fixed_policy`) starts all ranks once, and ends them all when one fails. An elastic job (`elastic.policy`) replaces
-workers, as `engine.elastic.machine` decides.
+It has one thread and one selector, and never blocks. There are three policies. A fixed job starts all ranks once, and
+ends them all when one fails: by agents (`fixed_policy`), or as children of this process if all are on this host
+(`local_policy`). An elastic job (`elastic.policy`) has agents and replaces workers; `engine.elastic.machine` decides.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from typing import Any
 from . import frames
 from .frames import UNPROVEN
 
-PROTOCOL = 2  # number of this protocol, the same on both sides
+PROTOCOL = 3  # number of this protocol, the same on both sides
 OPENING = b"enginerun %d\r\n" % PROTOCOL
 CLIENT, SERVER = "client", "server"
 NONCE = 16  # bytes
@@ -39,9 +39,12 @@ class AuthenticationError(StreamError):
     """The other side does not know the secret, or a message was changed, left out, repeated or sent back."""
 
 
-def derive_key(secret: str, purpose: str) -> bytes:
-    """Return the key for one purpose, from a secret that has several."""
-    return hmac.digest(secret.encode(), purpose.encode(), "sha256")
+def derive_key(secret: str | bytes, purpose: str) -> bytes:
+    """Return the key for one purpose, from a secret that has several.
+
+    So no message of one kind of connection can be taken for one of another kind, even if somebody relays it.
+    """
+    return hmac.digest(secret if isinstance(secret, bytes) else secret.encode(), purpose.encode(), "sha256")
 
 
 class Seal:

@@ -26,11 +26,16 @@ def peer_uid(connection: socket.socket) -> int:
     return int(uid)
 
 
-def receive_with_descriptors(connection: socket.socket, nbytes: int, descriptors: list[int]) -> bytes:
-    """Receive bytes, and append the descriptors that come with them (close-on-exec) to `descriptors`."""
+def receive_with_descriptors(
+    connection: socket.socket, nbytes: int, descriptors: list[int], most: int = GROUP
+) -> bytes:
+    """Receive bytes, and append the descriptors that come with them (close-on-exec) to `descriptors`.
+
+    The kernel closes those beyond `most`, so that a stranger cannot use up this process's descriptors.
+    """
     # socket.recv_fds ignores its flags in some versions of Python, and would leave them open across exec.
     numbers = array.array("i")
-    room = socket.CMSG_LEN(GROUP * numbers.itemsize)
+    room = socket.CMSG_LEN(most * numbers.itemsize)
     data, ancillary, _, _ = retry_short(connection.recvmsg, nbytes, room, socket.MSG_CMSG_CLOEXEC)
     for level, kind, payload in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:

@@ -35,6 +35,7 @@ from engine.net import frames
 from engine.net.connection import connect as connect_stream
 from engine.net.event_loop import Coroutine, CoroutineLoop
 from engine.net.rendezvous import Gathered, RendezvousOptions, gather
+from engine.net.rendezvous.messages import derive_leaders_key
 from engine.net.stream import CLIENT, SERVER, AuthenticatedStream, Seal, StreamError, derive_key
 from engine.ray import node_agent
 from engine.spark.task_channel import reach_driver
@@ -176,7 +177,7 @@ def _lead(dice: random.Random, world: World, address: Address) -> None:
     good = {"role": "leader", "rank": 1, "size": 2, "processes": 1, "pid": 7, "name": "b"}
     told = lie(dice, good)
     greeting = told if isinstance(told, dict) else good
-    found = converse(connect_stream(address, world.proof, greeting, Patience(SECONDS), Patience(SECONDS)))
+    found = converse(connect_stream(address, derive_leaders_key(world), greeting, Patience(SECONDS), Patience(SECONDS)))
     if isinstance(found, Exception):
         return
     link, _ = found

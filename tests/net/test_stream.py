@@ -82,7 +82,7 @@ def test_a_greeting_of_another_connection_proves_nothing() -> None:
 @pytest.mark.parametrize(
     ("data", "error"),
     [
-        (b"enginerun 1\r\n", "it speaks version 1 of the engine's protocol, and this process version 2: install"),
+        (b"enginerun 1\r\n", "it speaks version 1 of the engine's protocol, and this process version 3: install"),
         (b"enginerun 30\r\n", "it speaks version 30 of the engine's protocol"),
         (b"HTTP/1.1 400 Bad Request\r\n", "it is no process of this engine"),
         (b"\0\0\0\x22", "it is no process of this engine"),

@@ -25,7 +25,7 @@ from engine.errors import IncompatibleRanksError, RendezvousError
 from engine.host.sockets import wait_readable
 from engine.net.connection import GRACE
 from engine.net.rendezvous import Gathered, RendezvousOptions, gather, local_server
-from engine.net.rendezvous.messages import MOST_PROCESSORS, address, introduce
+from engine.net.rendezvous.messages import MOST_PROCESSORS, address, derive_leaders_key, introduce
 from engine.net.stream import CLIENT, SERVER, AuthenticatedStream
 from engine.session import startup
 
@@ -250,6 +250,30 @@ def test_strangers_neither_break_nor_stall_the_others(job: Callable[..., World])
         assert time.monotonic() - began < GRACE
 
     measured(measure)
+
+
+@pytest.mark.parametrize("speaks", ["descriptors", "for another host"])
+def test_stranger_of_the_same_user_is_turned_away(job: Callable[..., World], speaks: str) -> None:
+    """One sends many descriptors in one event; another has the key of connections between hosts."""
+    opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(8)]
+    with ThreadPoolExecutor() as pool, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
+        hosting_rank = pool.submit(meet, (job(0, 2), BUILD))
+        until(lambda: stranger.connect_ex(address(job(0, 2))) == 0, "rank 0 listens")
+        if speaks == "descriptors":
+            socket.send_fds(stranger, [b"\0"], opened)
+        else:
+            stream = AuthenticatedStream(derive_leaders_key(job(0, 2)), CLIENT)
+            while stream.receive() is None:
+                stream.feed(stranger.recv(stream.missing()))
+            socket.send_fds(stranger, [stream.encode(introduce(job(1, 2), 1, BUILD).told())], opened[:1])
+        stranger.settimeout(GRACE)
+        with contextlib.suppress(ConnectionResetError):
+            while stranger.recv(1 << 16):
+                pass
+        results = [*meet((job(1, 2), BUILD)), *hosting_rank.result()]
+    for descriptor in opened:
+        os.close(descriptor)
+    assert [type(result) for result in results] == [Gathered, Gathered]
 
 
 STRANGER = """

@@ -38,7 +38,7 @@ from ..connection import Connection
 from ..event_loop import CoroutineLoop
 from ..frames import MALFORMED
 from .layout import Layout
-from .messages import KINDS, Hello
+from .messages import KINDS, Hello, derive_leaders_key
 
 STRANGERS = 128  # most unauthenticated connections at once; with more, one of them is closed
 SECONDS = 1e9  # longest time limit of a start
@@ -147,7 +147,7 @@ class InterHostRendezvous:
         self.world = world
         self.patience = patience
         self.timeout = timeout
-        self.key = world.proof
+        self.key = derive_leaders_key(world)
         self.name = world.host_name or socket.gethostname()
         self.loop = CoroutineLoop()
         self.acceptor: Acceptor | None = None

@@ -20,7 +20,16 @@ from ..stream import CLIENT, AuthenticatedStream, AuthenticationError, StreamErr
 from ..unix_sockets import close_all, peer_uid, receive_with_descriptors
 from .cancellation import CancellationToken
 from .inter_host import SECONDS, refused
-from .messages import TELLING, WITH_DESCRIPTORS, Gathered, Hello, address, expect_welcome, own_pidfd
+from .messages import (
+    TELLING,
+    WITH_DESCRIPTORS,
+    Gathered,
+    Hello,
+    address,
+    derive_local_key,
+    expect_welcome,
+    own_pidfd,
+)
 from .options import RendezvousOptions
 
 _SOON = 0.05  # seconds
@@ -39,7 +48,7 @@ class LocalClient:
         self.hello = hello
         self.address = address(world)
         self.leader, self.leader_rank = ("local rank 0", -1) if world.several_hosts else ("rank 0", 0)
-        self.key = world.proof
+        self.key = derive_local_key(world)
         self.stream = AuthenticatedStream(self.key, CLIENT)
         self.timeout = min(options.timeout, TELLING) if hello.failure else options.timeout
         self.patience = Patience(self.timeout)
@@ -196,9 +205,11 @@ class LocalClient:
                 return None
             # Read exactly this message: the bytes after it carry descriptors.
             try:
-                data = receive_with_descriptors(connection, self.stream.missing(), descriptors)
+                data = receive_with_descriptors(connection, self.stream.missing(), descriptors, most=2)
             except (ConnectionError, TimeoutError):
                 return None
+            if len(descriptors) > 1:
+                raise self._not_leader("it sends more than one descriptor")
             if not data:
                 return None
             self.stream.feed(data)
@@ -213,7 +224,10 @@ class LocalClient:
                 "both?"
             ) from None
         except StreamError as error:
-            raise RendezvousError(
-                f"rank {self.hello.rank}: the process that has the name of this job's socket is not its {self.leader}: "
-                f"{error}"
-            ) from None
+            raise self._not_leader(str(error)) from None
+
+    def _not_leader(self, why: str) -> RendezvousError:
+        return RendezvousError(
+            f"rank {self.hello.rank}: the process that has the name of this job's socket is not its {self.leader}: "
+            f"{why}"
+        )

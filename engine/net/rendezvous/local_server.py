@@ -36,6 +36,7 @@ from .messages import (
     Hello,
     address,
     compare,
+    derive_local_key,
     failed_start,
     own_pidfd,
 )
@@ -67,10 +68,13 @@ class _Visitor:
             The connection is broken.
         """
         while (message := self.stream.receive()) is None:
+            nbytes = min(self.stream.missing(), 1 << 16)
             try:
-                data = receive_with_descriptors(self.connection, min(self.stream.missing(), 1 << 16), self.descriptors)
+                data = receive_with_descriptors(self.connection, nbytes, self.descriptors, most=2)
             except BlockingIOError:
                 return None
+            if len(self.descriptors) > 1:
+                raise StreamError("it sends more than one descriptor")
             if not data:
                 raise ConnectionEnded(errno.ECONNRESET, "the connection ended")
             self.stream.feed(data)
@@ -107,7 +111,7 @@ class LocalServer:
         self.failures: dict[int, str] = {}  # rank -> why it cannot start
         if hello.failure:
             self._note_failure(hello)
-        self.key = world.proof
+        self.key = derive_local_key(world)
         self.members: dict[int, _Visitor] = {}
         self.strangers: Strangers[_Visitor] = Strangers(self.size + _STRANGERS)
         self.pidfd = own_pidfd()

@@ -18,6 +18,7 @@ from ...errors import CalledOff, IncompatibleRanksError, RendezvousError
 from ...host import linux
 from ...text import readable
 from ...text.bounded_reader import shorten, whole
+from ..stream import derive_key
 from ..unix_sockets import close_all
 from .layout import Layout
 
@@ -232,6 +233,16 @@ def compare(hellos: Sequence[Hello], places: Mapping[int, str], agreed: Collecti
                 lines.append(f"{rank} has {name} {theirs}, rank 0 has {name} {mine}: {mend}")
     if lines:
         raise IncompatibleRanksError("the ranks cannot work together\n  " + "\n  ".join(lines))
+
+
+def derive_local_key(world: World) -> bytes:
+    """Return the key of the connections between the ranks of a host."""
+    return derive_key(world.proof, "rendezvous on a host")
+
+
+def derive_leaders_key(world: World) -> bytes:
+    """Return the key of the connections between hosts: trunks and lanes."""
+    return derive_key(world.proof, "rendezvous between hosts")
 
 
 def address(world: World) -> str:

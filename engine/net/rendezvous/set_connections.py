@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import socket
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from ..acceptor import Acceptor
 from ..connection import Connection, connect_again
 from ..event_loop import Coroutine, CoroutineLoop
 from ..frames import parse
-from ..stream import AuthenticationError
+from ..stream import AuthenticationError, derive_key
 from .inter_host import accept_ranks
 from .layout import Layout
 from .messages import Gathered
@@ -44,7 +43,7 @@ class SetConnector:
     def __init__(self, world: World, gathered: Gathered, timeout: float) -> None:
         self._rank = world.rank
         self._layout = gathered.layout
-        self._key = world.proof + f"world {gathered.generation}".encode()
+        self._key = derive_key(world.proof, f"process sets of world {gathered.generation}")
         self._timeout = timeout
         self._formed = 0
         first = next(iter(gathered.lanes.values()))
@@ -81,7 +80,7 @@ class SetConnector:
         layout = Layout(tuple(hosts.setdefault(self._layout.hosts[rank], len(hosts)) for rank in ranks))
         if len(hosts) == 1:
             return {}, {}
-        key = hashlib.sha256(self._key + f"process set {self._formed}".encode()).digest()
+        key = derive_key(self._key, f"process set {self._formed}")
         me = ranks.index(self._rank) if self._rank in ranks else -1
         meeting = _SetRendezvous(layout, me, key, self._sockets)
         try:
