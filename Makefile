@@ -107,7 +107,7 @@ sanitize-threads: $(VENV)/.installed-dev ## Run ranks as threads of one process 
 # In an environment of their own, which sees what .venv has: they bring much, and want no other torch.
 RECIPES := output/recipes
 .PHONY: recipes
-recipes: $(VENV)/.installed-dev ## Compare docs/libraries.md on two ranks with Trainer, Accelerate and Lightning in one process
+recipes: $(VENV)/.installed-dev ## Compare docs/how-to/libraries.md on two ranks with Trainer, Accelerate and Lightning in one process
 	@echo 'Installing the libraries into $(RECIPES)'
 	@$(BIN)/python -m venv $(RECIPES)
 	@$(BIN)/python -c 'import site; print("import site; site.addsitedir(%r)" % site.getsitepackages()[0])' \

@@ -19,7 +19,8 @@ data = TensorDataset(x, x.sum(1, keepdim=True))
 loader = DataLoader(data, batch_size=20, sampler=DistributedSampler(data, hvd.size(), hvd.rank()))
 
 model = torch.nn.Sequential(torch.nn.Linear(10, 20), torch.nn.ReLU(), torch.nn.Linear(20, 1))
-optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.01), model.named_parameters())
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
 hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 
 

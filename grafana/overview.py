@@ -42,7 +42,7 @@ HEALTH = (
     Panel(
         "stat",
         "Alerts",
-        "Alerts that fire for this run. The table below names them; docs/dashboards.md says what to do.",
+        "Alerts that fire for this run. The table below names them; docs/reference/alerts.md says what to do.",
         "short",
         (Query(f'count(ALERTS{{{RUN}, alertstate="firing"}}) or vector(0)', "firing", 0, 100),),
         width=3,
@@ -179,7 +179,7 @@ TROUBLE = (
     Panel(
         "table",
         "Alerts that are pending or fire",
-        "Empty when all is well. What to do about each is in docs/dashboards.md.",
+        "Empty when all is well. What to do about each is in docs/reference/alerts.md.",
         "short",
         (Query(f"ALERTS{{{RUN}}}", "", 1, 1, expected=False),),
         width=8,

@@ -62,8 +62,8 @@ def allreduce(
         Any shape; float16, bfloat16, float32, float64, int8, uint8, int16, uint16, int32, int64 or bool. Shape and
         dtype are equal on all ranks. In main memory.
     op : Op, optional
-        `Average`, `Sum`, `Min`, `Max`, `Product` or `Adasum`; `docs/operations.md` says what they compute. Adasum takes
-        only floats, and a number of ranks that is a power of two.
+        `Average`, `Sum`, `Min`, `Max`, `Product` or `Adasum`; `docs/reference/operations.md` says what they compute.
+        Adasum takes only floats, and a number of ranks that is a power of two.
     name : str, optional
         Name of the operation, equal on all ranks. By default, the n-th unnamed operation of its kind is matched with
         the n-th of the other ranks.

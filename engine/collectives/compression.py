@@ -1,4 +1,4 @@
-"""Compression of tensors that are sent to other ranks. `docs/compression.md` explains how to write one's own.
+"""Compression of tensors that are sent to other ranks. `docs/how-to/compression.md` explains how to write one's own.
 
 There are three kinds. `Compression.fp16` and `Compression.bf16` only name a dtype: the engine casts while it packs and
 unpacks. `Compression.tuned` leaves that choice to a knob. A *compressor* changes one tensor in Python before its

@@ -21,8 +21,8 @@ _call_numbers = itertools.count(1)
 
 WAITING = (
     "this is an elastic job, in which nothing communicates before the function that elastic.run wraps is called: move "
-    "this call into that function. A program that has none needs one (engine.elastic.run, docs/elastic.md), or has to "
-    "be started without --min-np, --max-np and --host-discovery-script"
+    "this call into that function. A program that has none needs one (engine.elastic.run, docs/how-to/elastic.md), or "
+    "has to be started without --min-np, --max-np and --host-discovery-script"
 )
 
 

@@ -6,7 +6,10 @@ from enum import IntEnum
 
 
 class Op(IntEnum):
-    """Operation by which an allreduce combines the ranks' values. `docs/operations.md` defines each for each dtype."""
+    """Operation by which an allreduce combines the ranks' values.
+
+    `docs/reference/operations.md` defines each for each dtype.
+    """
 
     SUM = 0
     AVERAGE = 1

@@ -15,7 +15,7 @@ from typing import Any
 from ..collectives.bindings import BOUND
 
 ROOT = "horovod"
-SEE = "docs/migration.md says what there is"
+SEE = "docs/reference/horovod-modules.md says what there is"
 
 # Modules, and where their names come from.
 MODULES: dict[str, tuple[str, ...]] = {

@@ -1,8 +1,8 @@
 """Settings of the engine: each is one field of `Config` with its default, unit, form, meaning and names.
 
-The launcher's options, the table in `docs/settings.md`, the arguments of `set_knobs`, the tuner's search space and the
-gauges of the knobs are derived from the fields. Only this module reads the environment. A setting `name` is read from
-`ENGINE_NAME`, or from an alias that existing job scripts use; `engine.init(name=value)` overrides both.
+The launcher's options, the table in `docs/reference/settings.md`, the arguments of `set_knobs`, the tuner's search
+space and the gauges of the knobs are derived from the fields. Only this module reads the environment. A setting `name`
+is read from `ENGINE_NAME`, or from an alias that existing job scripts use; `engine.init(name=value)` overrides both.
 """
 
 from __future__ import annotations

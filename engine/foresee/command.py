@@ -206,7 +206,8 @@ def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="enginerun foresee",
         description="Predict a training step on more hosts from timelines that were recorded on one.",
-        epilog="Record with 'enginerun -np 2 --timeline t.json python train.py'. docs/foresee.md says what is assumed.",
+        epilog="Record with 'enginerun -np 2 --timeline t.json python train.py'. "
+        "docs/explanation/foresee.md says what is assumed.",
         allow_abbrev=False,
     )
     add = parser.add_argument

@@ -1,9 +1,9 @@
 """Gradients of collectives, in Horovod's or the mathematical convention, for all frameworks.
 
-docs/operations.md has a table of both conventions. Horovod's, the default, is that of its bindings: the gradient of an
-allgather, a broadcast or a reduce-scatter is an average over ranks. In the mathematical one the loss is the sum of all
-ranks' losses. So the gradient of a rank's input is the sum of the gradients from all ranks' outputs. The forward pass
-determines the convention.
+docs/explanation/collective-gradients.md has a table of both conventions. Horovod's, the default, is that of its
+bindings: the gradient of an allgather, a broadcast or a reduce-scatter is an average over ranks. In the mathematical
+one the loss is the sum of all ranks' losses. So the gradient of a rank's input is the sum of the gradients from all
+ranks' outputs. The forward pass determines the convention.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def mathematical_gradients(enabled: bool = True) -> Iterator[None]:
     ----------
     enabled : bool
         Whether gradients are those of the sum of all ranks' losses, or else Horovod's. Horovod's are the default unless
-        `init(mathematical_gradients=True)` was called. docs/operations.md has a table of both.
+        `init(mathematical_gradients=True)` was called. docs/explanation/collective-gradients.md has a table of both.
 
     Examples
     --------

@@ -1,7 +1,7 @@
 """Collectives on arrays of JAX, which run at once on arrays, and can be traced by `jit`, `grad`, `vmap` and others.
 
 Inside `jit`, `scan`, `while_loop` and `cond` each call needs a unique name, and shapes are fixed: an allgather takes
-the same number of rows from each rank, and an all-to-all has no splits. docs/frameworks.md has more.
+the same number of rows from each rank, and an all-to-all has no splits. docs/reference/framework-limits.md has more.
 """
 
 from __future__ import annotations

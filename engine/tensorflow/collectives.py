@@ -1,7 +1,7 @@
 """Collectives on TensorFlow's tensors, with Horovod's names, argument order and defaults.
 
 They work in eager mode and in `tf.function`, and gradients flow through them: Horovod's, or the mathematical ones. See
-`engine.tensorflow.gradients`, and docs/operations.md for a table of both.
+`engine.tensorflow.gradients`, and docs/explanation/collective-gradients.md for a table of both.
 """
 
 from __future__ import annotations

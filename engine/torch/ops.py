@@ -1,7 +1,7 @@
 """Collectives on torch tensors, with Horovod's names, argument order and defaults.
 
 Gradients flow through the blocking ones that return a new tensor: Horovod's, or the mathematical ones. See
-`engine.torch.autograd`, and docs/operations.md for a table of both.
+`engine.torch.autograd`, and docs/explanation/collective-gradients.md for a table of both.
 """
 
 from __future__ import annotations

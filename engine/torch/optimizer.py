@@ -49,7 +49,7 @@ class _DistributedTorchOptimizer(Distributed):
 
         Ranks then need no agreement. A backward pass enqueues its reductions after itself on the current stream, and
         may be captured into a CUDA graph with them. `zero_grad()` keeps gradients in their memory, and `step()` reduces
-        only gradients that `no_sync()` has left. A second call has no effect. See `docs/gpu.md`.
+        only gradients that `no_sync()` has left. A second call has no effect. See `docs/how-to/cuda-graphs.md`.
 
         Raises
         ------
@@ -238,7 +238,8 @@ def DistributedOptimizer(
     `no_sync()`. `step()` first reduces gradients that backward has not, such as those set by hand, and so does
     `synchronize()`.
 
-    With `Adasum`, the changes of each rank's own `step()` are reduced instead of gradients: see `docs/optimizer.md`.
+    With `Adasum`, the changes of each rank's own `step()` are reduced instead of gradients: see
+    `docs/reference/optimizer.md`.
 
     Parameters
     ----------

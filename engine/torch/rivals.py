@@ -51,7 +51,7 @@ def expect_no_rival(named: dict[str, torch.Tensor]) -> None:
                     "DistributedOptimizer. A library that wraps models by itself (transformers' Trainer, Accelerate) "
                     "does so because it finds RANK and WORLD_SIZE: start the job with enginerun "
                     "--no-torchrun-variables. engine.torch.libraries has a Trainer and an Accelerator that do not "
-                    "wrap the model: see docs/libraries.md"
+                    "wrap the model: see docs/how-to/libraries.md"
                 )
 
 
@@ -160,7 +160,7 @@ def warn_of_lone_library(closure: Any) -> None:
         logs.logger.warning(
             "%s this process for the only one, while the engine has %d ranks: each rank then divides its loss by its "
             "own number of tokens, and has metrics and checkpoints of its own, so that the result is not that of one "
-            "process. Use engine.torch.libraries, as docs/libraries.md shows",
+            "process. Use engine.torch.libraries, as docs/how-to/libraries.md shows",
             library,
             size,
         )

@@ -1,4 +1,4 @@
-"""Every name in Horovod's tests and examples resolves, or docs/migration.md says what to write instead."""
+"""Every name in Horovod's tests and examples resolves, or docs/reference/horovod-modules.md tells another."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ import pytest
 from engine.compat import install, modules
 from engine.frameworks import basics
 
+from ..documents import read_list, read_section
+
 NAMES = Path(__file__).with_name("horovod_names.txt").read_text().split()
-PAGE = Path(__file__).parents[2] / "docs" / "migration.md"
+ROOT = Path(__file__).parents[2]
 NEEDS = {"spark": "pyspark"} | {name: name for name in ("keras", "mxnet", "ray", "tensorflow", "torch")}
 
 
@@ -27,9 +29,8 @@ def needed(name: str) -> list[str]:
 
 def documented() -> set[str]:
     """Return names that the page lists as missing."""
-    (section,) = [part for part in PAGE.read_text().split("\n## ") if part.startswith("Names that are not there\n")]
-    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
-    return {name for row in rows for name in re.findall(r"`([^`]+)`", row)} | set(modules.ABSENT)
+    items = read_list(read_section("reference/horovod-modules.md", "Names that are not there"))
+    return {name for names, _ in items for name in re.findall(r"`([^`]+)`", names)} | set(modules.ABSENT)
 
 
 def resolves(name: str) -> bool:
@@ -61,14 +62,14 @@ def lacking() -> list[str]:
 def test_every_name_that_horovods_tests_and_examples_use_is_there_or_on_the_page() -> None:
     code = "from tests.compat.test_horovod_names import lacking; print('lacking', lacking())"
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=PAGE.parents[1], capture_output=True, text=True, timeout=450, check=False
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=450, check=False
     )
     assert "lacking []" in done.stdout, done.stdout + done.stderr
 
 
 def test_mxnets_binding_exports_every_name_that_horovods_tests_and_examples_use() -> None:
     """The names are read from the source: MXNet needs another Python."""
-    tree = ast.parse((PAGE.parents[1] / "engine" / "mxnet" / "__init__.py").read_text())
+    tree = ast.parse((ROOT / "engine" / "mxnet" / "__init__.py").read_text())
     (own,) = [ast.literal_eval(node.value) for node in tree.body if isinstance(node, ast.Assign)]
     used = {name.split(".")[2] for name in NAMES if name.startswith("horovod.mxnet.")}
     assert len(used) > 20 and not used - {*own, *basics.__all__}

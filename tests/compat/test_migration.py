@@ -1,4 +1,4 @@
-"""`docs/migration.md` against the code: every name in it exists, and what it says of each name holds."""
+"""`docs/reference/horovod-*.md` against the code: every name exists, and what a page says of each name holds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from engine.launch.cli import horovod_options
 from engine.launch.cli.options import parse
 from engine.launch.errors import LaunchError
 
-PAGE = Path(__file__).parents[2] / "docs" / "migration.md"
+from ..documents import DOCS, read_list, read_section
 
 # Names that the page promises and this revision lacks. Existing names must not be listed here.
 PENDING: set[str] = set()
@@ -120,16 +120,13 @@ ELASTIC = ("--slots-per-host", "--elastic-timeout", "--reset-limit", "--blacklis
 SHOW_AND_EXIT = ["-v", "--version", "-cb", "--check-build"]
 
 
-def table(title: str) -> dict[str, str]:
-    """Return the names in one section's table, each with its text."""
-    (section,) = [part for part in PAGE.read_text().split("\n## ") if part.startswith(f"{title}\n")]
+def read_states(title: str) -> dict[str, str]:
+    """Return the names in one section's list, each with its state."""
     found: dict[str, str] = {}
-    for line in section.splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if line.startswith("| `"):
-            for name in re.findall(r"`([^`]+)`", cells[0]):
-                assert name not in found, f"{name} is in two rows"
-                found[name] = cells[1]
+    for names, text in read_list(read_section("reference/horovod-*.md", title)):
+        for name in re.findall(r"`([^`]+)`", names):
+            assert name not in found, f"{name} is in two items"
+            found[name] = text.partition(".")[0]
     assert found
     assert set(found.values()) <= {"works", "works differently", "not there"}
     return found
@@ -149,8 +146,8 @@ def table(title: str) -> dict[str, str]:
         ("Modules", [*(set(modules.MODULES) - {"horovod.common"}), *modules.ABSENT]),
     ],
 )
-def test_every_name_is_in_the_table_and_no_other(title: str, names: list[str]) -> None:
-    assert set(table(title)) == set(names)
+def test_every_name_is_on_the_page_and_no_other(title: str, names: list[str]) -> None:
+    assert set(read_states(title)) == set(names)
 
 
 def exists(name: str) -> bool:
@@ -160,8 +157,8 @@ def exists(name: str) -> bool:
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_functions_are_there_or_not_as_the_table_says(name: str) -> None:
-    promised = table("Functions and classes of `hvd`")[name] != "not there"
+def test_functions_are_there_or_not_as_the_page_says(name: str) -> None:
+    promised = read_states("Functions and classes of `hvd`")[name] != "not there"
     assert exists(name) == (promised and name not in PENDING)
 
 
@@ -173,10 +170,10 @@ def test_functions_are_there_or_not_as_the_table_says(name: str) -> None:
         ("What `horovod.ray` has", "ray"),
     ],
 )
-def test_bindings_have_what_the_table_says(title: str, package: str) -> None:
+def test_bindings_have_what_the_page_says(title: str, package: str) -> None:
     pytest.importorskip(package, reason=f"needs {package}")
     binding = importlib.import_module(f"engine.{package}")
-    for name, said in table(title).items():
+    for name, said in read_states(title).items():
         found: Any = binding
         for part in name.split(".")[1:]:
             found = getattr(found, part, None)
@@ -230,19 +227,19 @@ def test_arguments_and_methods_of_the_optimizer_are_there(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", VARIABLES)
-def test_variables_set_something_or_nothing_as_the_table_says(name: str) -> None:
+def test_variables_set_something_or_nothing_as_the_page_says(name: str) -> None:
     aliases = {each.alias for each in config.settings().values()} | set(config.SWITCHES)
     assert not aliases & set(config.WITHOUT_EFFECT)
     if name in PENDING:
         assert name not in aliases
-    elif table("Variables")[name] == "not there":
+    elif read_states("Variables")[name] == "not there":
         assert name in config.WITHOUT_EFFECT and name not in aliases
     else:
         assert name in aliases
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-def test_options_are_taken_and_do_something_or_nothing_as_the_table_says(option: str, tmp_path: Path) -> None:
+def test_options_are_taken_and_do_something_or_nothing_as_the_page_says(option: str, tmp_path: Path) -> None:
     files = {"-hostfile": "localhost slots=2", "--hostfile": "localhost slots=2", "--config-file": "{}"}
     value = OPTIONS[option]
     if option in files:
@@ -260,7 +257,10 @@ def test_options_are_taken_and_do_something_or_nothing_as_the_table_says(option:
         line = ["--min-np", "1", *line]
     options = parse(line)
     assert options.command == ("true",)
-    without_effect = table("Options of `horovodrun`")[option] == "not there" and option not in ("--min-np", "--max-np")
+    without_effect = read_states("Options of `horovodrun`")[option] == "not there" and option not in (
+        "--min-np",
+        "--max-np",
+    )
     assert options.ignored == ((option,) if without_effect else ())
 
 
@@ -272,9 +272,9 @@ def test_options_that_show_something_end_well(option: str, capsys: pytest.Captur
     assert capsys.readouterr().out.startswith("enginerun ")
 
 
-def test_modules_are_there_or_not_as_the_table_says() -> None:
+def test_modules_are_there_or_not_as_the_page_says() -> None:
     finder = modules.Finder()
-    for name, said in table("Modules").items():
+    for name, said in read_states("Modules").items():
         if said == "not there":
             with pytest.raises(ModuleNotFoundError):
                 finder.find_spec(name)
@@ -287,7 +287,7 @@ def test_modules_are_there_or_not_as_the_table_says() -> None:
 
 
 def test_the_first_diff_is_the_whole_change() -> None:
-    (diff,) = re.findall(r"```diff\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (diff,) = re.findall(r"```diff\n(.*?)```", (DOCS / "how-to/horovod.md").read_text(), re.DOTALL)
     removed = [line[1:] for line in diff.splitlines() if line.startswith("-")]
     added = [line[1:] for line in diff.splitlines() if line.startswith("+")]
     assert removed == ["import horovod.torch as hvd", "horovodrun -np 4 python train.py"]

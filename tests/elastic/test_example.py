@@ -16,7 +16,7 @@ from ..waiting import until
 pytest.importorskip("torch")
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-PAGE = EXAMPLES.parent / "docs" / "elastic.md"
+PAGE = EXAMPLES.parent / "docs" / "how-to" / "elastic.md"
 
 
 def lines(name: str) -> list[str]:

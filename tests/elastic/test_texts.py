@@ -85,7 +85,7 @@ def test_a_collective_outside_of_the_wrapped_function_is_named_by_the_programs_l
     frame, code, told = done.failure[1:]
     assert f"line {number}, in <module>" in frame and code == "  |     engine.allreduce(np.ones(4))"
     assert "move this call into that function" in told
-    assert "A program that has none needs one (engine.elastic.run, docs/elastic.md)" in told
+    assert "A program that has none needs one (engine.elastic.run, docs/how-to/elastic.md)" in told
     assert "started without --min-np" in told
 
 

@@ -1,17 +1,16 @@
-"""The examples of docs/compression.md run as printed."""
+"""The examples of docs/reference/compression.md run as printed."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
+from ..documents import DOCS, read_programs
 from ..ranks import run_ranks
 
 pytest.importorskip("torch", reason="needs torch")
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "compression.md"
 USE = """
 import torch
 hvd.init()
@@ -20,9 +19,9 @@ assert got.tolist() == [60000.0, 1.0], got
 """
 
 
-@pytest.mark.skipif(not PAGE.exists(), reason="the documentation is not part of this copy")
+@pytest.mark.skipif(not DOCS.exists(), reason="the documentation is not part of this copy")
 def test_the_examples_run() -> None:
-    compressor, scheme = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    compressor, scheme = read_programs("how-to/compression.md")
     run_ranks(2, compressor + USE)
     done = run_ranks(2, scheme + "hvd.check_consistency(dict(model.named_parameters()))\n")
     (loss,) = re.findall(r"loss ([0-9.]+)", done.ranks[0].stdout)

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import config
-
+from ..documents import read_program
 from ..left_out import EXTRAS, NAMES, leaving_out
 from ..ranks import run_ranks
 
@@ -20,13 +19,6 @@ README = (ROOT / "README.md").read_text()
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/**/*.md")])
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
 (DIFF,) = re.findall(r"^```diff\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
-
-
-def read_program(page: str, name: str) -> str:
-    """Return the program of a page in docs/ below the mark of this name."""
-    block = rf"<!-- {name}: a test runs it -->\n```python\n(.*?)^```"
-    (program,) = re.findall(block, (ROOT / "docs" / page).read_text(), re.DOTALL | re.MULTILINE)
-    return str(program)
 
 
 def without_code(page: Path) -> str:
@@ -60,7 +52,7 @@ def test_the_keras_script_trains_on_two_ranks() -> None:
     pytest.importorskip("tensorflow", reason="needs TensorFlow")
     ending = "hvd.check_consistency({each.path: each.numpy() for each in model.weights})\n"
     environment = {"KERAS_BACKEND": "tensorflow", "CUDA_VISIBLE_DEVICES": "", **leaving_out(*NAMES)}
-    done = run_ranks(2, read_program("frameworks.md", "keras") + ending, env=environment)
+    done = run_ranks(2, read_program("how-to/frameworks.md", "keras") + ending, env=environment)
     epochs = [float(found) for found in re.findall(r"loss: ([0-9.]+)", done.ranks[0].stdout)]
     assert len(epochs) == 5 and epochs[-1] < 0.5 * epochs[0], done
     assert "loss" not in done.ranks[1].stdout
@@ -70,7 +62,7 @@ def test_the_keras_script_trains_on_two_ranks() -> None:
 def test_scripts_of_the_frameworks_page_train_on_two_ranks(framework: str, package: str) -> None:
     """Ranks start with different parameters and data, and end with equal parameters and a small loss."""
     pytest.importorskip(package, reason=f"needs {package}")
-    program = read_program("frameworks.md", framework)
+    program = read_program("how-to/frameworks.md", framework)
     environment = {"KERAS_BACKEND": "tensorflow", "CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
     environment |= leaving_out(*(EXTRAS if framework == "jax" else NAMES))
     done = run_ranks(2, program, env=environment)
@@ -106,14 +98,9 @@ def test_the_diff_is_as_small_as_it_claims() -> None:
 
 def test_program_of_the_operations_page_runs() -> None:
     pytest.importorskip("torch", reason="needs torch")
-    done = run_ranks(2, read_program("operations.md", "beyond") + "print(mean.tolist(), rows.shape, plan)\n")
+    done = run_ranks(2, read_program("how-to/collectives.md", "beyond") + "print(mean.tolist(), rows.shape, plan)\n")
     for rank in done.ranks:
         assert rank.stdout == "[0.0, 0.5, 1.0] (3, 2) {'lr': 0.1}\n"
-
-
-def test_settings_are_those_of_the_code() -> None:
-    (table,) = re.findall(r"<!-- settings.*?-->\n(.*?)\n<!--", (ROOT / "docs/settings.md").read_text(), re.DOTALL)
-    assert table == config.describe()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

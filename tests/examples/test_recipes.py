@@ -13,7 +13,7 @@ pytest.importorskip("torch", reason="needs torch")
 from ..ranks import run_ranks
 from . import recipe_program
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "recipes.md").read_text()
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "how-to" / "recipes.md").read_text()
 BEGINNING, *_ = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
 RECIPES = dict(re.findall(r"^## ([^\n]*)\n+```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE))
 

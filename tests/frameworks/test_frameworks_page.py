@@ -1,4 +1,4 @@
-"""`docs/frameworks.md` against the code: names exist or not, and options are accepted or refused, as it says."""
+"""`docs/reference/frameworks.md` against the code: names and options are there or not, as it says."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 import engine
 from engine.errors import EngineError
 
-PAGE = Path(__file__).parents[2] / "docs" / "frameworks.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "frameworks.md"
 PACKAGES = {"PyTorch": "torch", "TensorFlow": "tensorflow", "Keras": "keras", "JAX": "jax"}  # tests/mxnet has MXNet
 
 

@@ -608,7 +608,7 @@ def test_a_model_in_another_library_is_refused() -> None:
         del wrapped
         for text in texts:
             assert "'0.weight' belongs to a model in DistributedDataParallel" in text, text
-            assert "docs/libraries.md" in text, text
+            assert "docs/how-to/libraries.md" in text, text
         group = dist.new_group([engine.rank()], use_local_synchronization=True)
         alone = nn.parallel.DistributedDataParallel(toy.mlp(), process_group=group)  # over this rank only
         toy.raises(EngineError, lambda: engine.DistributedOptimizer(sgd(alone), alone.named_parameters()))

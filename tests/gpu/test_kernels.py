@@ -406,7 +406,7 @@ CASES = [(d, o) for d in DTYPES for o in OPS if (d, o) != ("bool", "average")]
 
 @pytest.mark.parametrize(("dtype", "op"), CASES)
 def test_parts_are_reduced_as_on_the_cpu(device: Device, dtype: str, op: str) -> None:
-    """The bits are those of docs/operations.md, which tests/unit/test_kernels.py requires of the CPU kernels, too."""
+    """The bits are those of docs/reference/operations.md, as those of the CPU's are in tests/unit/test_kernels.py."""
     for seed, n in enumerate([0, 1, 5, 16, 33, 257, 1030]):
         for count in (1, 2, 3, 8):
             spec = Spec(dtype, op, divisor=count if op == "average" else 1)

@@ -52,7 +52,7 @@ def test_the_binding_imports_no_other_framework() -> None:
 
 
 def test_horovods_names_are_there_behind_the_switch() -> None:
-    """Covers the names that docs/migration.md lists, and those that every framework has."""
+    """Covers the names that docs/how-to/horovod.md lists, and those that every framework has."""
     there = set(says(SCRIPT).split())
     assert {name.partition(".")[2] for name in MXNET} | {"init", "rank", "size", "broadcast_object", "Average"} <= there
 

@@ -1,4 +1,4 @@
-"""Effect of each operation on each dtype: the words of docs/operations.md and the tests' NumPy reference.
+"""Effect of each operation on each dtype: the words of docs/reference/operations.md and the tests' NumPy reference.
 
 A dtype is named as users name it. bfloat16 is stored as uint16, since NumPy has no such dtype. Run this module to
 print the table of the page.
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.generic]
 Reduce = Callable[[str, Sequence[Array]], Array]  # from dtype and the ranks' values to the accumulator
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "operations.md"
 OPS = ("Sum", "Average", "Min", "Max", "Product")
 HALVES, FLOATS = ("float16", "bfloat16"), ("float32", "float64")
 INTEGERS, BOOL = ("int8", "uint8", "int16", "uint16", "int32", "int64"), ("bool",)
@@ -172,11 +172,14 @@ def same(dtype: str, a: Array, b: Array) -> NDArray[np.bool_]:
 
 
 def describe_table() -> str:
-    """Return the table of docs/operations.md."""
-    columns = ["dtype", *(f"`{op}`" for op in (*OPS, "Adasum"))]
-    cells = [[", ".join(group), *(row[op].text for op in OPS), ADASUM[group]] for group, row in TABLE.items()]
-    header = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    return "\n".join(header + [f"| {' | '.join(each)} |" for each in cells])
+    """Return the list of docs/reference/operations.md: what each operation does, by dtype."""
+    lines = []
+    for group, row in TABLE.items():
+        lines.append(f"- **{', '.join(group)}**")
+        lines += [
+            f"  - `{op}`: {text}" for op, text in [*((op, row[op].text) for op in OPS), ("Adasum", ADASUM[group])]
+        ]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The examples of docs/ray.md run as printed, on the tests' cluster."""
+"""The examples of docs/how-to/ray*.md run as printed, on the tests' cluster."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ pytest.importorskip("torch", reason="needs torch")
 
 import ray
 
-PAGE = Path(__file__).parents[2] / "docs" / "ray.md"
+from ..documents import read_program
 
+PAGES = {"executor": "how-to/ray.md", "elastic": "how-to/ray-elastic.md", "train": "how-to/ray-train.md"}
 pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.timeout(180)]
 
 
 def run(name: str, directory: Path) -> str:
     """Run one example as a separate program, as a user does; return its output."""
-    (program,) = re.findall(rf"<!-- {name}: a test runs it -->\n```python\n(.*?)^```", PAGE.read_text(), re.S | re.M)
     script = directory / "train_on_ray.py"
-    script.write_text(program)
+    script.write_text(read_program(PAGES[name], name))
     environment = os.environ | {"RAY_ADDRESS": ray.get_runtime_context().gcs_address, "HOME": str(directory)}
     command = [sys.executable, str(script)]
     done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=150)

@@ -1,1 +1,1 @@
-"""Programs of docs/libraries.md, in an environment of their own (`make recipes`)."""
+"""Programs of docs/how-to/libraries.md, in an environment of their own (`make recipes`)."""

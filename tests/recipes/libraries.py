@@ -1,4 +1,4 @@
-"""Compares the programs of docs/libraries.md on two ranks with the libraries alone in one process.
+"""Compares the programs of docs/how-to/libraries.md on two ranks with the libraries alone in one process.
 
 Half of the samples are mostly padding, the last window of each epoch is cut short, gradients are clipped, and each
 program ends with the loss of an evaluation. `make recipes` installs what they need.
@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "libraries.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "how-to" / "libraries.md").read_text(encoding="utf-8")
 BEGINNING = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)[0]
 PROGRAMS = dict(re.findall(r"^## ([^\n]*)\n+```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE))
-COMMAND = re.search(r"^```\n(enginerun [^\n]*)\n```", PAGE, re.MULTILINE)
+COMMAND = re.search(r"^```sh\n(enginerun [^\n]*)\n```", PAGE, re.MULTILINE)
 PROGRAMS["lightning.pytorch"] = PROGRAMS["Lightning"].replace("pytorch_lightning", "lightning.pytorch")
 
 # Ranks add the same float32 numbers in another order: losses agree to some 1e-6. Relative to the change of the
@@ -126,7 +126,7 @@ def main() -> int:
             failed += check(name, program)
         except (RuntimeError, subprocess.TimeoutExpired) as error:
             failed.append(f"{name}: {error}")
-    print("\n".join(failed) if failed else "The programs of docs/libraries.md give the results of one process")
+    print("\n".join(failed) if failed else "The programs of docs/how-to/libraries.md give the results of one process")
     return bool(failed)
 
 
