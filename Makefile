@@ -116,6 +116,12 @@ recipes: $(VENV)/.installed-dev ## Compare docs/how-to/libraries.md on two ranks
 	    transformers accelerate pytorch-lightning lightning
 	@$(RECIPES)/bin/python tests/recipes/libraries.py
 
+# With zensical; the site opens from the disk, and its search needs a server: `python -m http.server -d build/site/site`.
+.PHONY: docs
+docs: $(VENV)/.installed-docs ## Write the generated parts of docs/reference, make build/site from all pages, and check its links
+	@$(BIN)/python -m tools.docs_reference
+	@$(BIN)/python -m tools.docs_site build/site
+
 .PHONY: prometheus
 prometheus: $(VENV)/.installed-dev ## Fetch Debian's Prometheus for the tests; nothing is installed
 	@$(BIN)/python -m tests.metrics.prometheus_server
