@@ -1,7 +1,7 @@
 """Reference results of reductions: in float64 (longdouble for float64), and exact for whole numbers.
 
-It follows the table in `docs/reference/operations.md`. Values of bfloat16 are uint16 with its bits, because NumPy lacks that
-dtype.
+It follows the table in `docs/reference/operations.md`. Values of bfloat16 are uint16 with its bits, because NumPy lacks
+that dtype.
 """
 
 from __future__ import annotations
