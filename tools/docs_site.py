@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # Copied with their folders, so that links between them hold.
 SOURCES = ("*.md", "docs/**/*", "benchmarks/*.md", "benchmarks/history/**/*", "examples/**/*")
 SCHEMES = (("light", "default", "sun", "dark"), ("dark", "slate", "moon", "light"))
+ITEM_MARK = re.compile(r"([-*+]|\d+\.) ")
 ITEM = re.compile(r"\[([^\]]+)\]\(([^)#]+\.md)\)", re.DOTALL)
 
 
@@ -30,7 +31,10 @@ def main(directory: Path) -> int:
         if source.is_file() and "__pycache__" not in source.parts:
             target = directory / "pages" / source.relative_to(ROOT)
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(source, target)
+            if source.suffix == ".md":
+                target.write_text(indent_lists(source.read_text()))
+            else:
+                shutil.copy(source, target)
     (directory / "mkdocs.yml").write_text(json.dumps(describe_site(), indent=2))  # JSON is YAML, too
     command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean"]
     if subprocess.run(command, cwd=directory, check=False).returncode:
@@ -38,6 +42,26 @@ def main(directory: Path) -> int:
     broken = list(find_broken_links(directory / "site"))
     print("\n".join(broken) if broken else f"The site: {directory / 'site' / 'index.html'}")
     return int(bool(broken))
+
+
+def indent_lists(text: str) -> str:
+    """Return a page whose nested lists, and blocks within lists, are indented by four spaces, as the site needs."""
+    lines: list[str] = []
+    within = False  # a list
+    fence: tuple[int, int] | None = None  # a block of code's indentation, before and after
+    for line in text.splitlines():
+        indent = len(line) - len(line.lstrip())
+        if fence is not None:
+            lines.append(" " * fence[1] + line[fence[0] :] if line.strip() else line)
+            fence = None if line.strip() == "```" else fence
+            continue
+        if indent == 0 and line:
+            within = ITEM_MARK.match(line) is not None or (within and lines[-1] != "")
+        more = (indent // 2) * 4 if within else indent
+        if line.lstrip().startswith("```"):
+            fence = (indent, more)
+        lines.append(" " * more + line.lstrip() if line.strip() else line)
+    return "\n".join(lines) + "\n"
 
 
 def read_navigation() -> list[dict[str, Any]]:
