@@ -98,7 +98,7 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
         The file cannot be created.
     """
     session = runtime.current()
-    with runtime.hold_alone("start_timeline"):
+    with runtime.owner.hold_alone("start_timeline"):
         if session.timeline is not None:
             path = session.timeline.path
             raise EngineError(f"a timeline is being recorded to {path}; call engine.stop_timeline() first")
@@ -108,7 +108,7 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
 def stop_timeline() -> None:
     """Stop this rank's timeline and complete its file, as `shutdown` does. Does nothing if none is being recorded."""
     session = runtime.current()
-    with runtime.hold_alone("stop_timeline"):
+    with runtime.owner.hold_alone("stop_timeline"):
         session.stop_timeline()
 
 

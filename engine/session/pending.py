@@ -15,7 +15,6 @@ from typing import Any
 
 from ..collectives.process_sets import ProcessSet, global_process_set
 from ..config import config
-from ..config.launchers import LAUNCHERS
 from ..config.world import World
 from ..errors import ConfigError
 from ..metrics.export.in_process import InProcess, listen
@@ -32,8 +31,6 @@ GATE = "ENGINE_GATE"
 """Variable of every process of an elastic job: the address at which it asks for its place in a world."""
 FEWEST_TRIALS = 2
 """Remaining trials of a job that a new search needs: one for the knobs in force, and one for others."""
-HOROVOD = ("HOROVOD_RANK", "HOROVOD_LOCAL_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_SIZE")
-"""Variables that tell programs for Horovod their rank and size."""
 _SHORTEST, _LONGEST = 0.0005, 0.02  # seconds between two polls while waiting for the other ranks
 
 
@@ -107,13 +104,11 @@ class PendingSession:
         process_set._leave()
         return True
 
-    def tell_children(self) -> None:
-        """Update the launcher's variables to the current world, for processes that this one spawns."""
-        numbers = self.world.rank, self.world.local_rank, self.world.size, self.world.local_size
-        told = [str(number) for number in numbers]
-        for names in (*(launcher.place for launcher in LAUNCHERS), HOROVOD):
-            if names[0] in os.environ:
-                os.environ.update(zip(names, told, strict=True))
+    def free_metrics_port(self) -> None:
+        """Stop the metrics service, unless this rank serves its host in the next world, too."""
+        if self.metrics_service is not None and self.world.local_rank != 0:
+            service, self.metrics_service = self.metrics_service, None
+            service.stop()
 
     def begin_numbers(self) -> None:
         """Reset the counters of names in a new world, since its new ranks have not seen the previous worlds."""

@@ -6,6 +6,7 @@ import time
 from array import array
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import ExitStack
 from itertools import accumulate, chain
 from typing import Any
 
@@ -132,13 +133,21 @@ class ProcessSetRegistry:
         patience = Patience(seconds)
         while any(map(self._pending, self._sets.values())) and patience.seconds_left():
             time.sleep(0.001)
-        for process_set in self._sets.values():
+        with ExitStack() as ends:
+            ends.callback(global_process_set._leave)
+            for number in reversed(self._sets):
+                ends.callback(self._end_set, number, seconds)
+        return found
+
+    def _end_set(self, number: int, seconds: float) -> None:
+        """End one set as the world ends."""
+        process_set = self._sets[number]
+        try:
             if process_set._engine is not None:
                 process_set._engine.close(0.0 if self._pending(process_set) else min(seconds, IDLE))
+        finally:
             process_set._leave()
-        self._sets.clear()
-        global_process_set._leave()
-        return found
+            del self._sets[number]
 
     def _form(self, process_set: ProcessSet, ranks: tuple[int, ...]) -> core.Engine | None:
         """Create this rank's engine in a set. If a rank fails, no rank has the set, and numbers stay equal."""

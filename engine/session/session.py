@@ -128,11 +128,17 @@ class EngineSession:
 
     def fail(self, error: BaseException) -> None:
         """End the world because this rank's start has failed with `error`, and close what is up."""
+        if self.joined and self.engine.failure is None:
+            self.ends.callback(self.engine.abort, reason_of(error))
+        self.close_after(error)
+
+    def close_after(self, error: BaseException) -> None:
+        """Close what is up after `error`, which the caller raises: if an end raises as well, `error` gets a note."""
         try:
-            if self.joined and self.engine.failure is None:
-                self.engine.abort(reason_of(error))
-        finally:
             self.close(0.0)
+        except Exception as another:
+            logs.logger.debug("a failed session does not end as it should", exc_info=True)
+            error.add_note(f"Then the end of the session raised {format_exception(another)}")
 
     def close(self, seconds: float) -> None:
         """Leave the world and end all steps, even if some of their ends raise.
@@ -182,11 +188,10 @@ class EngineSession:
 
     def stop_monitor(self) -> None:
         """Close the engine, which ends the monitor's thread, and wait for that."""
-        try:
+        with contextlib.ExitStack() as ends:
+            ends.callback(self.monitor.stop, MOMENT)
+            ends.callback(self.monitor.report_failure)  # Before the device is closed: the launcher may not wait for it.
             self.close_engine()
-        finally:
-            self.monitor.report_failure()  # Before the device is closed, which the launcher may not wait for.
-            self.monitor.stop(MOMENT)
 
     def close_process_sets(self) -> None:
         """Close the process sets, and wait for the ranks that still need this one for their GPU collectives."""
@@ -200,18 +205,21 @@ class EngineSession:
 
     def finish_programs(self) -> None:
         """Wait for running programs of frameworks; on a time-out, log which ranks their collectives wait for."""
-        timeout = self.seconds_left()
-        for callback in _before_shutdown:
-            if late := callback(self.seconds_left()):
-                engines = (self.engine, *self.sets.engines.values())
-                waits = [_describe_wait(operation) for engine in engines for operation in engine.pending()]
-                logs.logger.warning(
-                    "rank %d stops the engine while %s, after %.3g s (shutdown_timeout): %s",
-                    self.world.rank,
-                    late,
-                    timeout,
-                    "; ".join(waits[:SHOWN]) or "no collective is in flight, so it computes",
-                )
+        with contextlib.ExitStack() as ends:
+            for callback in reversed(_before_shutdown):
+                ends.callback(self._finish_program, callback, self.seconds_left())
+
+    def _finish_program(self, callback: Callable[[float], str | None], timeout: float) -> None:
+        if late := callback(self.seconds_left()):
+            engines = (self.engine, *self.sets.engines.values())
+            waits = [_describe_wait(operation) for engine in engines for operation in engine.pending()]
+            logs.logger.warning(
+                "rank %d stops the engine while %s, after %.3g s (shutdown_timeout): %s",
+                self.world.rank,
+                late,
+                timeout,
+                "; ".join(waits[:SHOWN]) or "no collective is in flight, so it computes",
+            )
 
     def _stop_metrics(self) -> None:
         if self.metrics_service is not None:

@@ -54,7 +54,7 @@ def steps_until(over: Callable[[], bool], mark: Callable[[], object], seconds: f
 
 
 def tuner() -> tuning.Tuning:
-    running = engine.session.runtime._session
+    running = engine.session.runtime.owner.session
     assert running is not None and running.tuning is not None
     return running.tuning
 

@@ -17,7 +17,7 @@ import numpy as np
 
 import engine
 from engine.net.rendezvous import local_client, local_server, messages
-from engine.session import monitor, registry, runtime, session, startup
+from engine.session import arguments, monitor, registry, session, startup
 from engine.trace import timeline
 from engine.tuning import trial_loop
 
@@ -25,13 +25,13 @@ from ..waiting import be_late
 from .programs import touch, wait_for
 
 BEFORE = {
-    "environment": (runtime.config, "environment"),
-    "descriptors": (runtime.linux, "open_standard_descriptors"),
-    "given": (runtime.config, "given"),
-    "detect": (runtime, "detect"),
-    "given sets": (runtime, "_given_sets"),
-    "logs": (runtime.logs, "configure"),
-    "session": (runtime, "EngineSession"),
+    "environment": (arguments.config, "environment"),
+    "descriptors": (arguments.linux, "open_standard_descriptors"),
+    "given": (arguments.config, "given"),
+    "detect": (arguments, "detect"),
+    "given sets": (arguments, "make_process_sets"),
+    "logs": (arguments.logs, "configure"),
+    "session": (arguments, "EngineSession"),
     "listen": (startup, "listen"),
     "kernels": (startup.setup, "use_kernels"),
     "reserve": (startup.linux, "reserve_descriptors"),
@@ -172,6 +172,31 @@ def state() -> dict[str, Any]:
         "descriptors": len(os.listdir("/proc/self/fd")),
         "threads": sorted(each.name for each in threading.enumerate() if each is not threading.main_thread()),
     }
+
+
+def broken_end() -> tuple[str, list[str], float, Any]:
+    """Make `init` fail on rank 1 before the ranks meet, and the end of its timeline as well.
+
+    Return the error with its notes, the seconds that it took, and the outcome of a second `init`.
+    """
+    rank = int(os.environ["ENGINE_RANK"])
+    options = {"timeline": Path(f"timeline.{rank}"), "start_timeout": 60.0}
+    kept, begun, error = timeline.Timeline.stop, time.monotonic(), None
+
+    def stop_and_raise(self: timeline.Timeline) -> None:
+        kept(self)
+        raise OSError("an end is broken")
+
+    try:
+        with broken("join") if rank == 1 else quiet():
+            timeline.Timeline.stop = stop_and_raise  # type: ignore[method-assign]
+            engine.init(**options)
+    except Exception as raised:
+        error = raised
+    finally:
+        timeline.Timeline.stop = kept  # type: ignore[method-assign]
+    seconds = time.monotonic() - begun
+    return str(error), getattr(error, "__notes__", []), seconds, attempt(lambda: engine.init(**options))
 
 
 def unequal_calls() -> float:

@@ -34,6 +34,13 @@ def test_init_that_fails_on_one_rank_fails_on_all_and_works_again(size: int, hos
         assert row["sum"] == size, row
 
 
+def test_failed_init_tells_the_other_ranks_although_an_end_raises() -> None:
+    """Regression: an exception at the end of a step hid the cause, and the others waited for the start timeout."""
+    for error, notes, seconds, again in run_ranks(2, init_programs.broken_end).values:
+        assert "a step is broken" in error and seconds < 30.0 and again is None, (error, seconds, again)
+        assert notes == ["Then the end of the session raised OSError: an end is broken"], notes
+
+
 def test_init_works_again_on_ranks_that_have_called_it_unequally_often() -> None:
     """Regression: each process counted its calls, and ranks with different counts never met."""
     assert run_ranks(2, init_programs.unequal_calls).values == [2.0, 2.0]

@@ -41,7 +41,7 @@ def searches(me: Rank, log: str) -> None:
             if engine.knobs() not in seen:
                 seen.append(engine.knobs())
             late = time.monotonic() > end
-            over[0] = me.rank == 0 and (late or not runtime._session.tuning.searching)  # type: ignore[union-attr]
+            over[0] = me.rank == 0 and (late or not runtime.owner.session.tuning.searching)  # type: ignore[union-attr]
             over = engine.allreduce(over, name="over", op=engine.Max)
         assert not late, f"the search is not over within {SECONDS} s"
     host = [{name: knobs[name] for name in OF_HOST_MEMORY & knobs.keys()} for knobs in seen]

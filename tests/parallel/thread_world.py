@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from engine.collectives.process_sets import global_process_set
+from engine.errors import EngineError
 from engine.metrics import page
 from engine.native import core, setup
 from engine.net.rendezvous.layout import Layout
@@ -152,7 +153,7 @@ class ThreadWorld:
             sys.setswitchinterval(interval)
         raised = [error for error in errors if error is not None]
         if raised:
-            first = next((error for error in raised if not isinstance(error, runtime.EngineError)), raised[0])
+            first = next((error for error in raised if not isinstance(error, EngineError)), raised[0])
             raise first
         return results
 

@@ -77,7 +77,7 @@ def train_until_tuned(trials: int) -> int:
         optimizer.step()
         steps += 1
         if engine.rank() == 0:
-            tuning = engine.session.runtime._session.tuning  # type: ignore[union-attr]
+            tuning = engine.session.runtime.owner.session.tuning  # type: ignore[union-attr]
             flag[0] = tuning is None or tuning._trials > trials or time.monotonic() > end
         flag = engine.allreduce(flag, name="over", op=engine.Max)
     assert torch.equal(parameter.detach(), torch.full((4096,), -0.5 * steps))

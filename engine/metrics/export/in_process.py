@@ -59,9 +59,11 @@ class InProcess:
 
     def stop(self) -> None:
         """Stop serving; takes at most 2 s."""
-        self._service.stop()
-        for stranger in self._strangers:
-            stranger.close()
+        try:
+            self._service.stop()
+        finally:
+            for stranger in self._strangers:
+                stranger.close()
 
 
 def listen(settings: Config, local_rank: int) -> InProcess | None:
