@@ -68,7 +68,7 @@ class EngineCollectiveBackend(CollectiveBackend):
                 f"the engine is rank {self._engine.rank()} of {self._engine.size()}, not {rank} of {ranks}"
             )
         self.operations = EngineOperations(ranks, self._engine)
-        self._shared: memoryview = importlib.import_module("engine.session.runtime").engine().share(largest)
+        self._shared: memoryview = importlib.import_module("engine.session.runtime").current_engine().share(largest)
 
     def prepare(self, case: str, nbytes: int) -> Prepared:
         import torch

@@ -64,7 +64,7 @@ class Hooks:
         engine = importlib.import_module("engine")
         binding = importlib.import_module("engine_ext.bindings.gradients")
 
-        native = importlib.import_module("engine.session.runtime").engine()
+        native = importlib.import_module("engine.session.runtime").current_engine()
         try:
             self._group = binding.GradientGroup(native, _FastPath(), int(engine.Sum))
         except TypeError:  # An older build measured with `--against` may take functions instead.

@@ -37,7 +37,7 @@ def instrument_block(how: str) -> Iterator[None]:
         engine = importlib.import_module("engine")
         engine.start_timeline(paths.get_output_path("timeline"))
     elif how in ("counted", "paused"):
-        importlib.import_module("engine.session.runtime").engine().count(how == "counted")
+        importlib.import_module("engine.session.runtime").current_engine().count(how == "counted")
     try:
         yield
     finally:

@@ -99,7 +99,9 @@ class FrozenRank:
         from engine.session import runtime
 
         tensors = [Frozen(f"array {k}", "float32", COUNT, each.at) for k, each in enumerate(self.arrays)]
-        return runtime.device().freeze(self.device.ordinal, tensors, Reduction(ranks.OPS["sum"], *FACTORS, None))
+        return runtime.current_device().freeze(
+            self.device.ordinal, tensors, Reduction(ranks.OPS["sum"], *FACTORS, None)
+        )
 
     def enqueue_pass(self) -> None:
         """Reduce the arrays by the frozen pass."""

@@ -93,7 +93,7 @@ class NumericsRank:
 
         root = self.size - 1
         array = Array(self.device, reference.draw_values(self.rank, count, dtype), dtype)
-        runtime.engine().broadcast(array, array, None, root).wait()
+        runtime.current_engine().broadcast(array, array, None, root).wait()
         right = np.array_equal(array.to_numpy(), reference.draw_values(root, count, dtype))
         array.free_memory()
         return 0.0 if right else inf

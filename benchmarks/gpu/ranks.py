@@ -34,7 +34,7 @@ def allreduce(array: Any, output: Any, name: str | None = None, op: str = "sum",
     from engine.session import runtime
 
     given = {"prescale": 1.0, "postscale": 1.0, "blocking": False, "wire": None} | more
-    return runtime.engine().allreduce(
+    return runtime.current_engine().allreduce(
         array, output, name, OPS[op], given["prescale"], given["postscale"], given["blocking"], given["wire"]
     )
 

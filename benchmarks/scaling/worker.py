@@ -47,7 +47,7 @@ class SleepingRank:
         return [after - before for before, after in itertools.pairwise(marks)][1:]
 
     def _step(self, named: list[tuple[float, np.ndarray[Any, Any], str]], seconds: float) -> None:
-        self._native.engine().mark_step()
+        self._native.current_engine().mark_step()
         begun = time.perf_counter()
         handles = []
         for at, array, name in named:

@@ -39,7 +39,7 @@ class HorovodBasics:
 
     def _get_process_set_ids_and_ranks(self) -> dict[int, list[int]]:
         """Return the ranks of every process set of this world, by number; scripts use it to list the sets."""
-        sets = runtime.current().sets
+        sets = runtime.current_session().sets
         return {each.process_set_id or 0: each.ranks for each in (global_process_set, *sets.added)}
 
 

@@ -48,7 +48,7 @@ def mathematical_gradients(enabled: bool = True) -> Iterator[None]:
 def are_mathematical() -> bool:
     """Return whether a collective that is called now has mathematical gradients."""
     chosen = _chosen.get()
-    return runtime.settings().mathematical_gradients if chosen is None else chosen
+    return runtime.current_settings().mathematical_gradients if chosen is None else chosen
 
 
 def choose_backward_op(mathematical: bool) -> Op:

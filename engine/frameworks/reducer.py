@@ -92,7 +92,7 @@ class Reducer(ABC):
 
     def __init__(self, options: ReductionOptions, number: int = 0) -> None:
         process_set, op = options.process_set, options.op
-        self.engine = process_set.engine if process_set.included() else runtime.engine()
+        self.engine = process_set.engine if process_set.included() else runtime.current_engine()
         self.options = options
         wire, scheme = scheme_of(options.compression, op)
         self.wire = wire

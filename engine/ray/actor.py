@@ -18,7 +18,7 @@ from ..launch.hosts.reach import network_of
 from ..launch.process.cpu_binding import Allotment
 from ..launch.process.plan import Crew, Job, plan
 from ..session import runtime
-from ..session.monitor import summary
+from ..session.monitor import summarize_exception
 
 T = TypeVar("T")
 
@@ -137,7 +137,7 @@ def telling_others() -> Iterator[None]:
         yield
     except (Exception, KeyboardInterrupt) as error:
         if runtime.is_initialized():
-            runtime.engine().abort(summary(type(error), error, error.__traceback__))
+            runtime.current_engine().abort(summarize_exception(type(error), error, error.__traceback__))
         raise
 
 
@@ -171,6 +171,6 @@ class Rank:
 
 def _refuse_a_failed_world() -> None:
     """Raise why the world has ended, before a call that could only fail because of it."""
-    if runtime.is_initialized() and (failure := runtime.engine().failure) is not None:
+    if runtime.is_initialized() and (failure := runtime.current_engine().failure) is not None:
         failure.add_note("The world ended in an earlier call: shutdown() and start() of the executor make a new one.")
         raise failure

@@ -54,7 +54,7 @@ def set_knobs(
         "sockets_per_lane": sockets_per_lane,
         **unknown,
     }
-    session = runtime.current()
+    session = runtime.current_session()
     if session.world.rank != 0:
         raise EngineError(f"set_knobs was called on rank {session.world.rank}; rank 0 decides, call it there")
     checked = config.check_knobs(changes)
@@ -65,12 +65,12 @@ def set_knobs(
 
 def knobs() -> dict[str, Any]:
     """Return the knobs that were stamped on the last schedule entry that this rank has executed."""
-    return runtime.engine().knobs()
+    return runtime.current_engine().knobs()
 
 
 def counters() -> dict[str, int]:
     """Return counts since `init`: entries, tensors, bytes, and nanoseconds `wait_ns` and `busy_ns`."""
-    return runtime.engine().counters()
+    return runtime.current_engine().counters()
 
 
 def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
@@ -97,7 +97,7 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
     OSError
         The file cannot be created.
     """
-    session = runtime.current()
+    session = runtime.current_session()
     with runtime.owner.hold_alone("start_timeline"):
         if session.timeline is not None:
             path = session.timeline.path
@@ -107,11 +107,11 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
 
 def stop_timeline() -> None:
     """Stop this rank's timeline and complete its file, as `shutdown` does. Does nothing if none is being recorded."""
-    session = runtime.current()
+    session = runtime.current_session()
     with runtime.owner.hold_alone("stop_timeline"):
         session.stop_timeline()
 
 
 def abort(reason: str) -> None:
     """End the world: calls on every rank raise an error that names this rank and `reason`."""
-    runtime.engine().abort(reason)
+    runtime.current_engine().abort(reason)

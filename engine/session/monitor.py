@@ -34,7 +34,7 @@ TOLD_SECONDS = 2.0  # longest wait of a line about an exception for the line abo
 SHOWN = 3  # largest number of names in one line of a stall report
 
 
-def summary(kind: type[BaseException], value: BaseException | None, trace: TracebackType | None) -> str:
+def summarize_exception(kind: type[BaseException], value: BaseException | None, trace: TracebackType | None) -> str:
     """Format an exception in one line, with its place in the user's code: `ValueError: bad batch at train.py:12`."""
     text = [] if value is None else exception_text(value).strip().splitlines()
     where = ""
@@ -46,7 +46,7 @@ def summary(kind: type[BaseException], value: BaseException | None, trace: Trace
     return kind.__name__ + (f": {text[0]}" if value is not None and text else "") + where
 
 
-def waiting(pending: list[dict[str, Any]], coordinator: int) -> list[str]:
+def describe_waits(pending: list[dict[str, Any]], coordinator: int) -> list[str]:
     """Return lines about operations in flight and the ranks they wait for, one line for each set of such ranks.
 
     Parameters
@@ -92,7 +92,7 @@ class Monitor:
         writer.claim_rank()
         writer.clear()
         self._thread.start()
-        self._chained, sys.excepthook = sys.excepthook, self._excepthook
+        self._chained, sys.excepthook = sys.excepthook, self._handle_uncaught
         if threading.current_thread() is threading.main_thread() and signal.getsignal(FLIGHT) is signal.SIG_DFL:
             # Python runs the handler when the main thread next executes Python code. A wait in the engine does so every
             # 100 ms; other native code delays the handler for as long as it runs.
@@ -102,7 +102,7 @@ class Monitor:
     def stop(self, timeout: float) -> None:
         """Remove the hooks and wait for the thread. The engine must have been closed."""
         # A hook that wraps ours stays installed. Ours then only calls the next one: a closed engine ignores aborts.
-        if sys.excepthook == self._excepthook:
+        if sys.excepthook == self._handle_uncaught:
             sys.excepthook = self._chained
         if self._handles_signal and threading.current_thread() is threading.main_thread():
             if signal.getsignal(FLIGHT) == self._on_signal:
@@ -127,8 +127,8 @@ class Monitor:
         writer.report_failure(rank, cause, str(failure), time.time())
         try:
             path = self._write("failure.json", content)
-            self._flight("abort")
-            with self._writing():
+            self._write_flight_record("abort")
+            with self._hold_stderr():
                 logger.error("%s (details in %s)", failure, path.parent if path else "no file")
         finally:
             self._told.set()
@@ -143,7 +143,7 @@ class Monitor:
             elif event == "stall":
                 self._report_stall()
             else:
-                logger.warning("SIGUSR1: schedule entries in %s", self._flight("signal"))
+                logger.warning("SIGUSR1: schedule entries in %s", self._write_flight_record("signal"))
 
     def _report_stall(self) -> None:
         lines = []
@@ -151,13 +151,13 @@ class Monitor:
             where = "" if engine is self._engine else f" among {readable.ranks(engine.numbers)}"
             lines += [line + where for line in engine.overdue()]
             pending = [entry for entry in engine.pending() if engine.rank != 0 or entry["missing"] is not None]
-            lines += [line + where for line in waiting(pending, engine.numbers[0])]
-        path = self._flight("stall")
+            lines += [line + where for line in describe_waits(pending, engine.numbers[0])]
+        path = self._write_flight_record("stall")
         if not lines:
             return
         logger.warning("stalled; schedule entries in %s\n  %s", path, "\n  ".join(lines))
 
-    def _flight(self, reason: str) -> Path | None:
+    def _write_flight_record(self, reason: str) -> Path | None:
         return self._write("flight.json", make_record(self._engine, self._sets.engines, reason))
 
     def _write(self, name: str, content: dict[str, Any]) -> Path | None:
@@ -168,7 +168,7 @@ class Monitor:
             logger.error("cannot write %s: %s", name, error)
             return None
 
-    def _excepthook(self, kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
+    def _handle_uncaught(self, kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
         """Tell the other ranks why this one ends, before the other hooks run.
 
         It is not called for `SystemExit`: a rank that exits, with any code, counts as having left.
@@ -176,14 +176,14 @@ class Monitor:
         if os.getpid() != self._pid:
             self._chained(kind, value, trace)
             return
-        self._engine.abort(summary(kind, value, trace))
+        self._engine.abort(summarize_exception(kind, value, trace))
         writer.report_exception(value.with_traceback(trace))
-        if self._chained is not sys.__excepthook__ or not self._shorten(kind, value, trace):
-            with self._writing():
+        if self._chained is not sys.__excepthook__ or not self._show_in_one_line(kind, value, trace):
+            with self._hold_stderr():
                 self._chained(kind, value, trace)
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
+    def _hold_stderr(self) -> Iterator[None]:
         """Hold the lock of stderr, so that the line about a failure does not split a traceback.
 
         The wait for the lock has a time-out, so that a hook that waits for its user cannot block that line for long.
@@ -195,7 +195,7 @@ class Monitor:
             if held:
                 self._stderr.release()
 
-    def _shorten(self, kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> bool:
+    def _show_in_one_line(self, kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> bool:
         """Show an exception without news in one line, with its traceback in a file; False: show it in full.
 
         If many ranks fail because of one, or are interrupted together, their tracebacks would hide the important one.
@@ -210,7 +210,7 @@ class Monitor:
         except OSError:
             return False
         # One write, so that no line of another thread can split it.
-        sys.stderr.write(f"{summary(kind, None, trace)} (its traceback: {path})\n")
+        sys.stderr.write(f"{summarize_exception(kind, None, trace)} (its traceback: {path})\n")
         sys.stderr.flush()
         return True
 

@@ -83,7 +83,7 @@ class SessionOwner:
                 if put_off:
                     self.shutdown()
 
-    def current(self) -> EngineSession:
+    def current_session(self) -> EngineSession:
         """Return the session that runs; raise NotInitializedError or ForkedError if this process has none."""
         session = self.session
         if session is None:
@@ -95,15 +95,20 @@ class SessionOwner:
     def init(self, settings: Mapping[str, Any], process_sets: ProcessSets) -> None:
         """Start the session, or make a pending one in an elastic job; do nothing if it runs."""
         if self.session is not None:
-            self.current()
+            self.current_session()
             if settings or process_sets:
                 raise ConfigError("the engine is running; call engine.shutdown() before engine.init() with settings")
         elif child_processes.is_importing_worker():
             self.imported = find_place(config.environment())
             logs.logger.info("engine.init() does nothing in process %d, a worker that imports the script", os.getpid())
         else:
-            with _report_errors():
+            try:
                 (self._wait if pending.GATE in os.environ else self._start)(settings, process_sets)
+            except EngineError as error:
+                logs.logger.debug("init has failed", exc_info=True)
+                writer.claim_rank()
+                writer.report_exception(error)
+                raise
             atexit.register(self.shutdown)
 
     def _start(self, settings: Mapping[str, Any], process_sets: ProcessSets) -> None:
@@ -121,7 +126,7 @@ class SessionOwner:
             session.start(startup.OPEN)
         except BaseException as error:
             failure = session.engine.failure if session.joined else None
-            session.fail(error)
+            session.end_failed_start(error)
             if failure is not None:
                 raise RendezvousError(f"engine.init() has failed, so no rank starts: {failure}") from None
             if not session.announced and isinstance(error, Exception):
@@ -169,7 +174,7 @@ class SessionOwner:
                 waiting.free_metrics_port()
                 startup.join_world(session, cancel)
             except BaseException as error:
-                session.fail(error)
+                session.end_failed_start(error)
                 raise
             try:
                 everybody = pending.exchange_states(session.engine, waiting.state, cancel)
@@ -196,8 +201,8 @@ class SessionOwner:
     def _leave_for(self, world: World) -> PendingSession:
         """End the current world, if any, and make the pending session for the next one."""
         if self.session is not None:
-            session = self.current()
-            carried = PendingSession.carried(session)
+            session = self.current_session()
+            carried = PendingSession.take_state(session)
             self.session = None
             try:
                 session.close(0.0 if session.engine.failure is not None else session.settings.shutdown_timeout)
@@ -235,15 +240,3 @@ class SessionOwner:
                 finally:
                     if session.engine.failure is not None:
                         session.engine.tell(state=STATES.index("failed"))  # No world follows, also in an elastic job.
-
-
-@contextlib.contextmanager
-def _report_errors() -> Iterator[None]:
-    """Write an error of `init` into this process's exit report, and hide the engine's own frames from the user."""
-    try:
-        yield
-    except EngineError as error:
-        logs.logger.debug("init has failed", exc_info=True)
-        writer.claim_rank()
-        writer.report_exception(error)
-        raise error.with_traceback(None) from None

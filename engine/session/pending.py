@@ -25,7 +25,7 @@ from ..tuning.trial_loop import Spent
 from .optimizers import move_optimizers
 from .registry import split_gathered
 from .session import EngineSession, RankState
-from .startup import tune
+from .startup import start_tuning
 
 GATE = "ENGINE_GATE"
 """Variable of every process of an elastic job: the address at which it asks for its place in a world."""
@@ -64,7 +64,7 @@ class PendingSession:
         self.await_world(self.world)
 
     @staticmethod
-    def carried(session: EngineSession) -> tuple[dict[str, Any], list[ProcessSet], RankState, InProcess | None]:
+    def take_state(session: EngineSession) -> tuple[dict[str, Any], list[ProcessSet], RankState, InProcess | None]:
         """Take the fields of this class, except `world`, out of a world that this process is about to leave."""
         tuning, serving = session.tuning, session.metrics_service
         session.metrics_service = None
@@ -73,7 +73,7 @@ class PendingSession:
             last=session.generation,
             # Only the rank with the tuner knows good knobs during a search; the others return those before the search.
             knobs=session.state.knobs if session.searching and tuning is None else knobs,
-            spent=_spent(session),
+            spent=_estimate_spent(session),
             searched=session.state.searched + (session.world.size,) * (tuning is not None and tuning.concluded),
         )
         return session.given, [*session.sets.added, *session.lost], told, serving
@@ -163,17 +163,17 @@ def restore_state(session: EngineSession, pending: PendingSession, everybody: Se
     session.state.knobs = knobs
     version = session.engine.set_knobs(**knobs) if world.rank == 0 and knobs else None
     for process_set in _in_order(pending.sets, everybody):
-        why = _missing(process_set, world, everybody)
+        why = _explain_missing_set(process_set, world, everybody)
         if why:
             process_set._lose(why)
             session.lost.append(process_set)
         else:
             process_set._leave()
             session.record_process_set(session.sets.add(process_set, moved=True))
-    move_optimizers(min(told.optimizers for told in everybody), _newest(everybody))
+    move_optimizers(min(told.optimizers for told in everybody), _find_newest_rank(everybody))
     _serve(session, pending)
     if world.rank == 0 and (session.searching or not (session.settings.autotune or knobs)):
-        tune(session, knobs, version)
+        start_tuning(session, knobs, version)
 
 
 def _serve(session: EngineSession, pending: PendingSession) -> None:
@@ -189,7 +189,7 @@ def _serve(session: EngineSession, pending: PendingSession) -> None:
         serving.start(session.pids)
 
 
-def _newest(everybody: Sequence[RankState]) -> int | None:
+def _find_newest_rank(everybody: Sequence[RankState]) -> int | None:
     """Return the lowest rank among those from the newest earlier world; None if no rank was in a world."""
     last = max((told.last for told in everybody if told.last is not None), default=None)
     return next((rank for rank, told in enumerate(everybody) if last is not None and told.last == last), None)
@@ -212,7 +212,7 @@ def _common_knobs(everybody: Sequence[RankState], engine: core.Engine) -> dict[s
     return {name: value for name, value in knobs.items() if value != engine.knobs()[name]}
 
 
-def _spent(session: EngineSession) -> Spent:
+def _estimate_spent(session: EngineSession) -> Spent:
     """Return the cost of trials for the job. Ranks without the tuner estimate two changes of knobs per trial."""
     if session.tuning is not None:
         return session.tuning.spent
@@ -242,7 +242,7 @@ def _in_order(sets: Sequence[ProcessSet], everybody: Sequence[RankState]) -> lis
     return sorted(sets, key=lambda each: first.get(each._ranks, len(first)))
 
 
-def _missing(process_set: ProcessSet, world: World, everybody: Sequence[RankState]) -> str:
+def _explain_missing_set(process_set: ProcessSet, world: World, everybody: Sequence[RankState]) -> str:
     """Return the reason why a set of an earlier world cannot be formed in a new one; empty: it can."""
     ranks = process_set._ranks
     text = f"{process_set} is not in world {world.number}, which has {world.size} ranks"

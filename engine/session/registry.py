@@ -58,7 +58,7 @@ class ProcessSetRegistry:
         """Engines of the sets that this rank is in, by the set's number."""
         return {number: each._engine for number, each in list(self._sets.items()) if each._engine is not None}
 
-    def numbered(self, number: int) -> ProcessSet:
+    def get_by_id(self, number: int) -> ProcessSet:
         """Return the set with that `process_set_id`; 0 is the global one."""
         if number == 0:
             return global_process_set
@@ -66,7 +66,7 @@ class ProcessSetRegistry:
             raise NotInitializedError(f"there is no process set with the number {number}; it may have been removed")
         return self._sets[number]
 
-    def called(self, number: int) -> ProcessSet:
+    def get_by_call_number(self, number: int) -> ProcessSet:
         """Return the set with that `call_number`."""
         found = [each for each in (global_process_set, *self._sets.values()) if each.call_number == number]
         if not found:
@@ -93,10 +93,10 @@ class ProcessSetRegistry:
         communicator = process_set._communicator
         if communicator is not None:
             ranks = distinct_ranks(communicator.allgather(self._world.rank))
-        self._agree("add", ranks, process_set)
+        self._check_agreement("add", ranks, process_set)
         others = (*(() if moved else (global_process_set,)), *self._sets.values())
         check_ranks(ranks, self._world.size, {each._ranks: each for each in others})
-        engine = self._form(process_set, ranks)
+        engine = self._form_engine(process_set, ranks)
         if engine is not None:
             self._device.admit(engine, self._next)
         process_set._enter(self._next, self._world, ranks, engine)
@@ -110,7 +110,7 @@ class ProcessSetRegistry:
         if process_set is global_process_set or process_set._world is not self._world:
             return False
         assert process_set.process_set_id is not None
-        self._agree("remove", process_set._ranks, process_set)
+        self._check_agreement("remove", process_set._ranks, process_set)
         self._expect_idle(process_set)
         if process_set._engine is not None:
             process_set._engine.close(self._timeout)
@@ -149,7 +149,7 @@ class ProcessSetRegistry:
             process_set._leave()
             del self._sets[number]
 
-    def _form(self, process_set: ProcessSet, ranks: tuple[int, ...]) -> core.Engine | None:
+    def _form_engine(self, process_set: ProcessSet, ranks: tuple[int, ...]) -> core.Engine | None:
         """Create this rank's engine in a set. If a rank fails, no rank has the set, and numbers stay equal."""
         formed, failure = None, ""
         lanes, trunks = self._connect(ranks)  # The engine owns them from now on, even if it cannot start.
@@ -174,7 +174,7 @@ class ProcessSetRegistry:
         failure = ""
         try:
             connections = self._links.open(
-                ranks, lambda text: self._texts("addresses", text), lambda: self._world.failure is not None
+                ranks, lambda text: self._gather_texts("addresses", text), lambda: self._world.failure is not None
             )
         except (OSError, RendezvousError) as error:
             failure = str(error)
@@ -192,12 +192,12 @@ class ProcessSetRegistry:
 
     def _first_told(self, subject: str, text: str) -> tuple[int, str] | None:
         """Return the first of all ranks' texts that is not empty, with its rank; None if all are empty. Collective."""
-        for rank, told in enumerate(self._texts(subject, text.encode())):
+        for rank, told in enumerate(self._gather_texts(subject, text.encode())):
             if told:
                 return rank, told.decode("utf-8", "replace")
         return None
 
-    def _texts(self, subject: str, text: bytes) -> list[bytes]:
+    def _gather_texts(self, subject: str, text: bytes) -> list[bytes]:
         """Gather the texts of all ranks. Collective."""
         handle = self._world.allgather(array("b", text), f"engine.process_set.{subject}", True)
         handle.wait()
@@ -220,7 +220,7 @@ class ProcessSetRegistry:
         pending = [] if process_set._engine is None else process_set._engine.pending()
         return str(pending[0]["name"]) if pending else ""
 
-    def _agree(self, verb: str, ranks: tuple[int, ...], process_set: ProcessSet) -> None:
+    def _check_agreement(self, verb: str, ranks: tuple[int, ...], process_set: ProcessSet) -> None:
         """Check that all ranks mean the same set; else an error on all of them lists the sets. Collective."""
         said = array("q", (len(ranks), *ranks))
         handle = self._world.allgather(said, f"engine.process_set.{verb}", True)

@@ -13,7 +13,7 @@ from typing import Any
 from ..collectives.process_sets import ProcessSet
 from ..config import config
 from ..config.world import World
-from ..errors import RankStalledError, WorldError
+from ..errors import EngineError, RankStalledError, WorldError
 from ..gpu.device import Device
 from ..native import core
 from ..net.rendezvous import CancellationToken
@@ -78,8 +78,11 @@ def init(process_sets: ProcessSets = None, **settings: Any) -> None:
     EngineError
         An ancestor of this process already is this rank, and runs the engine.
     """
-    with owner.hold_alone("init"):
-        owner.init(settings, process_sets)
+    try:
+        with owner.hold_alone("init"):
+            owner.init(settings, process_sets)
+    except EngineError as error:
+        raise error.with_traceback(None) from None  # the engine's own frames would only hide the text from the user
 
 
 def enter_world(world: World, cancel: CancellationToken | None = None) -> None:
@@ -137,9 +140,9 @@ def shutdown() -> None:
     owner.shutdown()
 
 
-def current() -> EngineSession:
-    """Return the current world. Raises the errors of `engine`."""
-    return owner.current()
+def current_session() -> EngineSession:
+    """Return the current world. Raises the errors of `current_engine`."""
+    return owner.current_session()
 
 
 def current_or_pending() -> EngineSession | PendingSession | None:
@@ -152,7 +155,7 @@ def imported_world() -> World | None:
     return owner.imported
 
 
-def engine() -> core.Engine:
+def current_engine() -> core.Engine:
     """Return the native engine.
 
     Raises
@@ -162,22 +165,22 @@ def engine() -> core.Engine:
     ForkedError
         It was called in a forked child.
     """
-    return owner.current().engine
+    return owner.current_session().engine
 
 
-def device() -> Device:
-    """Return the GPU of this rank. Raises the errors of `engine`."""
-    return owner.current().device
+def current_device() -> Device:
+    """Return the GPU of this rank. Raises the errors of `current_engine`."""
+    return owner.current_session().device
 
 
-def settings() -> config.Config:
-    """Return the settings of this process's current or next engine. Raises the errors of `engine`."""
-    return owner.pending.settings if owner.pending is not None else owner.current().settings
+def current_settings() -> config.Config:
+    """Return the settings of this process's current or next engine. Raises the errors of `current_engine`."""
+    return owner.pending.settings if owner.pending is not None else owner.current_session().settings
 
 
 def world_number() -> int:
     """Return the number of the world: the driver's in an elastic job, else the number of worlds of this process."""
-    return owner.current().generation
+    return owner.current_session().generation
 
 
 def is_waiting() -> bool:
@@ -236,7 +239,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     """
     if owner.pending is not None:
         return owner.pending.add(process_set)
-    session = owner.current()
+    session = owner.current_session()
     added = session.sets.add(process_set)
     with owner.hold_alone("add_process_set"):
         session.record_process_set(added)
@@ -253,7 +256,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     """
     if owner.pending is not None:
         return owner.pending.remove(process_set)
-    return owner.current().sets.remove(process_set)
+    return owner.current_session().sets.remove(process_set)
 
 
 def process_set(number: int) -> ProcessSet:
@@ -264,7 +267,7 @@ def process_set(number: int) -> ProcessSet:
     NotInitializedError
         There is no such set.
     """
-    return owner.current().sets.numbered(number)
+    return owner.current_session().sets.get_by_id(number)
 
 
 def called_set(number: int) -> ProcessSet:
@@ -275,4 +278,4 @@ def called_set(number: int) -> ProcessSet:
     NotInitializedError
         There is no such set.
     """
-    return owner.current().sets.called(number)
+    return owner.current_session().sets.get_by_call_number(number)

@@ -126,7 +126,7 @@ class EngineSession:
         for step in steps:
             step(self)
 
-    def fail(self, error: BaseException) -> None:
+    def end_failed_start(self, error: BaseException) -> None:
         """End the world because this rank's start has failed with `error`, and close what is up."""
         if self.joined and self.engine.failure is None:
             self.ends.callback(self.engine.abort, reason_of(error))

@@ -82,13 +82,13 @@ def read_known_knobs(session: EngineSession) -> None:
 def describe_build(session: EngineSession) -> None:
     """Collect what must be equal on all ranks: the build, and the process sets of `init`."""
     sets = session.initial_sets
-    session.build = setup.segment_info() | ({"process_sets": _described(sets)} if sets else {})
+    session.build = setup.segment_info() | ({"process_sets": _describe_sets(sets)} if sets else {})
 
 
 def open_page(session: EngineSession) -> None:
     """Open this rank's page of counters, which stays open after the session."""
     if own_page.should_count(session.settings):
-        session.page = _page(session.environ)
+        session.page = _open_own_page(session.environ)
 
 
 def open_timeline(session: EngineSession) -> None:
@@ -108,22 +108,22 @@ def join_world(session: EngineSession, cancel: CancellationToken | None = None) 
     """
     session.announced = True
     try:
-        gathered = _gather(session, cancel)
+        gathered = _gather_ranks(session, cancel)
     except Exception as error:
         if not isinstance(error, RendezvousError):  # This rank failed before the rendezvous.
             tell_failure(session.world, session.generation, error)
         raise
-    with _others_told(session, gathered) as control:
+    with _tell_others_of_failure(session, gathered) as control:
         session.layout, session.generation = gathered.layout, gathered.generation
         session.pids = {rank: gathered.pids[rank] for rank in gathered.crew}
-        session.processors = sorted(_processors(gathered))
-        session.engine, connector = _engine(session, gathered, control)
+        session.processors = sorted(_find_processors(gathered))
+        session.engine, connector = _create_engine(session, gathered, control)
     session.joined = True
     session.ends.callback(session.close_engine)  # Also if the monitor, which is closed with it, does not start.
-    _surround(session, connector)
+    _start_services(session, connector)
 
 
-def _surround(session: EngineSession, connector: SetConnector | None) -> None:
+def _start_services(session: EngineSession, connector: SetConnector | None) -> None:
     """Start all that a rank with an engine needs before the others are waited for."""
     engine, world, settings = session.engine, session.world, session.settings
     if session.page >= 0:
@@ -164,7 +164,7 @@ def serve_metrics(session: EngineSession) -> None:
 def start_tuner(session: EngineSession) -> None:
     """Apply the knobs of a log or start a search, on rank 0."""
     if session.world.rank == 0:
-        tune(session)
+        start_tuning(session)
 
 
 def log_start(session: EngineSession) -> None:
@@ -211,7 +211,7 @@ def log_environment(world: World, environ: Mapping[str, str]) -> None:
         logs.logger.debug("set, and without effect here: %s", ", ".join(unused))
 
 
-def _described(sets: Sequence[ProcessSet]) -> str:
+def _describe_sets(sets: Sequence[ProcessSet]) -> str:
     """Describe process sets in a text that differs if they differ, and is short enough for a rank's first message."""
     text = " ".join(map(repr, sets))
     if len(text) <= LONGEST_SETS:
@@ -231,13 +231,13 @@ def tell_failure(world: World, generation: int, error: Exception) -> None:
                 generation,
                 setup.segment_info(),
                 settings.start_timeout,
-                partial(_memory, world, generation),
+                partial(_create_memory, world, generation),
                 failure=format_exception(error),
             ),
         ).close()
 
 
-def _gather(session: EngineSession, cancel: CancellationToken | None) -> Gathered:
+def _gather_ranks(session: EngineSession, cancel: CancellationToken | None) -> Gathered:
     world, settings = session.world, session.settings
 
     def abort(control: int, hosts: Sequence[int], error: BaseException) -> None:
@@ -247,7 +247,7 @@ def _gather(session: EngineSession, cancel: CancellationToken | None) -> Gathere
         session.generation,
         session.build,
         settings.start_timeout,
-        partial(_memory, world, session.generation),
+        partial(_create_memory, world, session.generation),
         setup.kernel_levels() if settings.kernels == "auto" else [settings.kernels],
         settings.interface,
         settings.sockets_per_lane,
@@ -258,7 +258,7 @@ def _gather(session: EngineSession, cancel: CancellationToken | None) -> Gathere
 
 
 @contextlib.contextmanager
-def _others_told(session: EngineSession, gathered: Gathered) -> Iterator[int]:
+def _tell_others_of_failure(session: EngineSession, gathered: Gathered) -> Iterator[int]:
     """Context in which this rank's engine is created; yields a descriptor of the control segment.
 
     If the creation fails, the reason is told to the other ranks, which may have their engines already.
@@ -278,7 +278,7 @@ def _others_told(session: EngineSession, gathered: Gathered) -> Iterator[int]:
             os.close(control)
 
 
-def _mpi(session: EngineSession, gathered: Gathered, control: int) -> dict[str, Any] | None:
+def _open_mpi_lanes(session: EngineSession, gathered: Gathered, control: int) -> dict[str, Any] | None:
     """Return the parameters of lanes over MPI; None if another rank gives up meanwhile.
 
     An engine without lanes then learns the other rank's reason.
@@ -297,7 +297,7 @@ def _mpi(session: EngineSession, gathered: Gathered, control: int) -> dict[str, 
         return None
 
 
-def _engine(session: EngineSession, gathered: Gathered, control: int) -> tuple[core.Engine, SetConnector | None]:
+def _create_engine(session: EngineSession, gathered: Gathered, control: int) -> tuple[core.Engine, SetConnector | None]:
     """Create this rank's engine in the world, and the connector of process sets; None on one host."""
     world, settings = session.world, session.settings
     if gathered.kernels is not None:
@@ -305,13 +305,13 @@ def _engine(session: EngineSession, gathered: Gathered, control: int) -> tuple[c
     several = len(gathered.layout.crews) > 1
     set_links = SetConnector(world, gathered, settings.start_timeout) if several else None
     over_mpi = several and settings.lanes == "mpi"
-    mpi = _mpi(session, gathered, control) if over_mpi else None
+    mpi = _open_mpi_lanes(session, gathered, control) if over_mpi else None
     spin = spin_us(gathered) if settings.spin_us is None else settings.spin_us
     pause = yield_us(gathered) if settings.spin_us is None else 0.0
-    return _made_engine(session, gathered, spin, pause, mpi), set_links
+    return _construct_engine(session, gathered, spin, pause, mpi), set_links
 
 
-def _made_engine(
+def _construct_engine(
     session: EngineSession, gathered: Gathered, spin: float, pause: float, mpi: dict[str, Any] | None
 ) -> core.Engine:
     """Create an engine. It owns the descriptors, even if its creation fails."""
@@ -329,7 +329,7 @@ def _made_engine(
         spin_us=spin,
         yield_us=pause,
         counters=session.page,
-        **_across(gathered),
+        **_make_host_options(gathered),
         mpi=mpi,
         device_sums=settings.device_sums,
         another_follows=world.number is not None,
@@ -339,7 +339,7 @@ def _made_engine(
 def _give_up(session: EngineSession, gathered: Gathered, error: BaseException) -> None:
     """Tell the other ranks, after the rendezvous, why this rank has no engine: by an engine that only aborts."""
     try:
-        engine = _made_engine(session, gathered, 0.0, 0.0, None)
+        engine = _construct_engine(session, gathered, 0.0, 0.0, None)
     except BaseException:
         gathered.close()
         raise
@@ -373,7 +373,7 @@ def _await_start(session: EngineSession, starting: Callable[[], list[int]], hand
         handle.wait()
 
 
-def _page(environ: Mapping[str, str]) -> int:
+def _open_own_page(environ: Mapping[str, str]) -> int:
     """Open this rank's page of counters and return its descriptor."""
     try:
         return own_page.open_page(environ)
@@ -383,14 +383,14 @@ def _page(environ: Mapping[str, str]) -> int:
         ) from None
 
 
-def _across(gathered: Gathered) -> dict[str, Any]:
+def _make_host_options(gathered: Gathered) -> dict[str, Any]:
     """Return an engine's parameters about other hosts; empty if there are none."""
     if len(gathered.layout.crews) == 1:
         return {}
     return {"hosts": gathered.hosts, "trunks": gathered.trunks, "lanes": gathered.lanes}
 
 
-def _memory(world: World, generation: int) -> tuple[int, int]:
+def _create_memory(world: World, generation: int) -> tuple[int, int]:
     """Create the shared memory of a host's ranks; return the descriptors of control segment and arena."""
     try:
         control = setup.create_segment(world.size, generation)
@@ -413,7 +413,9 @@ def _knobs_of_a_log(world: World, settings: config.Config) -> dict[str, Any]:
     return {} if settings.autotune_from is None else knobs_of(settings.autotune_from)
 
 
-def tune(session: EngineSession, better: Mapping[str, Any] = MappingProxyType({}), version: int | None = None) -> None:
+def start_tuning(
+    session: EngineSession, better: Mapping[str, Any] = MappingProxyType({}), version: int | None = None
+) -> None:
     """Apply the knobs of a log, except those that the user has chosen; or start a search.
 
     `better`: knobs that an earlier world of the job has found, which are in force as that `version`.
@@ -448,7 +450,7 @@ def spin_us(gathered: Gathered) -> float:
 
     Without a processor for each rank, spinning would take the processor of the rank that is waited for.
     """
-    processors: float = len(_processors(gathered))
+    processors: float = len(_find_processors(gathered))
     try:
         quota = cpu_quota()
     except (ArithmeticError, LookupError, OSError, ValueError) as error:
@@ -466,9 +468,9 @@ def yield_us(gathered: Gathered) -> float:
     If they do, the rank that is waited for may be ready to run on this processor. If only the CPU quota is short, ranks
     have processors of their own; yielding would then be spinning, and use up the quota.
     """
-    return DEFAULT_YIELD_US if len(gathered.crew) > len(_processors(gathered)) else 0.0
+    return DEFAULT_YIELD_US if len(gathered.crew) > len(_find_processors(gathered)) else 0.0
 
 
-def _processors(gathered: Gathered) -> set[int]:
+def _find_processors(gathered: Gathered) -> set[int]:
     """Return the union of the processors that the ranks of this host may run on."""
     return {cpu for rank in gathered.crew for cpu in gathered.processors[rank]}

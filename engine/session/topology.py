@@ -19,40 +19,40 @@ from .session import EngineSession
 
 def rank() -> int:
     """Return this process's rank, from 0 to `size() - 1`; in a worker process it is the rank of its parent."""
-    return _world().rank
+    return _find_world().rank
 
 
 def size() -> int:
     """Return the number of ranks: the world size."""
-    return _world().size
+    return _find_world().size
 
 
 def local_rank() -> int:
     """Return this process's rank among the ranks on its host."""
-    return _world().local_rank
+    return _find_world().local_rank
 
 
 def local_size() -> int:
     """Return the number of ranks on this host."""
-    return _world().local_size
+    return _find_world().local_size
 
 
 def cross_rank() -> int:
     """Return this host's index among the hosts that have a rank with this rank's `local_rank`: 0, with one host."""
-    return _layout().cross(rank())[0]
+    return _find_layout().cross(rank())[0]
 
 
 def cross_size() -> int:
     """Return the number of hosts that have a rank with this rank's `local_rank`: 1, with one host."""
-    return _layout().cross(rank())[1]
+    return _find_layout().cross(rank())[1]
 
 
 def is_homogeneous() -> bool:
     """Return whether every host has the same number of ranks: True, with one host."""
-    return _layout().homogeneous
+    return _find_layout().homogeneous
 
 
-def _world() -> World:
+def _find_world() -> World:
     """Return this process's place in its job; in a worker process, such as a data loader's, that of its parent."""
     found = runtime.current_or_pending()
     if found is not None:
@@ -61,7 +61,7 @@ def _world() -> World:
     imported = runtime.imported_world()
     if imported is not None:
         return imported
-    return _world_of_worker() if multiprocessing.parent_process() is not None else runtime.current().world
+    return _world_of_worker() if multiprocessing.parent_process() is not None else runtime.current_session().world
 
 
 def _world_of_worker() -> World:
@@ -79,12 +79,12 @@ def _world_of_worker() -> World:
     return world
 
 
-def _layout() -> Layout:
+def _find_layout() -> Layout:
     """Return the distribution of ranks over hosts; in a worker process that of its parent's job."""
     found = runtime.current_or_pending()
     if isinstance(found, EngineSession):
         return found.layout
-    world = _world()
+    world = _find_world()
     if world.several_hosts:
         raise NotInitializedError(
             f"process {os.getpid()} is a worker that was started with 'spawn' or 'forkserver', and its variables tell "

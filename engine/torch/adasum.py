@@ -54,7 +54,7 @@ class Deltas:
             raise ValueError(
                 f"Adasum needs 1, 2, 4, 8 or another power of two of ranks, and these are {size}; use op=Average"
             )
-        self.engine = process_set.engine if process_set.included() else runtime.engine()
+        self.engine = process_set.engine if process_set.included() else runtime.current_engine()
         self._name = name
         self._number = number
         self._settings = options.prescale, options.postscale, process_set

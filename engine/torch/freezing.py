@@ -67,7 +67,7 @@ class Plan:
             )
         for name, parameter in plan.members.items():
             _expect_freezable(name, parameter, plan.device)
-        runtime.device().check_device(plan.device.index or 0)
+        runtime.current_device().check_device(plan.device.index or 0)
         return plan
 
 
@@ -119,7 +119,7 @@ class FrozenReduction:
         ]
         options = reducer.options
         reduction = Reduction(int(options.op), options.prescale, options.postscale, plan.wire)
-        self._pass = runtime.device().freeze(self._device.index or 0, frozen, reduction)
+        self._pass = runtime.current_device().freeze(self._device.index or 0, frozen, reduction)
         for parameter in reducer._parameters:
             self._handles.append(parameter.register_post_accumulate_grad_hook(self._note_gradient))
         self.owed = reducer.suspend()
@@ -289,7 +289,7 @@ def _expect_plain(reducer: TorchReducer) -> str | None:
         raise EngineError(
             _CANNOT.format("backward_passes_per_step is not 1", "run all passes but the last in optimizer.no_sync()")
         )
-    if runtime.settings().device_sums == "ordered":
+    if runtime.current_settings().device_sums == "ordered":
         raise EngineError(_CANNOT.format("device_sums is ordered", "use device_sums=nccl"))
     if group.paused:
         raise EngineError("freeze() was called inside no_sync(); call it after the block, between two steps")

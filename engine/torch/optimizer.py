@@ -152,7 +152,7 @@ class _TorchWrapping(Wrapping):
         if isinstance(self.reducer, NoReducer):
             self.reducer.freeze()
         expect_all_ranks(self.options)
-        runtime.engine()  # Raise if this process has no engine, or is a forked child.
+        runtime.current_engine()  # Raise if this process has no engine, or is a forked child.
         plan = agree(self._plan)
         if plan is not None:
             self.reduction = FrozenReduction(self.reducer, plan)

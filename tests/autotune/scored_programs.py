@@ -92,7 +92,7 @@ def alternation() -> float:
 def late_ranks() -> dict[str, tuple[list[float], list[float]]]:
     """Return the seconds of this rank's steps, and their shares spent waiting, for each choice of the late rank."""
     engine.init()
-    native = engine.session.runtime.engine()
+    native = engine.session.runtime.current_engine()
     native.record_steps()
     who = {
         "nobody": lambda step: -1,

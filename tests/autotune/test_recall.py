@@ -91,7 +91,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("alone")
 def test_the_engine_tells_what_it_reduces() -> None:
     engine.init()
-    native = engine.session.runtime.engine()
+    native = engine.session.runtime.current_engine()
     assert native.definitions() == []
     for _ in range(3):
         engine.allreduce(np.ones((3, 4), np.float64), name="a", op=engine.Max)

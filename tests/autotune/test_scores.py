@@ -210,7 +210,7 @@ def test_a_score_ends_when_what_it_goes_by_ends() -> None:
 @pytest.fixture
 def native() -> Iterator[Any]:
     engine.init()
-    yield engine.session.runtime.engine()
+    yield engine.session.runtime.current_engine()
     engine.shutdown()
 
 

@@ -350,7 +350,7 @@ def test_a_trial_that_makes_no_sense_turns_no_knob(wrong: dict[str, Any], says: 
 def test_the_engine_remembers_when_steps_ended() -> None:
     engine.init()
     try:
-        native = engine.session.runtime.engine()
+        native = engine.session.runtime.current_engine()
         native.mark_step()
         assert native.steps(0) == (0, [])
         native.record_steps()

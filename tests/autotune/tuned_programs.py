@@ -60,7 +60,7 @@ def tuner() -> tuning.Tuning:
 
 
 def native_mark() -> None:
-    engine.session.runtime.engine().mark_step()
+    engine.session.runtime.current_engine().mark_step()
 
 
 def search(log: str) -> dict[str, Any]:

@@ -440,7 +440,7 @@ def tuned(member: Member) -> None:
 
     def body(member: Member) -> None:
         engine.allreduce(np.ones(1))
-        begun, tuning = engine.knobs(), runtime.current().tuning
+        begun, tuning = engine.knobs(), runtime.current_session().tuning
         told = None
         for number in count():
             spent = None if tuning is None else tuning.spent.trials

@@ -83,7 +83,7 @@ def large_work() -> Any:
     values = np.full(24 << 20, rank + 1, np.float32)
     engine.allreduce_(values, engine.Sum)
     assert values[0] == values[-1] == size * (size + 1) // 2
-    shared = np.frombuffer(engine.session.runtime.engine().share(96 << 20), np.float32)
+    shared = np.frombuffer(engine.session.runtime.current_engine().share(96 << 20), np.float32)
     shared[:] = rank + 1
     engine.allreduce_(shared, engine.Sum)
     assert shared[0] == shared[-1] == size * (size + 1) // 2

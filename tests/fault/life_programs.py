@@ -59,7 +59,7 @@ def no_world() -> Any:
     engine.shutdown()
     engine.init()
     handle = engine.allreduce_async(ones(), name="kept")
-    native = engine.session.runtime.engine()
+    native = engine.session.runtime.current_engine()
     engine.shutdown()
     engine.shutdown()
     assert not engine.is_initialized()
@@ -85,7 +85,7 @@ def shutdown_beside_a_waiting_thread() -> Any:
     waiting = [threading.Thread(target=wait, args=(f"never.{k}",)) for k in range(3)]
     for thread in waiting:
         thread.start()
-    until(lambda: len(engine.session.runtime.engine().pending()) == 3, "all threads wait")
+    until(lambda: len(engine.session.runtime.current_engine().pending()) == 3, "all threads wait")
     begun = time.monotonic()
     engine.shutdown()
     took = time.monotonic() - begun
@@ -123,7 +123,7 @@ def forked() -> Any:
     """Fork: the engine refuses to work in the child, which can do everything else, and ends without a trace."""
     engine.init()
     rank, size = engine.rank(), engine.size()
-    native = engine.session.runtime.engine()
+    native = engine.session.runtime.current_engine()
     shared = np.frombuffer(native.share(1 << 16), np.float32)
     handle = engine.allreduce_async(ones(), name="before")
     handle.wait()
@@ -191,7 +191,7 @@ def _in_pool(values: np.ndarray) -> float:
 def multiprocessing_fork() -> Any:
     """Start and end a pool of forked workers while the engine works."""
     engine.init()
-    shared = np.frombuffer(engine.session.runtime.engine().share(4096), np.float32)
+    shared = np.frombuffer(engine.session.runtime.current_engine().share(4096), np.float32)
     for step in range(3):
         shared[:] = step
         with multiprocessing.get_context("fork").Pool(2) as pool:
@@ -272,7 +272,7 @@ def many_worlds(worlds: int) -> Any:
     first: dict[str, int] = {}
     for world in range(worlds):
         engine.init()
-        shared = np.frombuffer(engine.session.runtime.engine().share(1 << 20), np.float32)
+        shared = np.frombuffer(engine.session.runtime.current_engine().share(1 << 20), np.float32)
         shared[:] = 1
         handles = [engine.allreduce_async(ones(20_000), engine.Sum, f"{world}.{k}") for k in range(20)]
         for handle in handles[:10]:

@@ -57,7 +57,7 @@ def touch_when_pending(name: str, operations: int = 1) -> None:
     """Start a thread that makes a file when this rank has that many operations in flight."""
 
     def look() -> None:
-        native = engine.session.runtime.engine()
+        native = engine.session.runtime.current_engine()
         until(lambda: len(native.pending()) >= operations, "operations in flight")
         touch(name)
 
@@ -139,7 +139,7 @@ def many_threads(victim: int, threads: int) -> Any:
     waiting = [threading.Thread(target=lambda call=call: seen.append(observe(call))) for call in calls]
     for thread in waiting:
         thread.start()
-    until(lambda: len(engine.session.runtime.engine().pending()) == threads - 1, "all threads wait")
+    until(lambda: len(engine.session.runtime.current_engine().pending()) == threads - 1, "all threads wait")
     touch(f"ready.{rank}")
     for thread in waiting:
         thread.join(20)
@@ -152,7 +152,7 @@ def stopped(victim: int, moment: str) -> Any:
     """Wait while the test stops `victim` beyond the stall limit, and resumes it when the others know."""
     engine.init()
     rank = engine.rank()
-    shared = np.frombuffer(engine.session.runtime.engine().share(BIG * 4), np.float32)
+    shared = np.frombuffer(engine.session.runtime.current_engine().share(BIG * 4), np.float32)
     shared[:] = 1
     for name in ("known", "other"):
         engine.allreduce(ones(), name=name)
@@ -235,7 +235,7 @@ def full_ring(limit: float) -> Any:
 
 def linger_until_failure() -> None:
     """Wait outside of the engine until the world has failed."""
-    until(lambda: engine.session.runtime.engine().failure is not None, "the failure", LONG)
+    until(lambda: engine.session.runtime.current_engine().failure is not None, "the failure", LONG)
 
 
 def leaving(victim: int, manner: str, name: str) -> Any:

@@ -161,7 +161,7 @@ class Steps:
 
     def bring(self, operation: Operation) -> Any:
         if operation.kind == "barrier":
-            return engine.session.runtime.engine().barrier(operation.name)
+            return engine.session.runtime.current_engine().barrier(operation.name)
         if operation.kind == "allgather":
             return engine.allgather_async(np.full(self.rank + 1, self.rank, np.float32), operation.name)
         values = np.full(operation.elements, self.rank + 1, np.float32)

@@ -68,7 +68,7 @@ def touch_when_joined(name: str) -> None:
     import threading
 
     def look() -> None:
-        until(lambda: engine.session.runtime.engine().joined, "joined")
+        until(lambda: engine.session.runtime.current_engine().joined, "joined")
         touch(name)
 
     threading.Thread(target=look, daemon=True).start()

@@ -45,7 +45,7 @@ def left_in_the_middle(leaver: int, waited: bool) -> Any:
     """Shut down on `leaver` in the middle of an entry that another rank, which the test stops, holds up."""
     engine.init(stall_limit=0, stall_warning=0, shutdown_timeout=0.05)
     rank = engine.rank()
-    native = engine.session.runtime.engine()
+    native = engine.session.runtime.current_engine()
     # Long, so that a rank is rarely stopped at the end of an entry, where no other rank needs it.
     long = ones(4 * BIG)
     step = 0

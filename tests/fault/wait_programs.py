@@ -42,4 +42,4 @@ def early() -> Any:
         for k, handle in enumerate(handles):
             expected = sum(other + k for other in range(engine.size()))
             assert (engine.synchronize(handle) == expected).all()
-    return engine.session.runtime.engine().failure
+    return engine.session.runtime.current_engine().failure

@@ -134,7 +134,7 @@ def test_a_step_is_one_call_with_a_name_and_ends_a_step(size: int) -> None:
     gradients = jax.grad(loss_of)(parameters, batches()[0])
     jax.block_until_ready(update(gradients, state, parameters))
     engine.barrier()
-    native = runtime.engine()
+    native = runtime.current_engine()
     native.record_steps()
     marks = native.steps(0)[1]
     entries = engine.counters()["tensors"]

@@ -338,7 +338,7 @@ def test_the_bindings_of_other_frameworks_are_not_imported() -> None:
 
 
 def test_steps_are_marked_and_operations_named() -> None:
-    native = engine.session.runtime.engine()
+    native = engine.session.runtime.current_engine()
     native.record_steps()
     model = toy.model()
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))

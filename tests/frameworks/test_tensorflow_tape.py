@@ -327,7 +327,7 @@ def test_a_gradient_is_the_end_of_a_step(traced: bool) -> None:
     variables, batch = toy.model(), toy.whole_batch(0)
     run = toy.as_function(lambda: gradients_of(variables, batch), traced)
     run()
-    native = runtime.engine()
+    native = runtime.current_engine()
     native.record_steps()
     start = native.steps(0)[0] + len(native.steps(0)[1])
     for _ in range(3):

@@ -128,7 +128,7 @@ def test_an_operation_after_join_is_refused() -> None:
         if engine.rank() == 0:
             thread = threading.Thread(target=hvd.join)
             thread.start()
-            until(lambda: engine.session.runtime.engine().joined, "the other thread has joined")
+            until(lambda: engine.session.runtime.current_engine().joined, "the other thread has joined")
             late = toy.raises(engine.errors.EngineError, lambda: hvd.allreduce_async(torch.ones(1), name="late"))
             twice = toy.raises(engine.errors.EngineError, hvd.join)
             refused.touch()

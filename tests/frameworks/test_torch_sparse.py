@@ -213,7 +213,7 @@ def test_what_arrives_is_looked_at_once_more() -> None:
             EngineError, lambda handle=handle: hvd.synchronize(handle)
         )
     parts = [torch.zeros(3, 1, dtype=torch.int64), torch.ones(2, 2)]
-    gather = engine.session.runtime.engine().allgather_group
+    gather = engine.session.runtime.current_engine().allgather_group
     lists = [each.numpy() for each in parts]
     text = toy.raises(ValueError, lambda: gather(lists, "x", True, ([6, 2], 0, 1.0, 1.0, None)))
     assert "as many indices as values, not 3 and 2" in text

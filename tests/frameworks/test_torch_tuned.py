@@ -84,7 +84,7 @@ def test_sparse_gradients_are_not_tuned(wrap: Wrap) -> None:
     optimizer = wrap(torch.optim.SGD(table.parameters(), lr=0.1), compression=TUNED, op=engine.Sum)
     (table(torch.tensor([3, engine.rank() + 5])).sum() * factor).backward()
     grad = table.weight.grad
-    rows = runtime.engine().history()
+    rows = runtime.current_engine().history()
     optimizer.step()
     optimizer.unwrap()
     turn("none")
@@ -105,7 +105,7 @@ def test_views_are_reduced_in_place_when_they_travel_as_they_are() -> None:
         optimizer.zero_grad(set_to_none=False)
         (weight * value(engine.rank(), number, 100, 100)).sum().backward()
         optimizer.step()
-        row = next(row for row in reversed(runtime.engine().history()) if row["name"].endswith("weight"))
+        row = next(row for row in reversed(runtime.current_engine().history()) if row["name"].endswith("weight"))
         found.append((row["algorithm"] == "shared", row["compression"], row["bytes"]))
     optimizer.unwrap()
     turn("none")

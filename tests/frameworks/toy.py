@@ -135,7 +135,7 @@ def reduced() -> int:
 
 def in_flight() -> list[str]:
     """Return the names of unfinished operations."""
-    return [each["name"] for each in runtime.engine().pending()]
+    return [each["name"] for each in runtime.current_engine().pending()]
 
 
 def raises(kind: type[BaseException] | tuple[type[BaseException], ...], function: Callable[[], object]) -> str:

@@ -38,7 +38,7 @@ _within: list[Any] = []  # engines of process sets; operations go to the last on
 
 def core() -> Any:
     """Return the native engine of the current world, or of a process set."""
-    return _within[-1] if _within else runtime.engine()
+    return _within[-1] if _within else runtime.current_engine()
 
 
 @contextlib.contextmanager

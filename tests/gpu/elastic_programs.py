@@ -120,7 +120,7 @@ def training(member: Member) -> None:
         optimizer = Optimizer((3, 100, 17, 1))
         for _ in range(3):
             step(optimizer)
-        frozen = [row for row in runtime.engine().history() if row["frozen"]]
+        frozen = [row for row in runtime.current_engine().history() if row["frozen"]]
         me.trained(frozen=len(frozen) > 0)
         try:
             while True:

@@ -44,7 +44,7 @@ class Gradients:
         frozen = [
             Frozen(f"g{k}", str(each.dtype), each.size, self.tensors[k].at.value) for k, each in enumerate(self.like)
         ]
-        self.frozen = runtime.device().freeze(0, frozen, Reduction(OPS[op], prescale, 1.0, wire))
+        self.frozen = runtime.current_device().freeze(0, frozen, Reduction(OPS[op], prescale, 1.0, wire))
 
     def mine(self, step: int, rank: int | None = None) -> list[np.ndarray]:
         """Return a rank's gradients of a step."""
@@ -166,14 +166,14 @@ def differ(me: Rank) -> None:
         plain = Reduction(OPS["sum"], 1.0, 1.0, None)
         frozen = [Frozen(f"g{k}", "float32", size, tensor.at.value) for k, size in enumerate(sizes)]
         with pytest.raises(MismatchError, match=r"rank 1 has 'g1': 7 x float32, and rank 0 has 'g1': 8 x float32"):
-            runtime.device().freeze(0, frozen, plain)
+            runtime.current_device().freeze(0, frozen, plain)
         with pytest.raises(MismatchError, match=r"rank 1 has nothing more, and rank 0 has 'g1'"):
-            runtime.device().freeze(
+            runtime.current_device().freeze(
                 0, [Frozen(f"g{k}", "float32", 8, 0) for k in range(1 if me.rank == 1 else 2)], plain
             )
         other = Reduction(OPS["average" if me.rank == 1 else "sum"], 1.0, 1.0, None)
         with pytest.raises(MismatchError, match="Reduction"):
-            runtime.device().freeze(0, [], other)
+            runtime.current_device().freeze(0, [], other)
         gradients = Gradients(me)
         gradients.put(3)
         gradients.repeat()
@@ -208,7 +208,7 @@ def dies(me: Rank) -> None:
         if me.rank == me.size - 1:
             os.kill(os.getpid(), signal.SIGKILL)
         graph.launch()
-        engine = runtime.engine()
+        engine = runtime.current_engine()
         until(lambda: engine.failure is not None, "the world has failed")
         with pytest.raises(WorldError) as told:
             gradients.repeat()
@@ -253,7 +253,7 @@ def lacks_memory(me: Rank) -> None:
             if me.rank == me.size - 1:
                 me.fail(call, 1, 2)
             with pytest.raises(DeviceError, match=rf"rank {me.size - 1} cannot freeze .*CUDA_ERROR_OUT_OF_MEMORY"):
-                runtime.device().freeze(
+                runtime.current_device().freeze(
                     0, [Frozen("g", "float32", 8, tensor.at.value)], Reduction(OPS["sum"], 1.0, 1.0, None)
                 )
         for gradients in (framework, Gradients(me)):
@@ -304,7 +304,7 @@ def nothing(me: Rank) -> None:
     """Freeze, repeat and capture a pass over no elements."""
     with me.world("nothing"):
         allocate = me.calls("cuMemAlloc")
-        empty = runtime.device().freeze(0, [], Reduction(OPS["sum"], 1.0, 1.0, None))
+        empty = runtime.current_device().freeze(0, [], Reduction(OPS["sum"], 1.0, 1.0, None))
         assert me.calls("cuMemAlloc") > allocate
         empty.enqueue_pass(Framework.stream.value)
         with Graph(me) as graph:

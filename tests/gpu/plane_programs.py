@@ -73,7 +73,7 @@ class Rank:
     def open(self, ordinal: int = 0, **settings: object) -> Plane:
         """Open the plane in the current world."""
         chosen = config.load(config.environment(), settings)
-        return Plane.open(runtime.engine(), ordinal, chosen, runtime.device().keep)
+        return Plane.open(runtime.current_engine(), ordinal, chosen, runtime.current_device().keep)
 
     def refusal(self, ordinal: int = 0, **settings: object) -> str:
         """Return the error of opening."""
@@ -280,7 +280,7 @@ def half_open(me: Rank) -> None:
         def wait(self, seconds: float) -> bool:
             """Wait as usual, but look at the world's state with a delay."""
             ended = super().wait(seconds)
-            if not Late.told and runtime.engine().failure is not None:
+            if not Late.told and runtime.current_engine().failure is not None:
                 Late.told = True
                 let_pass(0.7)
             return ended

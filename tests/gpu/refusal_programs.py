@@ -159,7 +159,7 @@ def states(me: Rank) -> None:
 def old(me: Rank) -> None:
     """Try to freeze with an NCCL that cannot end several communicators."""
     with me.world("old"):
-        tell("old NCCL", lambda: runtime.device().freeze(0, [], freezing_plain()))
+        tell("old NCCL", lambda: runtime.current_device().freeze(0, [], freezing_plain()))
         me.works()
 
 
@@ -178,7 +178,7 @@ def joined(me: Rank) -> None:
         if me.rank == me.size - 1:
             engine.join()
             return
-        tell("joined", lambda: runtime.device().freeze(0, [], freezing_plain()))
+        tell("joined", lambda: runtime.current_device().freeze(0, [], freezing_plain()))
         engine.join()
 
 

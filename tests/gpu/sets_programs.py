@@ -222,7 +222,7 @@ def late(me: Rank) -> None:
             asked.append(self.number)
         else:  # the other rank of each set
             before = Path(f"connected {me.rank - 1}")
-            until(lambda: me.rank == 1 or before.exists() or runtime.engine().failure, "the set before")
+            until(lambda: me.rank == 1 or before.exists() or runtime.current_engine().failure, "the set before")
             let_pass(1.2)
         return connect(self, id)
 
@@ -230,7 +230,7 @@ def late(me: Rank) -> None:
     with me.world("late", start_timeout=20.0):
         open_all(me)
         sets = of(me, [0, 1], [0, 2], [0, 3])
-        runtime.device()._settings = dataclasses.replace(runtime.settings(), start_timeout=2.0)
+        runtime.current_device()._settings = dataclasses.replace(runtime.current_settings(), start_timeout=2.0)
         failures: list[BaseException] = []
 
         def use(number: int, each: engine.ProcessSet) -> None:
@@ -268,7 +268,7 @@ def seen(me: Rank) -> None:
     """
     with me.world("seen"):
         open_all(me)
-        device = Device.from_address(runtime.device()._plane.lane.device)
+        device = Device.from_address(runtime.current_device()._plane.lane.device)
         for each in of(me, [0, 1]):
             with within(each):
                 tensor = DeviceTensor(values(me.rank, 10, "float32"), late=1.0)
@@ -301,7 +301,7 @@ def removed(me: Rank) -> None:
                 compare(mine.numpy(), total(ranks, 50), f"turn {turn}")
             if chosen is not engine.global_process_set:
                 assert engine.remove_process_set(chosen)
-                assert runtime.device()._plane.lane.sets == 0, "it is still there"
+                assert runtime.current_device()._plane.lane.sets == 0, "it is still there"
             handle.wait()
             compare(tensor.numpy(), total(range(me.size), 100), f"world {turn}")
     assert me.calls("ncclCommInitRankConfig") == me.calls("ncclCommAbort")
@@ -368,7 +368,7 @@ def stays(me: Rank) -> None:
                     allreduce(tensor, tensor, f"turn {turn}").wait()
                     compare(tensor.numpy(), total([1, 2], 100), f"turn {turn}")
                     let_pass(0.1)
-        assert not any(one["left"] for one in runtime.engine().ranks() if me.rank and one["rank"] == 0)
+        assert not any(one["left"] for one in runtime.current_engine().ranks() if me.rank and one["rank"] == 0)
 
 
 def leaves(me: Rank) -> None:
@@ -380,7 +380,7 @@ def leaves(me: Rank) -> None:
             allreduce(tensor, tensor, "first").wait()
             for each in sets:
                 with within(each):
-                    until(lambda: any(one["left"] for one in runtime.engine().ranks()), "rank 0 has left")
+                    until(lambda: any(one["left"] for one in runtime.current_engine().ranks()), "rank 0 has left")
                     allreduce(tensor, tensor, "second").wait()
     except EngineError as error:
         print(f"refused: {type(error).__name__}: {error}")

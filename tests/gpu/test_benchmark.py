@@ -273,7 +273,7 @@ def test_frozen_steps_beside_gloo(tmp_path: Path) -> None:
         freezing.is_on_gpu = lambda _tensor: True
         freezing.stream_of = lambda _device: 7
         device = lambda: SimpleNamespace(freeze=lambda _ordinal, *_: made, check_device=lambda _ordinal: None)
-        freezing.runtime = SimpleNamespace(device=device, settings=freezing.runtime.settings)
+        freezing.runtime = SimpleNamespace(device=device, settings=freezing.runtime.current_settings)
 
         class Again:
             def run_on_stream(self, act): act()

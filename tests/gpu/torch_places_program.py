@@ -156,7 +156,7 @@ def goes() -> None:
     optimizer.zero_grad()
     del optimizer
     gc.collect()
-    runtime.engine().free_deferred()
+    runtime.current_engine().free_deferred()
     assert storage() is None and all(buffer() is None for buffer in buffers)
 
 
@@ -165,7 +165,7 @@ if __name__ == "__main__":
     TorchReducer.takes_place = lambda _self, _parameter: True  # type: ignore[method-assign]
     TorchReducer.rooms_for = lambda _self, _index: list  # type: ignore[method-assign, assignment, return-value]
     engine.init(cycle_time_ms=1.0)
-    gpu = PretendedGpu(runtime.engine())
+    gpu = PretendedGpu(runtime.current_engine())
     for program in (steps, accumulates, grows, moved_by_hand, goes):
         program()
     engine.shutdown()

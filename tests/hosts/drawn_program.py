@@ -37,7 +37,7 @@ def main() -> None:
 def idle(until: float) -> None:
     """Submit nothing until the world has ended."""
     left = until - time.monotonic()
-    raise waiting.until(lambda: engine.session.runtime.engine().failure, "the world has ended", left, PAUSE)
+    raise waiting.until(lambda: engine.session.runtime.current_engine().failure, "the world has ended", left, PAUSE)
 
 
 def busy(until: float) -> None:

@@ -188,7 +188,7 @@ class HookedParameter:
     def __init__(self) -> None:
         self.memory = np.zeros((10, 4), np.float32)
         self.grad: Any = None
-        self.group = gradients.GradientGroup(engine.session.runtime.engine(), cast(Any, self), 0)
+        self.group = gradients.GradientGroup(engine.session.runtime.current_engine(), cast(Any, self), 0)
         self.hook = self.group.add(self, "weight", None)
 
     def reduce(self, without: bool, dense: bool = False) -> None:
@@ -277,7 +277,7 @@ def one_world(dice: random.Random) -> tuple[int, Counter[str], list[str]]:
         try:
             for number, kind in enumerate(plan):
                 bring(kind, rank, number, len(hosts))
-            engine.session.runtime.engine().history()
+            engine.session.runtime.current_engine().history()
         except (EngineError, MemoryError):
             pass
         except Exception as error:

@@ -43,7 +43,7 @@ def main() -> None:
             print("left", flush=True)
             return
         if mode == "set" and rank == 0:
-            raise until(lambda: engine.session.runtime.engine().failure, "the world has ended")
+            raise until(lambda: engine.session.runtime.current_engine().failure, "the world has ended")
         if mode == "last":
             got = engine.broadcast(np.full(LAST, rank, np.float32), 0, "last")
             print("has it" if not got.any() else "has something else", flush=True)

@@ -39,11 +39,11 @@ def bits() -> None:
     """Compare results over TCP and over MPI, and check that an idle engine uses no processor time."""
     engine.init(lanes="tcp")
     expected = results(RANK, SIZE)
-    assert runtime.engine().messages == 0
+    assert runtime.current_engine().messages == 0
     engine.shutdown()
     engine.init(lanes="mpi")
     assert results(RANK, SIZE) == expected
-    assert runtime.engine().messages > 100
+    assert runtime.current_engine().messages > 100
     engine.barrier()
     before = time.process_time()
     let_pass(2.0)
@@ -72,7 +72,7 @@ def sums() -> None:
     group = engine.grouped_allreduce([np.full(n, RANK, np.float32) for n in (3, 40_000, 100_001)], engine.Sum)
     assert all((each == SIZE * (SIZE - 1) / 2).all() for each in group)
     (HERE / f"bits.{RANK}").write_text(hashlib.sha256(b"".join(each.tobytes() for each in found)).hexdigest())
-    done = {row["algorithm"] for row in runtime.engine().history() if row["kind"] == "allreduce"}
+    done = {row["algorithm"] for row in runtime.current_engine().history() if row["kind"] == "allreduce"}
     assert done - {"one-shot"} == {"mpi"}, done
     now = results(RANK, SIZE)
     others = sum(one != other for one, other in zip(usual, now, strict=True))
@@ -171,7 +171,7 @@ def half() -> None:
     engine.init(lanes="mpi", start_timeout=90)
     large = np.full(LARGE, RANK + 1.0, np.float32)
     assert (engine.allreduce(large, engine.Sum) == SIZE * (SIZE + 1) // 2).all()
-    assert runtime.engine().messages > 0
+    assert runtime.current_engine().messages > 0
     engine.shutdown()
     (HERE / f"done.{RANK}").touch()
 

@@ -41,7 +41,7 @@ def main() -> None:
         flag = engine.allreduce(np.full(1, float(rank == 0 and (home / "stop").exists())), name="stop", op=engine.Max)
     last = join_in_order(given["joins"], rank, home) if given["joins"] else None
     cross = engine.cross_rank(), engine.cross_size(), engine.local_rank(), engine.local_size()
-    told = {"rank": rank, "clock": engine.session.runtime.engine().clock(), "last": last, "cross": cross}
+    told = {"rank": rank, "clock": engine.session.runtime.current_engine().clock(), "last": last, "cross": cross}
     print(json.dumps(told), flush=True)
     engine.shutdown()
 

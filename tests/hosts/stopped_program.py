@@ -34,7 +34,7 @@ def main() -> None:
             os.kill(os.getpid(), signal.SIGSTOP)
             engine.synchronize(handle)
         elif mode == "late" and engine.rank() == LATE:
-            raise until(lambda: engine.session.runtime.engine().failure, "the world has ended")
+            raise until(lambda: engine.session.runtime.current_engine().failure, "the world has ended")
         else:
             let_pass(2 * RELAYED)
             engine.allreduce(tensor, engine.Sum, "known")

@@ -297,7 +297,7 @@ def test_a_recorded_entry_whose_last_rank_does_not_exist_ends_with_who_sent_it(t
         return put(frame, entry_of(frame, "allreduce") + 8 * words - 8, 4000)
 
     def work(rank: int) -> None:
-        tracer = Tracer(engine.session.runtime.engine(), rank)
+        tracer = Tracer(engine.session.runtime.current_engine(), rank)
         tracer.start(1000, 10.0)
         engine.barrier("both record")
         try:
@@ -339,7 +339,7 @@ def test_a_coordinator_that_leaves_without_saying_that_its_schedule_is_over_keep
     def work(rank: int) -> None:
         engine.barrier("both")
         if rank == 0:
-            engine.session.runtime.engine().close(1.0)
+            engine.session.runtime.current_engine().close(1.0)
         else:
             left.wait(LIMIT)
             engine.allreduce(np.ones(3), name="alone")

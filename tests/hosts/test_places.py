@@ -34,7 +34,7 @@ def test_cross_ranks_are_those_of_horovod(
 
 def test_a_worker_process_is_told_that_it_cannot_know_other_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(3, 5, 1, 2, "job", "s", "test", HubAddress("node0", 1))
-    monkeypatch.setattr(topology, "_world", lambda: world)
+    monkeypatch.setattr(topology, "_find_world", lambda: world)
     with pytest.raises(NotInitializedError, match=r"engine\.cross_rank\(\) .* as arguments"):
         engine.cross_rank()
 
@@ -51,6 +51,6 @@ def test_the_processors_of_other_hosts_do_not_count() -> None:
 
 def test_an_engine_is_told_of_other_hosts_only_if_there_are_any() -> None:
     alone = Gathered(-1, -1, [-1] * 2, [1, 2], [[0], [1]])
-    assert startup._across(alone) == {}
+    assert startup._make_host_options(alone) == {}
     several = Gathered(-1, -1, [-1] * 2, [1, 2], [[0], [1]], (0, 1), 0, None, {1: 7}, {1: [8, 9]})
-    assert startup._across(several) == {"hosts": (0, 1), "trunks": {1: 7}, "lanes": {1: [8, 9]}}
+    assert startup._make_host_options(several) == {"hosts": (0, 1), "trunks": {1: 7}, "lanes": {1: [8, 9]}}

@@ -122,7 +122,7 @@ def test_a_set_that_is_not_formed_leaves_no_descriptor(when: str) -> None:
             return {1: [os.open(os.devnull, os.O_RDONLY) for _ in range(3)]}, {1: os.open(os.devnull, os.O_RDONLY)}
 
     class OfASet(ProcessSetRegistry):
-        def _texts(self, subject: str, text: bytes) -> list[bytes]:
+        def _gather_texts(self, subject: str, text: bytes) -> list[bytes]:
             if when == "connected":
                 raise RendezvousError("the world has ended")
             return [text, b"no lane to rank 0 of the set"]

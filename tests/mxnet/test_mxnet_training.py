@@ -60,7 +60,7 @@ def weights(net: Any) -> dict[str, np.ndarray]:
 
 def steps_of(number: int) -> int:
     """Number of marked steps of the optimizer with that number, since marks are recorded."""
-    return sum(mark[2] == number for mark in engine.session.runtime.engine().steps(0)[1])
+    return sum(mark[2] == number for mark in engine.session.runtime.current_engine().steps(0)[1])
 
 
 def expect_equal(net: Any, expected: dict[str, np.ndarray]) -> None:
@@ -83,7 +83,7 @@ def test_gluon_equals_one_process_with_the_whole_batch(optimizer: str, hybrid: b
     if hybrid:
         net.hybridize()
     hvd.broadcast_parameters(net.collect_params(), root_rank=0)
-    engine.session.runtime.engine().record_steps()
+    engine.session.runtime.current_engine().record_steps()
     trainer = hvd.DistributedTrainer(net.collect_params(), optimizer, {"learning_rate": 0.1})
     train(net, trainer, rank, size)
     expect_equal(net, weights(alone))
@@ -134,7 +134,7 @@ def test_an_updater_reduces_each_gradient_once(name: str, dtype: str, rank: int,
     optimizer = mxnet.optimizer.create(name, **options)
     wrapped = engine.DistributedOptimizer(optimizer, op=hvd.Average)
     assert wrapped is optimizer
-    engine.session.runtime.engine().record_steps()
+    engine.session.runtime.current_engine().record_steps()
     found = update(wrapped, size, rank, dtype)
     assert steps_of(wrapped._engine.number) == 3
     np.testing.assert_allclose(found, expected, rtol=1e-3 if dtype == "float16" else 1e-6)

@@ -21,7 +21,7 @@ from engine import errors
 from engine.session import runtime
 
 engine.init()
-native, rank, size = runtime.engine(), engine.rank(), engine.size()
+native, rank, size = runtime.current_engine(), engine.rank(), engine.size()
 before = (rank - 1) % size
 
 def rotated(value, name):

@@ -54,7 +54,7 @@ def every_kind() -> dict[str, Any]:
         engine.reducescatter(np.ones((size * 2, 5), np.float32), name="scattered")
     for _ in range(8):
         engine.barrier()
-    rows = [row for row in engine.session.runtime.engine().history() if row["type"] == "batch"]
+    rows = [row for row in engine.session.runtime.current_engine().history() if row["type"] == "batch"]
     history = dict(Counter(f"{row['kind']}, {row['algorithm']}" for row in rows))
     return {"before": before, "after": own(), "counters": engine.counters(), "history": history}
 
@@ -83,7 +83,7 @@ def late_without_names(slow: int, delay: float, steps: int) -> Fields:
 def steps(count: int, seconds: float) -> dict[str, Any]:
     """Run optimizer steps of a known length, half of which is spent in the engine."""
     engine.init(metrics=True)
-    native = engine.session.runtime.engine()
+    native = engine.session.runtime.current_engine()
     engine.barrier()
     began = time.monotonic()
     native.mark_step()

@@ -20,7 +20,7 @@ def crowd() -> dict[str, Any]:
     """Run small and large blocking calls, and one for which the last rank is late; return yields and sleeps of each."""
     engine.init()
     rank, last = engine.rank(), engine.size() - 1
-    native = engine.session.runtime.engine()
+    native = engine.session.runtime.current_engine()
     seen: dict[str, Any] = {"session": os.getsid(0), "group": os.getpgrp(), "pid": os.getpid()}
 
     def counted(what: str, count: int, elements: int) -> None:

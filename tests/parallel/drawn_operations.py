@@ -562,7 +562,7 @@ class Walk:
         dice = random.Random(phase.manners[self.rank])
         plain = phase.manners[self.rank] == 0
         if phase.knobs and self.rank == 0:
-            engine.session.runtime.engine().set_knobs(**phase.knobs)
+            engine.session.runtime.current_engine().set_knobs(**phase.knobs)
         order = [k for k, each in enumerate(phase.operations) if not each.ranks or self.rank in each.ranks]
         if self.rank in phase.joined:
             order = []
@@ -584,7 +584,7 @@ class Walk:
             else:
                 self.flights.append(flight)
         if phase.step:
-            engine.session.runtime.engine().mark_step()
+            engine.session.runtime.current_engine().mark_step()
         due = [flight for flight in self.flights if flight.due <= number]
         if not plain:
             dice.shuffle(due)

@@ -202,7 +202,7 @@ def test_ranks_that_mean_different_operations(rank: int, size: int) -> None:
 
 def test_it_says_so_in_the_history() -> None:
     combined(np.ones(3))
-    rows = [row for row in engine.session.runtime.engine().history() if row["algorithm"] == "adasum"]
+    rows = [row for row in engine.session.runtime.current_engine().history() if row["algorithm"] == "adasum"]
     assert rows and all(row["kind"] == "allreduce" for row in rows)
 
 
@@ -234,7 +234,7 @@ def test_no_knob_changes_a_bit(parts: Parts, rank: int, size: int) -> None:
             results.append(b"".join(engine.synchronize(handles[k]).tobytes() for k in range(len(COUNTS))))
         results.append(b"".join(each.tobytes() for each in engine.grouped_allreduce(mine, Adasum)))
     check_same_on_all([np.frombuffer(result, np.uint8) for result in results])
-    shared = np.frombuffer(engine.session.runtime.engine().share(4 * 40_000), np.float32)
+    shared = np.frombuffer(engine.session.runtime.current_engine().share(4 * 40_000), np.float32)
     shared[:] = mine[1]
     engine.allreduce_(shared, Adasum)
     with parts.part("the same bits"):

@@ -28,7 +28,7 @@ def test_a_long_name_that_is_withheld_is_told_as_far_as_there_is_room(length: in
 KNOBS = """
 import engine
 engine.init()
-native = engine.session.runtime.engine()
+native = engine.session.runtime.current_engine()
 for knob, value in {
     "fusion_threshold": 1 << 64, "cycle_time_ms": 1e300, "chunk_bytes": 1 << 64, "stores": "no", "compression": 3,
 }.items():
@@ -86,7 +86,7 @@ def page_tables():
         return next(int(line.split()[1]) for line in file if line.startswith("VmPTE"))
 engine.init()
 before = page_tables()
-memory = engine.session.runtime.engine().share(32 << 20)
+memory = engine.session.runtime.current_engine().share(32 << 20)
 grown = page_tables() - before
 engine.barrier("all have looked")
 print(grown)
@@ -103,7 +103,7 @@ def test_shared_memory_costs_page_tables_of_what_a_rank_touches() -> None:
 TWO_THREADS = """
 import threading, engine
 engine.init()
-native = engine.session.runtime.engine()
+native = engine.session.runtime.current_engine()
 first = native.knobs()["version"]
 
 class Late(float):

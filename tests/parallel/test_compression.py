@@ -131,13 +131,15 @@ def test_other_dtypes_are_not_compressed(dtype: str, rank: int, size: int) -> No
 
 
 def test_memory_that_ranks_share(rank: int, size: int) -> None:
-    memory = runtime.engine().share(4 * 10_000)
+    memory = runtime.current_engine().share(4 * 10_000)
     inputs = [numbers("float32", 10_000, each) for each in range(size)]
     mine = np.frombuffer(memory, np.float32)
     mine[:] = inputs[rank]
     got = engine.allreduce_(mine, engine.Average, "shared", compression=Compression.fp16)
     check_equal("float32", np.array(got), compressed("float32", "float16", "Average", inputs))
-    entry = next(each for each in runtime.engine().history() if each["name"] == "shared" and each["type"] == "batch")
+    entry = next(
+        each for each in runtime.current_engine().history() if each["name"] == "shared" and each["type"] == "batch"
+    )
     assert entry["algorithm"] != "shared"
     assert entry["bytes"] == 2 * 10_000, "bytes are counted as they travel"
 

@@ -162,9 +162,9 @@ def test_readers_and_the_engine_mean_the_same() -> None:
         assert {name: len(words) for name, words in counters_program.own().items()} == page.EXPECTED
         assert counters_program.snapshot().names == names.NAMES
         with pytest.raises(ValueError, match="no_such is no field"):
-            engine.session.runtime.engine().tell(no_such=1)
+            engine.session.runtime.current_engine().tell(no_such=1)
         with pytest.raises(ValueError, match="collectives is no field"):
-            engine.session.runtime.engine().tell(collectives=1)
+            engine.session.runtime.current_engine().tell(collectives=1)
     finally:
         engine.shutdown()
     for stores, name in enumerate(names.STORES):

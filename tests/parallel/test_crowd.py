@@ -94,7 +94,7 @@ def test_who_spins_and_who_yields(processors: list[list[int]], spins: bool, yiel
 
 def calls(rank: int, count: int) -> dict[str, int]:
     """Run blocking calls of one element; return the change of the counters."""
-    native = engine.session.runtime.engine()
+    native = engine.session.runtime.current_engine()
     value = np.empty(1, np.float32)
     engine.allreduce_(value, engine.Sum, "small")
     before = native.counters()

@@ -338,10 +338,10 @@ def test_left_out_and_the_others_hold_handles(meeting: str) -> None:
 
 
 def test_what_the_engine_agrees_on_by_barriers_of_its_own() -> None:
-    before = engine.session.runtime.engine().counters()["entries"]
-    engine.session.runtime.engine().share(3776)
+    before = engine.session.runtime.current_engine().counters()["entries"]
+    engine.session.runtime.current_engine().share(3776)
     in_step()
-    assert engine.session.runtime.engine().counters()["entries"] - before < 1000
+    assert engine.session.runtime.current_engine().counters()["entries"] - before < 1000
 
 
 def test_each_waits_in_what_the_other_has_left_out() -> None:

@@ -275,12 +275,12 @@ def test_how_many_sockets_of_a_lane_are_used_changes_at_any_time() -> None:
         mine = np.arange(1_500_000, dtype=np.float32) * (rank + 1)
         for turn in range(60):
             if rank == 0:
-                engine.session.runtime.engine().set_knobs(sockets_per_lane=1 + turn * 5 % 8)
+                engine.session.runtime.current_engine().set_knobs(sockets_per_lane=1 + turn * 5 % 8)
             handles = [engine.allreduce_async(mine, engine.Sum, f"large {k}") for k in range(2)]
             assert (engine.allreduce(np.full(9, rank), engine.Sum, "small") == 6).all()
             for handle in handles:
                 assert (handle.wait() == total).all()
-        assert engine.session.runtime.engine().knobs()["sockets_per_lane"] <= 8
+        assert engine.session.runtime.current_engine().knobs()["sockets_per_lane"] <= 8
 
     with Cables() as cables, ThreadWorld(4, (0, 1, 1, 0), cables, sockets_per_lane=6) as world:
         for number, ends in enumerate(cables.ends):
@@ -302,7 +302,7 @@ def test_process_sets_on_some_hosts() -> None:
     links = [given(ranks) for ranks in sets]
 
     def work(rank: int) -> None:
-        native = engine.session.runtime.engine()
+        native = engine.session.runtime.current_engine()
         for number, ranks in enumerate(sets):
             mine = links[number][ranks.index(rank)] if rank in ranks else {}
             part = native.form(ranks, 3000 + 10 * number + rank, mine.get("lanes"), mine.get("trunks"))
@@ -393,7 +393,7 @@ def test_no_wake_up_is_late_on_several_hosts() -> None:
     """A sleeping rank is woken by data from another host, not only by its check at the next tick."""
 
     def late_wakes(rank: int) -> int:
-        native = engine.session.runtime.engine()
+        native = engine.session.runtime.current_engine()
         before = native.counters()["late_wakes"]
         for step in range(300):
             handles = [engine.allreduce_async(np.ones(size), engine.Sum, f"{size}") for size in (1, 5000, 200_000)]
@@ -727,7 +727,7 @@ def test_a_set_that_cannot_be_formed_closes_the_connections_it_was_given() -> No
         given = connections((0, 1), socket.socketpair, 3)
 
         def work(rank: int) -> None:
-            native = engine.session.runtime.engine()
+            native = engine.session.runtime.current_engine()
             native.abort("enough")
             with pytest.raises(engine.errors.CollectiveError):
                 native.form((0, 1), 4000 + rank, given[rank]["lanes"], given[rank]["trunks"])
@@ -762,7 +762,9 @@ def test_nobody_is_blamed_who_is_only_out_of_sight(late: int) -> None:
     seen = threading.Barrier(4)
 
     def look(rank: int) -> dict[str, Any] | None:
-        (about,) = [entry for entry in engine.session.runtime.engine().pending() if entry["name"] == "late"] or [None]
+        (about,) = [
+            entry for entry in engine.session.runtime.current_engine().pending() if entry["name"] == "late"
+        ] or [None]
         return about
 
     def work(rank: int) -> None:

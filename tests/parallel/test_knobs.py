@@ -46,7 +46,7 @@ def test_a_change_is_at_one_entry_for_all_ranks(change: dict[str, Any], rank: in
         engine.synchronize(handle)
     engine.barrier()
     seen = engine.knobs()
-    rows = {row["entry"]: row for row in runtime.engine().history()}
+    rows = {row["entry"]: row for row in runtime.current_engine().history()}
     mine = {entry: [row[key] for key in KEYS] for entry, row in rows.items()}
     records = engine.allgather_object(mine)
     everybodys = engine.allgather_object(seen)
@@ -90,4 +90,4 @@ def test_values_that_cannot_be_and_ranks_that_may_not(rank: int) -> None:
     else:
         said = f"was called on rank {rank}; rank 0 decides"
         refused(lambda: engine.set_knobs(cycle_time_ms=7), said, engine.errors.EngineError)
-        refused(lambda: runtime.engine().set_knobs(cycle_time_ms=7.0), "rank 0", engine.errors.EngineError)
+        refused(lambda: runtime.current_engine().set_knobs(cycle_time_ms=7.0), "rank 0", engine.errors.EngineError)

@@ -106,7 +106,7 @@ MISMATCHES: dict[str, tuple[Any, Any, str, str]] = {
         "float32[*, 3]",
     ),
     "barrier": (
-        lambda name: engine.Handle(engine.session.runtime.engine().barrier(name), None, None),
+        lambda name: engine.Handle(engine.session.runtime.current_engine().barrier(name), None, None),
         lambda name: engine.allreduce_async(f32(5), engine.Sum, name),
         "barrier",
         "allreduce",

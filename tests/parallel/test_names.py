@@ -245,7 +245,7 @@ def submit(step: dict[str, Any], k: int) -> Any:
     mine = inputs_of(step, k, engine.rank())
     name = f"{step['name']}.{k}"
     if step["kind"] == "barrier":
-        return engine.Handle(engine.session.runtime.engine().barrier(name), None, None)
+        return engine.Handle(engine.session.runtime.current_engine().barrier(name), None, None)
     if step["kind"] == "allgather":
         return engine.allgather_async(mine, name)
     if step["kind"] == "broadcast":

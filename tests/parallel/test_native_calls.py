@@ -170,7 +170,7 @@ def test_barriers(rank: int, size: int) -> None:
                 call.wait()
                 assert call.status == "OK", call.text
             else:
-                engine.session.runtime.engine().barrier(name).wait()
+                engine.session.runtime.current_engine().barrier(name).wait()
         works(driver, size)
 
 
@@ -411,7 +411,7 @@ NAMES = [b"\xff\xfe no UTF-8", b"a\0zero", b"\0", b"x" * 1024, "größe".encode(
 
 def test_names_of_any_bytes(rank: int, size: int) -> None:
     """Such names are distinct, and reports with them do not fail."""
-    native = engine.session.runtime.engine()
+    native = engine.session.runtime.current_engine()
     with Driver() as driver:
         engine.start_timeline(f"names.{rank}.json")
         calls = [driver.call("allreduce", [np.full(3, rank + 1 + k)], name=name) for k, name in enumerate(NAMES)]
@@ -461,7 +461,7 @@ def test_ranks_that_have_joined(rank: int, size: int) -> None:
         if rank == 0:
             handle = threading.Thread(target=engine.join)
             handle.start()
-            until(lambda: engine.session.runtime.engine().joined, "rank 0 has joined")
+            until(lambda: engine.session.runtime.current_engine().joined, "rank 0 has joined")
             late = driver.run("allreduce", [f32(2)], name="late")
             Path("late").touch()
             handle.join()

@@ -285,7 +285,7 @@ def test_what_a_done_submits_is_not_taken_for_left_out(rank: int, size: int) -> 
 
 
 def entries() -> int:
-    return engine.session.runtime.engine().counters()["entries"]
+    return engine.session.runtime.current_engine().counters()["entries"]
 
 
 @on_ranks(1, 2, 3, world={"cycle_time_ms": CYCLE_MS}, job="native calls")
@@ -354,7 +354,7 @@ def test_denormals_are_kept_whatever_the_callers_thread_does(rank: int, size: in
 
 
 def test_native_calls_are_counted(rank: int, size: int) -> None:
-    native = engine.session.runtime.engine()
+    native = engine.session.runtime.current_engine()
     with Driver() as driver:
         before = native.counters()
         calls = sums(driver, [f"counted {k}" for k in range(30)], rank)
@@ -369,7 +369,7 @@ def test_native_calls_are_counted(rank: int, size: int) -> None:
 
 @on_ranks(2, world={"metrics": True}, job="native calls")
 def test_steps_are_marked(rank: int) -> None:
-    native = engine.session.runtime.engine()
+    native = engine.session.runtime.current_engine()
     native.record_steps()
     with Driver() as driver:
         before = counters_program.own()
@@ -403,7 +403,7 @@ def test_native_calls_are_on_the_timeline(rank: int) -> None:
 
 @on_ranks(2, job="native calls")
 def test_what_is_in_flight_is_shown(rank: int) -> None:
-    native = engine.session.runtime.engine()
+    native = engine.session.runtime.current_engine()
     with Driver() as driver:
         call = driver.call("allreduce", [np.ones(3)], name="seen")
         if rank == 0:

@@ -32,7 +32,7 @@ twice = pytest.mark.parametrize("turn", range(2))
 @cache
 def region(dtype: str) -> list[Array]:
     """Adjacent tensors in the shared segment."""
-    memory = runtime.engine().share(sum(COUNTS) * np.dtype(dtype).itemsize + 64)
+    memory = runtime.current_engine().share(sum(COUNTS) * np.dtype(dtype).itemsize + 64)
     assert not any(memory[:1000]), "shared memory begins zeroed"
     whole = np.frombuffer(memory, dtype, sum(COUNTS))
     return [whole[a:b] for a, b in itertools.pairwise(np.cumsum([0, *COUNTS]))]
@@ -63,7 +63,9 @@ def test_alone(dtype: str, op: str, pre: float, post: float, turn: int, rank: in
     views = filled(dtype, rank)
     for k, view in enumerate(views):
         engine.allreduce_(view, getattr(engine, op), f"{dtype} {k}", pre, post)
-    rows = [row for row in runtime.engine().history() if row["type"] == "batch" and row["name"].startswith(dtype)]
+    rows = [
+        row for row in runtime.current_engine().history() if row["type"] == "batch" and row["name"].startswith(dtype)
+    ]
     assert {row["algorithm"] for row in rows[-len(views) :]} == {"shared"}
     for view, values in zip(views, results(dtype, op, pre, post, size), strict=True):
         check_equal(dtype, view, values)
@@ -117,7 +119,7 @@ def test_out_of_place(dtype: str, op: str, pre: float, post: float, turn: int, r
 
 
 def test_at_other_places_on_other_ranks(rank: int, size: int) -> None:
-    whole = np.frombuffer(runtime.engine().share(8000), np.float32)
+    whole = np.frombuffer(runtime.current_engine().share(8000), np.float32)
     view = whole[rank * 100 : rank * 100 + 100]
     view[:] = rank
     engine.allreduce_(view, engine.Sum, "places")
@@ -126,7 +128,7 @@ def test_at_other_places_on_other_ranks(rank: int, size: int) -> None:
 
 
 def test_broadcast_and_allgather_of_a_shared_tensor(rank: int, size: int) -> None:
-    whole = np.frombuffer(runtime.engine().share(8000), np.float32)
+    whole = np.frombuffer(runtime.current_engine().share(8000), np.float32)
     whole[:] = rank
     engine.broadcast_(whole[:500], size - 1)
     assert (whole[:500] == size - 1).all() and (whole[500:] == rank).all()
@@ -135,9 +137,9 @@ def test_broadcast_and_allgather_of_a_shared_tensor(rank: int, size: int) -> Non
 
 def test_sizes_that_differ_and_none(rank: int, size: int) -> None:
     if size > 1:
-        refused(lambda: runtime.engine().share(4096 * (rank + 1)), "bytes", engine.errors.MismatchError)
-    refused(lambda: runtime.engine().share(0), "at least one", ValueError)
-    again = np.frombuffer(runtime.engine().share(4000), np.float32)  # after that
+        refused(lambda: runtime.current_engine().share(4096 * (rank + 1)), "bytes", engine.errors.MismatchError)
+    refused(lambda: runtime.current_engine().share(0), "at least one", ValueError)
+    again = np.frombuffer(runtime.current_engine().share(4000), np.float32)  # after that
     again[:] = rank + 1
     engine.allreduce_(again, engine.Sum, "again")
     assert (again == size * (size + 1) / 2).all()

@@ -53,7 +53,7 @@ def test_drawn_programs(hosts: tuple[int, ...]) -> None:
 
 def steps(rank: int, count: int, elements: int) -> None:
     """Train on a small scale: many gradients submitted one by one, then awaited in another order, in place."""
-    native = engine.session.runtime.engine()
+    native = engine.session.runtime.current_engine()
     gradients = [np.empty(elements + k, np.float32) for k in range(8)]
     for step in range(count):
         for k, gradient in enumerate(gradients):
@@ -88,7 +88,7 @@ def test_several_threads_of_a_rank(hosts: tuple[int, ...]) -> None:
     """Each waits for operations of its own, so that the driver's role changes hands."""
 
     def rank_of_threads(rank: int) -> None:
-        native = engine.session.runtime.engine()
+        native = engine.session.runtime.current_engine()
         errors: list[BaseException] = []
 
         def work(number: int) -> None:
@@ -212,7 +212,7 @@ def test_engines_close_with_native_calls_in_flight() -> None:
 @pytest.mark.parametrize("victim", [0, 1, 2])
 def test_an_abort_in_the_middle_reaches_every_thread(victim: int, hosts: tuple[int, ...]) -> None:
     def loop(rank: int) -> Any:
-        native = engine.session.runtime.engine()
+        native = engine.session.runtime.current_engine()
         tensor = np.ones(50_000, np.float32)
         for turn in range(10_000):
             if rank == victim and turn == 20:

@@ -45,7 +45,7 @@ def wanted(knob: str, dtype: str, op: str, values: list[Array], pre: float = 1.0
 
 def entries(prefix: str, since: int = 0) -> list[dict[str, Any]]:
     """Entries from a position on that moved data under names with this prefix."""
-    history = runtime.engine().history()
+    history = runtime.current_engine().history()
     return [
         row for row in history if row["type"] == "batch" and row["name"].startswith(prefix) and row["entry"] >= since
     ]
@@ -149,7 +149,7 @@ def test_switched_in_flight(parts: Parts, rank: int, size: int) -> None:
 def test_other_collectives(parts: Parts, rank: int, size: int) -> None:
     """Covers groups, reduce-scatters, shared memory, uncompressed dtypes, ranks that have joined, and process sets."""
     part = engine.add_process_set(range(size - 1)) if size > 1 else engine.global_process_set
-    memory = np.frombuffer(runtime.engine().share(4 * 30_000), np.float32)
+    memory = np.frombuffer(runtime.current_engine().share(4 * 30_000), np.float32)
     shared = [numbers("float32", 30_000, each) for each in range(size)]
     dtypes = ("float32", "int32", "float64", "float32", "float16")
     for lap, knob in enumerate(("as set", *TURNS)):
@@ -208,7 +208,7 @@ def test_bytes_and_batches(parts: Parts, rank: int, size: int) -> None:
 
     def together(markers: list[Any], then: str | None = None) -> list[dict[str, Any]]:
         """Entries of tensors that all ranks have submitted before any of them waits; the same on all ranks."""
-        since = runtime.engine().history()[-1]["entry"] + 1
+        since = runtime.current_engine().history()[-1]["entry"] + 1
         handles = [
             engine.allreduce_async(ones, engine.Sum, f"b{len(markers)}.{k}", compression=marker)
             for k, marker in enumerate(markers)
@@ -280,7 +280,7 @@ def test_a_rank_that_means_another_compression_and_what_cannot_be_said(parts: Pa
         assert got.tolist() == [1.0] * 3  # as bf16
     with parts.part("what cannot be"):
         refused(lambda: engine.allreduce(x, engine.Adasum, compression=TUNED), "Adasum does not compress", ValueError)
-        native = runtime.engine()
+        native = runtime.current_engine()
         refused(lambda: native.allreduce(x, x, None, engine.Adasum, 1.0, 1.0, False, "tuned"), "Adasum", ValueError)
         if rank == 0:
             for wrong in ("float16", "tuned", "", 3):
@@ -298,6 +298,6 @@ def test_a_rank_that_means_another_compression_and_what_cannot_be_said(parts: Pa
         table = np.arange(6, dtype=np.int32)
         assert engine.allreduce(table, engine.Max, compression=TUNED).tolist() == table.tolist()
         engine.allreduce(x, compression=Compression.fp16)
-        assert not runtime.engine().compressible and engine.knobs()["compression"] == "fp16"
+        assert not runtime.current_engine().compressible and engine.knobs()["compression"] == "fp16"
     refused(lambda: engine.init(compression="none"), "running", ConfigError)
     assert MARKERS.keys() == {each for each in KNOBS.values() if each}

@@ -137,8 +137,8 @@ class ThreadWorld:
 
         targets = [work if wrap is None else wrap(rank, work) for rank in range(self.size)]
         threads = [threading.Thread(target=target, args=(rank,)) for rank, target in enumerate(targets)]
-        original, interval = runtime.engine, sys.getswitchinterval()
-        runtime.engine = lambda: _here.engine
+        original, interval = runtime.current_engine, sys.getswitchinterval()
+        runtime.current_engine = lambda: _here.engine
         everybody: Any = type(global_process_set)  # class of the operations' default process set
         everybody.engine = property(lambda self: _here.engine)
         sys.setswitchinterval(1e-4)  # the longest that a rank leaving the engine waits for a computing one
@@ -148,7 +148,7 @@ class ThreadWorld:
             for thread in threads:
                 thread.join()
         finally:
-            runtime.engine = original
+            runtime.current_engine = original
             del everybody.engine
             sys.setswitchinterval(interval)
         raised = [error for error in errors if error is not None]

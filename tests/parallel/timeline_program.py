@@ -31,7 +31,7 @@ def step(late: float = 0.0) -> None:
     for handle in handles:
         engine.synchronize(handle)
     engine.broadcast_(ones(300_000), 0, name="broadcast")
-    engine.session.runtime.engine().mark_step()
+    engine.session.runtime.current_engine().mark_step()
 
 
 def steps(slow_rank: int, seconds: float) -> dict[str, int]:
@@ -152,7 +152,7 @@ def in_sets() -> dict[int, dict[str, int]]:
     size = int(os.environ["WORLD_SIZE"])
     engine.init(process_sets=[[rank for rank in range(size) if rank != 1]])
     counted = {}
-    sets = [engine.global_process_set, engine.session.runtime.current().sets._sets[1]]
+    sets = [engine.global_process_set, engine.session.runtime.current_session().sets._sets[1]]
     for number in (2, 3):
         sets[2:] = [engine.add_process_set(range(1, size))]
         for turn in range(SET_STEPS):

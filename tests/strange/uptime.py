@@ -54,7 +54,7 @@ def reduce_with_a_late_rank(name: str | None, mark: str) -> float:
     else:
 
         def look() -> None:
-            native = engine.session.runtime.engine()
+            native = engine.session.runtime.current_engine()
             until(lambda: any(entry["seconds"] > LATE for entry in native.pending()), "an operation that waits")
             Path(mark).touch()
 

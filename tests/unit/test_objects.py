@@ -13,7 +13,7 @@ import pytest
 import engine_ext.errors
 from engine.collectives.objects import describe, differences, pairs
 from engine.errors import UnsupportedTensorError
-from engine.session.monitor import summary, waiting
+from engine.session.monitor import describe_waits, summarize_exception
 from engine.trace.flight import Recorder
 
 SAME = {"w": ("float32[2]", 1), "b": ("float32[1]", 2)}
@@ -69,22 +69,22 @@ def batch(text: str) -> None:
 def test_an_exception_is_summed_up_with_its_place() -> None:
     with pytest.raises(ValueError, match="bad") as caught:
         batch("bad batch\nand more")
-    text = summary(ValueError, caught.value, caught.tb)
+    text = summarize_exception(ValueError, caught.value, caught.tb)
     assert text == f"ValueError: bad batch at {Path(__file__).name}:{batch.__code__.co_firstlineno + 1}"
-    assert summary(KeyboardInterrupt, None, None) == "KeyboardInterrupt"
+    assert summarize_exception(KeyboardInterrupt, None, None) == "KeyboardInterrupt"
 
 
 def test_an_exception_in_a_library_is_placed_where_the_user_called_it() -> None:
     with pytest.raises(TypeError) as caught:
         pairs(3)
-    assert f" at {Path(__file__).name}:" in summary(TypeError, caught.value, caught.tb)
+    assert f" at {Path(__file__).name}:" in summarize_exception(TypeError, caught.value, caught.tb)
 
 
 def test_an_interrupt_within_the_native_engines_python_is_placed_where_the_user_called_it() -> None:
     raising = compile("raise KeyboardInterrupt", engine_ext.errors.__file__, "exec")
     with pytest.raises(KeyboardInterrupt) as caught:
         exec(raising)
-    assert f" at {Path(__file__).name}:" in summary(KeyboardInterrupt, None, caught.tb)
+    assert f" at {Path(__file__).name}:" in summarize_exception(KeyboardInterrupt, None, caught.tb)
 
 
 def test_what_waits_for_the_same_ranks_is_one_line() -> None:
@@ -93,12 +93,12 @@ def test_what_waits_for_the_same_ranks_is_one_line() -> None:
 
     pending = [entry(f"layer.{k}", [1], [0, 2], 60.4 - k) for k in range(5)]
     pending += [entry("done", [], [0, 1, 2], 1.0), entry("x", [0, 1], [2], 2.0), entry("new", None, [], 3.0)]
-    assert waiting(pending, 0) == [
+    assert describe_waits(pending, 0) == [
         "'layer.0', 'layer.1', 'layer.2' and 2 more (allreduce) have waited 60 s for rank 1; submitted by ranks 0, 2",
         "'x' (allreduce) has waited 2 s for ranks 0, 1; submitted by rank 2",
         "'new' (allreduce) has waited 3 s for ranks unknown here (rank 0 knows)",
     ]
-    assert waiting([entry("done", [], [0], 1.0)], 0) == []
+    assert describe_waits([entry("done", [], [0], 1.0)], 0) == []
 
 
 def test_records_are_whole_and_for_the_owner_only(tmp_path: Path) -> None:

@@ -161,8 +161,8 @@ def test_ranks_of_different_builds_are_all_refused_with_a_table(job: Callable[..
 
 def test_process_sets_of_any_number_are_compared_in_a_greeting_that_is_short(job: Callable[..., World]) -> None:
     many = [ProcessSet([one, other]) for one in range(64) for other in range(one)]
-    build = BUILD | {"process_sets": startup._described(many)}
-    another = BUILD | {"process_sets": startup._described([*many[:-1], ProcessSet([0, 1])])}
+    build = BUILD | {"process_sets": startup._describe_sets(many)}
+    another = BUILD | {"process_sets": startup._describe_sets([*many[:-1], ProcessSet([0, 1])])}
     results = meet((job(0, 2), build), (job(1, 2), build))
     assert all(isinstance(result, Gathered) for result in results), results
     results = meet((job(0, 2), build), (job(1, 2), another))

@@ -51,7 +51,7 @@ def test_shutdown_whose_end_raises_still_reports_the_failed_world(owner, monkeyp
     assert fields == {"state": STATES.index("failed")}
     assert child_processes.HOLDER not in os.environ
     with pytest.raises(NotInitializedError):
-        owner.current()
+        owner.current_session()
     owner.shutdown()
 
 

@@ -35,7 +35,7 @@ class Line:
 
         import engine
 
-        native = engine.session.runtime.engine()
+        native = engine.session.runtime.current_engine()
         for turn in range(self.ours.randint(1, 5)):
             name = self.ours.choice(self.names)
             elements = self.ours.choice((1, 1, 9000))
@@ -58,7 +58,7 @@ class Line:
         import engine
 
         handle.wait()
-        size = engine.session.runtime.engine().size
+        size = engine.session.runtime.current_engine().size
         assert (tensor == sum(range(size)) + size * turn).all(), (self.rank, turn, tensor)
 
 
@@ -88,7 +88,7 @@ class Scheduler:
         lines = ("ab", "cd") if dice.random() < 0.4 else ("ab",)
 
         def rank_program(rank: int) -> None:
-            native = engine.session.runtime.engine()
+            native = engine.session.runtime.current_engine()
             mine = [Line(rank, seed, names, library.schedule_rest) for names in lines]
 
             def beside() -> None:

@@ -60,7 +60,7 @@ def hammer(seconds: float, cycle_time_ms: float, seed: int, blocks: tuple[str, .
     from engine.session import runtime
 
     engine.init(spin_us=0.0, cycle_time_ms=cycle_time_ms, stall_limit=0.0)
-    rank = _Rank(runtime.current().engine, engine.rank(), seed)
+    rank = _Rank(runtime.current_session().engine, engine.rank(), seed)
     if rank.engine.rank == 0:
         rank.engine.set_knobs(chunk_bytes=CHUNK)
     end = time.monotonic() + seconds

@@ -280,7 +280,7 @@ def _describe_build(gate: Gate) -> Build:
     """
     if not runtime.is_waiting():
         return {}
-    settings = runtime.settings()
+    settings = runtime.current_settings()
     setup.use_kernels(settings.kernels)
     told = compared_values(setup.segment_info(), settings.sockets_per_lane, settings.lanes, gate.several)
     if gate.several:

@@ -29,7 +29,7 @@ def export_place() -> None:
         The job is elastic: a process group of torch.distributed cannot move from one world into the next.
     NotInitializedError
     """
-    world = runtime.current().world
+    world = runtime.current_session().world
     if world.workers:
         raise EngineError(
             "engine.torch.libraries does not go with elastic jobs: the process group that Trainer, Accelerate and "
