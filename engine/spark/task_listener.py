@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TextIO
 
+from ..errors.formatting import exception_text, format_exception
 from ..host import network
 from ..host.patience import Patience
 from ..launch.hosts.channel import Channel, ChannelError, Message
@@ -147,7 +148,7 @@ class TaskListener:
                 for message in channel.receive():
                     self._act(caller, message)
         except Exception as error:  # this thread survives whatever a peer sends that is no task
-            what = str(error) if isinstance(error, ChannelError) else repr(error)
+            what = exception_text(error) if isinstance(error, ChannelError) else format_exception(error)
             how = f"its task does not speak as one does, and is given up: {readable.plain(shorten(what, 200))}"
             self.say(f"{'a task' if caller.rank is None else f'rank {caller.rank}'}: {how}")
         self._part(caller, how)
