@@ -78,15 +78,17 @@ def read_navigation() -> list[dict[str, Any]]:
     return [{"Home": "README.md"}, {"All pages": "docs/index.md"}, *kinds]
 
 
-def read_pages(text: str) -> Iterator[dict[str, str]]:
+def read_pages(text: str) -> Iterator[dict[str, Any]]:
     """Yield the title and the path of each page that a text links."""
     for title, target in ITEM.findall(text):
         path = (ROOT / "docs" / target).resolve().relative_to(ROOT).as_posix()
-        yield {" ".join(title.split()): path}
+        name = " ".join(title.split())
         if path == "docs/reference/python/index.md":
-            for page in sorted((ROOT / path).parent.glob("*.md")):
-                if page.name != "index.md":
-                    yield {page.stem.replace("-", "."): page.relative_to(ROOT).as_posix()}
+            modules = sorted(page for page in (ROOT / path).parent.glob("*.md") if page.name != "index.md")
+            names = [{page.stem.replace("-", "."): page.relative_to(ROOT).as_posix()} for page in modules]
+            yield {name: [{"All modules": path}, *names]}
+        else:
+            yield {name: path}
 
 
 def describe_scheme(preference: str, name: str, icon: str, other: str) -> dict[str, Any]:
