@@ -89,7 +89,7 @@ def open_connections(size: int, host_size: int, shared: bool) -> Iterator[tuple[
 
     try:
         for leader, *_ in layout.crews[1:]:
-            join(trunks[layout.trunks(leader)[0] if shared else 0], leader)
+            join(trunks[layout.trunk_ranks(leader)[0] if shared else 0], leader)
         carried = len(played)
         for host in range(1, max(hosts) + 1):
             crew = layout.crews[host]
@@ -176,7 +176,10 @@ def compute_processor_time(steps: list[dict[str, float]]) -> float:
 
 def shares_trunks(settings: HubSettings, size: int) -> bool:
     """Return whether ranks other than 0 have the trunks."""
-    return not Layout(tuple(rank // settings.host_size for rank in range(size))).trunks(0) and size > settings.host_size
+    return (
+        not Layout(tuple(rank // settings.host_size for rank in range(size))).trunk_ranks(0)
+        and size > settings.host_size
+    )
 
 
 def run(settings: HubSettings, console: Console) -> Path:

@@ -32,14 +32,14 @@ from .hosts.channel import GREETING, Channel, ChannelError, Message
 from .hosts.page_copies import Pages
 from .hosts.reach import network_of
 from .process import spawn
-from .process.cpu_binding import allot
+from .process.cpu_binding import allot_cpus
 from .process.devices import devices_here, share_devices
 from .process.guardian import Guardian
 from .process.job_signals import PASSED_SIGNALS, SIGNALS
 from .process.output import Stream
 from .process.plan import Crew, Job, RankPlan, without_places
 from .process.reader_loop import ReaderLoop
-from .process.spawn import Rank
+from .process.spawn import RankProcess
 from .process.supervisor import Supervisor
 
 # Variables of the host or the session: ranks get the agent's values of these, not the launcher's.
@@ -73,7 +73,7 @@ class RankGroup(Protocol):
         """Get what ranks need on this host, and return further fields of the message `ready`."""
         ...
 
-    def supervise(self, guardian: Guardian, wakeup: socket.socket) -> Supervisor:
+    def make_supervisor(self, guardian: Guardian, wakeup: socket.socket) -> Supervisor:
         """Return a supervisor, before any process is started."""
         ...
 
@@ -109,10 +109,13 @@ class Agent:
         self.channel = channel
         self.job = Job(**head["job"] | {"directory": Path(head["job"]["directory"])})
         self.crew = Crew(
-            order.number("host"), tuple(order.numbers("sizes")), tuple(order.numbers("ranks")), head["name"]
+            order.get_number("host"),
+            tuple(order.get_numbers("sizes")),
+            tuple(order.get_numbers("ranks")),
+            head["name"],
         )
         self.head = head
-        self.grace = order.seconds("grace", 0)
+        self.grace = order.get_seconds("grace", 0)
         self.command = [str(word) for word in head["command"]]
         self.pages: dict[int, int] = {}
         self.copies = Pages(self.pages)
@@ -152,7 +155,7 @@ class Agent:
             self._prefer_own_python(self.head["python"])
         self.program = spawn.find_command(self.command, self.environment)
         address = self._choose_interface()
-        self.allotment = allot(
+        self.allotment = allot_cpus(
             machine.collect_facts(),
             self.ranks.places,
             self.environment,
@@ -183,28 +186,28 @@ class Agent:
             Fields of the job that are known once all hosts are ready.
         """
         self.descriptors = spawn.raise_descriptor_limit(len(self.crew.ranks))
-        self.files.settle()
+        self.files.finish_enclosed()
         guardian = Guardian(self.job.name, lambda: None, str(self.crew.host), self.ranks.lease)
         processes.call_prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
         with (
             contextlib.closing(ReaderLoop([self.channel.out])) as self.loop,
             catch_signals(SIGNALS, lambda *_: None) as wakeup,
         ):
-            self.supervisor = supervisor = self.ranks.supervise(guardian, wakeup)
-            supervisor.hold()
+            self.supervisor = supervisor = self.ranks.make_supervisor(guardian, wakeup)
+            supervisor.hold_open()
             self.loop.add_reader(self.channel.reading, self.receive)
             try:
                 self.ranks.start(head)
             except LaunchError as error:
                 self.channel.send("failed", text=str(error))
                 supervisor.release()
-                supervisor.abandon()
+                supervisor.kill_all()
             else:
                 self.receive()  # messages that came together with `start`
                 supervisor.run()
             finally:
                 self.ranks.close()
-        guardian.dismiss()
+        guardian.stop()
         if self.ranks.trouble:
             raise LaunchError(self.ranks.trouble)
         self.copies.send(self.channel)
@@ -215,7 +218,9 @@ class Agent:
             self.files.send(self.channel)
             self.channel.send("done")
             self.channel.out.drain()
-        for _ in self.channel.messages():  # until the launcher hangs up: other agents may use the directory till then
+        for _ in (
+            self.channel.wait_for_messages()
+        ):  # until the launcher hangs up: other agents may use the directory till then
             pass
         self.files.remove()
 
@@ -235,7 +240,7 @@ class Agent:
 
     def start_rank(
         self, rank_plan: RankPlan, number: int, inherited: tuple[int, ...] = (), awaited: bool = True
-    ) -> Rank:
+    ) -> RankProcess:
         """Start a process, and relay its output to the launcher, which knows it by a number.
 
         Raises
@@ -270,13 +275,13 @@ class Agent:
                 ) from error
         return f"/proc/{os.getpid()}/fd/{self.pages[number]}"
 
-    def say(self, line: str) -> None:
+    def show_line(self, line: str) -> None:
         """Show a line in the launcher's output."""
         self.channel.send("say", line=line)
 
     def _handle_signal(self, message: Message) -> None:
         """Handle a signal of the user to the job."""
-        signum = message.number("number")
+        signum = message.get_number("number")
         if signum in ENDING_SIGNALS:
             self.supervisor.end_job_by(signum)
         elif signum in PASSED_SIGNALS:
@@ -335,11 +340,11 @@ def serve(channel: Channel) -> int:
     """
     agent: Agent | None = None
     try:
-        for message in channel.messages():
+        for message in channel.wait_for_messages():
             if message.kind == "examine":
-                from .cli.doctor import examine  # a slow import, not needed for jobs
+                from .cli.doctor import examine_host  # a slow import, not needed for jobs
 
-                examine(channel, message)
+                examine_host(channel, message)
             elif message.kind == "confirm_dead":
                 from .hosts.dead_workers import confirm_dead_workers
 
@@ -349,7 +354,7 @@ def serve(channel: Channel) -> int:
                 agent = Agent(channel, message)
                 agent.prepare()
             elif message.kind == "file" and agent is not None:
-                agent.files.take(message)
+                agent.files.take_part(message)
             elif message.kind == "start" and agent is not None:
                 agent.run(message.head)
                 agent.finish()
@@ -359,7 +364,7 @@ def serve(channel: Channel) -> int:
     except LaunchError as error:
         channel.send("failed", text=str(error))
         channel.out.drain()
-        for _ in channel.messages():  # until the launcher hangs up
+        for _ in channel.wait_for_messages():  # until the launcher hangs up
             pass
     finally:
         if agent is not None:

@@ -122,11 +122,11 @@ class JobPolicy(ABC):
         """Do what is due, and return the seconds until more may be; None once all ranks have ended."""
 
     @abstractmethod
-    def runs(self, number: int) -> bool:
+    def is_running(self, number: int) -> bool:
         """Return whether a process runs with that number."""
 
     @abstractmethod
-    def outcome(self) -> Outcome:
+    def make_outcome(self) -> Outcome:
         """Return the outcome, once no process is left."""
 
     @property
@@ -169,7 +169,7 @@ class JobPolicy(ABC):
 
 
 class Driver:
-    """Driver of a job's ranks. After any exception call `abandon`, which leaves no process behind.
+    """Driver of a job's ranks. After any exception call `abandon_job`, which leaves no process behind.
 
     Parameters
     ----------
@@ -253,10 +253,10 @@ class Driver:
                 break
             self.loop.step(seconds)
         self._finish()
-        self.abandon()
-        return self.policy.outcome()
+        self.abandon_job()
+        return self.policy.make_outcome()
 
-    def abandon(self) -> None:
+    def abandon_job(self) -> None:
         """End all agents and ranks; none is left when this returns. A second call does nothing."""
         self.policy.close()
         self.loop.close()
@@ -323,27 +323,27 @@ class Driver:
 
     def _check_number(self, agent: RemoteHost, message: Message) -> int:
         """Return the number that a message names, which must be one of its host's."""
-        number = message.number("number")
+        number = message.get_number("number")
         if number not in self.policy.owned_numbers(agent):
             raise ChannelError(f"it speaks of number {number}, which is not one of its ranks or slots")
         return number
 
     def _show_output(self, agent: RemoteHost, message: Message) -> None:
-        number, stream = self._check_number(agent, message), message.text("stream")
+        number, stream = self._check_number(agent, message), message.get_text("stream")
         if (number, stream) not in self.output.displays:
             raise ChannelError(f"it writes to {stream!r}")
-        self.output.displays[number, stream].take(message.body)
+        self.output.displays[number, stream].write_output(message.body)
 
     def _keep_file(self, agent: RemoteHost, message: Message) -> None:
         numbers, output = self.policy.owned_numbers(agent), self.output
-        remote_files.keep_later(message, output.directory, numbers, output.files, output.problems)
+        remote_files.keep_part_later(message, output.directory, numbers, output.files, output.problems)
 
     def _copy_pages(self, agent: RemoteHost, message: Message) -> None:
-        self._copies[agent].keep(message, self.policy.counted_numbers(agent))
+        self._copies[agent].write_pages(message, self.policy.counted_numbers(agent))
 
     def _relay_line(self, agent: RemoteHost, message: Message) -> None:
         """Show a line of an agent, unless the launcher has shown the same one."""
-        if (line := message.text("line")) != self._told:
+        if (line := message.get_text("line")) != self._told:
             self.setup.say(f"{agent.name}: {line}")
 
     def _note_done(self, agent: RemoteHost, message: Message) -> None:
@@ -391,7 +391,7 @@ class Driver:
                     del self._waited[agent]
                 elif not patience.seconds_left():
                     del self._waited[agent]
-                    self.loop.ignore(agent)
+                    self.loop.unregister_host(agent)
                     self.policy.agent_lost(agent, "did not answer in time")
             if self._waited:
                 self.loop.step(min(patience.wait() for patience in self._waited.values()))

@@ -90,7 +90,7 @@ class FixedPolicy(JobPolicy):
         sizes = [len(place.ranks) for place in setup.options.places]
         for host in self._hosts:
             if setup.options.verbose:
-                setup.say(f"{host.name}: {readable.ranks(host.place.ranks)}, agent by {host.tried()}")
+                setup.say(f"{host.name}: {readable.ranks(host.place.ranks)}, agent by {host.format_command()}")
             self._driver.start_agent(host, host.place.ranks, sizes=sizes, hub=host.number == 0 and len(self._hosts) > 1)
         self._await_agents()
         self._start_ranks()
@@ -110,11 +110,11 @@ class FixedPolicy(JobPolicy):
         """Return the ranks of an agent's host."""
         return agent.place.ranks
 
-    def runs(self, number: int) -> bool:
+    def is_running(self, number: int) -> bool:
         """Return whether a rank has been started and has not ended."""
         return self._driver.started and number not in self._ends
 
-    def outcome(self) -> Outcome:
+    def make_outcome(self) -> Outcome:
         """Return the ends of all ranks."""
         ends = [self._ends[rank] for rank in sorted(self._ends)]
         return Outcome(ends, self._driver.signum, self._driver.hurried)
@@ -173,9 +173,9 @@ class FixedPolicy(JobPolicy):
     # ---- messages
 
     def _note_ready(self, host: RemoteHost, message: Message) -> None:
-        ports = {name: message.number(name, 0, MOST_PORTS) for name in ("hub", "port")}
+        ports = {name: message.get_number(name, 0, MOST_PORTS) for name in ("hub", "port")}
         host.ready = True
-        self._ready[host.number] = message.head | ports | {"processors": message.number("processors", 1)}
+        self._ready[host.number] = message.head | ports | {"processors": message.get_number("processors", 1)}
 
     def _note_refusal(self, host: RemoteHost, message: Message) -> None:
         """Note that an agent cannot start its ranks, either before any rank of the job is started or afterwards."""
@@ -187,17 +187,17 @@ class FixedPolicy(JobPolicy):
 
     def _note_start(self, host: RemoteHost, message: Message) -> None:
         rank = _check_rank(host, message)
-        pid, cpus = message.number("pid", *PIDS), message.head["cpus"]
+        pid, cpus = message.get_number("pid", *PIDS), message.head["cpus"]
         self._driver.say_started(f"rank {rank}", rank, pid, cpus, f" on {host.name}")
 
     def _note_end(self, host: RemoteHost, message: Message) -> None:
         """Record the end of a rank, with its time by the launcher's clock."""
-        rank, code, now = _check_rank(host, message), message.number("code", *CODES), time.time()
+        rank, code, now = _check_rank(host, message), message.get_number("code", *CODES), time.time()
         driver = self._driver
-        host.ahead = now - message.seconds("now")
+        host.ahead = now - message.get_seconds("now")
         by_launcher = bool(message.head["by_launcher"]) and (driver.ending or driver.signum is not None)
         report = ExitReport.parse(message.body)
-        self._ends[rank] = RankEnd(rank, code, now - message.seconds("age"), by_launcher, report=report)
+        self._ends[rank] = RankEnd(rank, code, now - message.get_seconds("age"), by_launcher, report=report)
         host.alive.discard(rank)
         driver.output.flush(rank)
         if code != 0:
@@ -226,7 +226,7 @@ class FixedPolicy(JobPolicy):
         driver, host = self._driver, agent
         if host.trouble or (host.done and not host.alive):
             return
-        said = host.said()
+        said = host.last_output()
         if not driver.started:
             host.trouble = f"{how}; it said: {said}" if said else f"{how} and said nothing"
             return
@@ -247,13 +247,13 @@ class FixedPolicy(JobPolicy):
         self._patience = None
         for host in self._hosts:
             if not host.trouble and host.alive:
-                self._driver.loop.ignore(host)
+                self._driver.loop.unregister_host(host)
                 self.agent_lost(host, "did not answer in time")
 
 
 def _check_rank(host: RemoteHost, message: Message) -> int:
     """Return the rank that a message names, which must be one of its host."""
-    rank = message.number("rank")
+    rank = message.get_number("rank")
     if rank not in host.place.ranks:
         raise ChannelError(f"it speaks of rank {rank}, which is not one of its ranks")
     return rank
@@ -261,7 +261,7 @@ def _check_rank(host: RemoteHost, message: Message) -> int:
 
 def _describe_troubles(hosts: Sequence[RemoteHost], of: int) -> str:
     """Return the error text on hosts that cannot take part, each with its output and the command that was tried."""
-    lines = [host.account() for host in hosts]
+    lines = [host.describe_trouble() for host in hosts]
     if len(lines) == 1:
         return lines[0]
     return f"{len(lines)} of {of} hosts cannot take part\n  " + "\n  ".join(lines)

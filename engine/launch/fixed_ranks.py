@@ -13,7 +13,7 @@ from .errors import LaunchError
 from .process.guardian import Guardian
 from .process.plan import plan
 from .process.rank_end import RankEnd
-from .process.spawn import Rank
+from .process.spawn import RankProcess
 from .process.supervisor import Supervisor
 
 if TYPE_CHECKING:
@@ -30,9 +30,9 @@ class FixedRanks:
         self.trouble = ""
         self.lease: float | None = None
         self.handlers: Mapping[str, Handler] = {
-            "end": lambda message: agent.supervisor.end(message.text("why")),
+            "end": lambda message: agent.supervisor.end(message.get_text("why")),
             "pages": lambda _: agent.copies.send(agent.channel),
-            "where": lambda message: agent.supervisor.ask_where(message.number("rank")),
+            "where": lambda message: agent.supervisor.ask_where(message.get_number("rank")),
         }
 
     def prepare(self, address: str) -> dict[str, Any]:
@@ -45,10 +45,10 @@ class FixedRanks:
             self._hub = _listen(address)
         return {"hub": self._hub.getsockname()[1] if self._hub else 0}
 
-    def supervise(self, guardian: Guardian, wakeup: socket.socket) -> Supervisor:
-        """Implement `RankGroup.supervise`."""
+    def make_supervisor(self, guardian: Guardian, wakeup: socket.socket) -> Supervisor:
+        """Implement `RankGroup.make_supervisor`."""
         agent = self._agent
-        return Supervisor(agent.loop, guardian, wakeup, agent.grace, agent.say, self._send_end)
+        return Supervisor(agent.loop, guardian, wakeup, agent.grace, agent.show_line, self._send_end)
 
     def start(self, head: dict[str, Any]) -> None:
         """Start all ranks. The fields of `start` are `hub`, `address` and `port` of the job."""
@@ -70,7 +70,7 @@ class FixedRanks:
             self._hub.close()
             self._hub = None
 
-    def _send_end(self, rank: Rank, end: RankEnd) -> None:
+    def _send_end(self, rank: RankProcess, end: RankEnd) -> None:
         """Send the launcher a rank's exit code, the age of its end in seconds, and its exit report."""
         now = time.time()
         told = {

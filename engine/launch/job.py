@@ -35,7 +35,7 @@ from .local_policy import LocalPolicy
 from .metrics import Metrics
 from .process import leftovers, spawn
 from .process.console import Console
-from .process.cpu_binding import allot
+from .process.cpu_binding import allot_cpus
 from .process.devices import devices_here, share_devices
 from .process.guardian import NOWHERE, Guardian
 from .process.job_signals import SIGNALS
@@ -45,7 +45,7 @@ from .process.rank_output import RankOutput
 from .process.supervisor import Outcome
 from .report.elastic_report import Result
 from .report.failure_cause import FailureCause
-from .report.failure_report import QUOTE, failure_lines, flight_records, investigate
+from .report.failure_report import QUOTE, failure_lines, find_first_failure, flight_records
 
 
 class JobRun:
@@ -190,7 +190,7 @@ class JobRun:
         """Return the function that runs all ranks on this host; refuse invalid options now."""
         options = self._options
         program = spawn.find_command(options.command, os.environ)
-        allotment = allot(
+        allotment = allot_cpus(
             machine.collect_facts(),
             options.size,
             os.environ,
@@ -225,7 +225,7 @@ class JobRun:
     def _prepare_elastic(self, chosen: Mapping[str, Any], elastic: Elastic) -> Callable[[Job, Metrics], Outcome]:
         """Return the function that runs an elastic job; each host has an agent, even if this is the only host."""
         config = Config(**{name: chosen[name] for name in ("start_timeout", "stall_limit") if name in chosen})
-        limits = elastic.limits(config.start_timeout, config.stall_limit, self._options.grace)
+        limits = elastic.make_limits(config.start_timeout, config.stall_limit, self._options.grace)
 
         def run(job: Job, metrics: Metrics) -> Outcome:
             spawn.raise_descriptor_limit(2 * self._options.most)  # a host may have one rank
@@ -242,7 +242,7 @@ class JobRun:
         """Run the ranks, and agents, and return when all their processes have ended, whatever happens."""
 
         def note_start(number: int) -> None:
-            metrics.add(number, functools.partial(driver.policy.runs, number))
+            metrics.add(number, functools.partial(driver.policy.is_running, number))
 
         local = self._options.elastic is None and not self._options.places
         # Agents have guardians of their own, which guard the ranks.
@@ -258,14 +258,14 @@ class JobRun:
                 metrics.start(driver.loop)
                 outcome = driver.run()
             except LaunchError:
-                driver.abandon()
+                driver.abandon_job()
                 self._keep = self._options.directory is not None
                 raise
             except Interrupted as error:
-                driver.abandon()
+                driver.abandon_job()
                 return Outcome([], error.signum, hurried=True)
             if outcome.failed and outcome.signum is None and not outcome.hurried:
-                metrics.linger(wakeup)
+                metrics.wait_for_scrape(wakeup)
             metrics.stop()  # while signals cannot end this process, and the guardian would clean up
             policy = driver.policy
             self.directories = list(policy.members)
@@ -275,8 +275,8 @@ class JobRun:
 
     def _conclude_job(self, outcome: Outcome, directory: Path, started: float) -> tuple[int, list[str]]:
         """Return the exit code and the lines to show to the user."""
-        cause = None if isinstance(outcome, Result) else investigate(outcome.ends, self._clocks)
-        lines = [] if self._output is None else list(self._output.lacks())
+        cause = None if isinstance(outcome, Result) else find_first_failure(outcome.ends, self._clocks)
+        lines = [] if self._output is None else list(self._output.list_losses())
         if self._out.broken or self._err.broken:
             lines.append("the output could not all be shown, because nobody reads it or the disk is full")
         flights = flight_records(directory)
@@ -371,12 +371,12 @@ class JobRun:
 @contextlib.contextmanager
 def _guard_job(job: Job, metrics: Metrics, host: str | None) -> Iterator[tuple[Guardian, socket.socket]]:
     """Catch signals, and yield the socket that delivers them, and a guardian, which acts if the launcher is killed."""
-    guardian = Guardian(job.name, metrics.discard, host)
+    guardian = Guardian(job.name, metrics.remove_files, host)
     try:
         with catch_signals(SIGNALS, lambda *_: None) as wakeup:
             yield guardian, wakeup
     finally:
-        guardian.dismiss()
+        guardian.stop()
 
 
 def _collect_settings(options: Options, chosen: Mapping[str, Any]) -> dict[str, str]:

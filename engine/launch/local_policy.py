@@ -15,7 +15,7 @@ from .process.cpu_binding import Allotment
 from .process.guardian import Guardian
 from .process.output import Stream
 from .process.plan import plan
-from .process.spawn import Rank
+from .process.spawn import RankProcess
 from .process.supervisor import Outcome, Supervisor
 
 
@@ -44,7 +44,7 @@ class LocalPolicy(JobPolicy):
         self._driver, self._setup = driver, setup
         self._program, self._allotment, self._descriptors = program, allotment, descriptors
         self._supervisor = Supervisor(driver.loop, guardian, setup.wakeup, setup.options.grace, setup.say)
-        self._ranks: dict[int, Rank] = {}
+        self._ranks: dict[int, RankProcess] = {}
         self._outcome: Outcome | None = None
         self.handlers: Mapping[str, Handler] = {}
 
@@ -70,24 +70,24 @@ class LocalPolicy(JobPolicy):
             self._ranks[rank.number] = rank
             displays = output.open(rank.number)
             for display, pipe in ((displays["stdout"], rank.stdout), (displays["stderr"], rank.stderr)):
-                self._supervisor.listen(Stream(rank.number, pipe, display.take, display.flush))
+                self._supervisor.listen(Stream(rank.number, pipe, display.write_output, display.flush))
             setup.note_start(rank.number)
             self._driver.say_started(f"rank {rank.number}", rank.number, rank.pid, rank_plan.cpus)
         output.start()  # all ranks are started, so threads may begin
 
     def advance_job(self) -> float | None:
         """Go through the stages of the ending, if it has begun; return None once all ranks have ended."""
-        return self._supervisor.advance()
+        return self._supervisor.advance_stages()
 
     def prepare_finish(self) -> None:
         """End what the ranks have left, and read their last output."""
         self._outcome = self._supervisor.finish()
 
-    def runs(self, number: int) -> bool:
+    def is_running(self, number: int) -> bool:
         """Return whether a rank has been started and has not ended."""
-        return number in self._ranks and self._ranks[number].runs()
+        return number in self._ranks and self._ranks[number].is_running()
 
-    def outcome(self) -> Outcome:
+    def make_outcome(self) -> Outcome:
         """Return the ends of all ranks."""
         assert self._outcome is not None
         return self._outcome

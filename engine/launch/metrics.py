@@ -90,7 +90,7 @@ class Metrics:
                 self._board = Board() if self._elastic else None
             if counted and wanted.anything:
                 if options.elastic is None:
-                    self._members.extend(map(self._member, range(options.size)))
+                    self._members.extend(map(self._make_member, range(options.size)))
                 self._service = Service(wanted, self._members, self._add_note, lambda: self._job)
         except OSError as error:
             self.close()
@@ -126,7 +126,7 @@ class Metrics:
             Returns whether it still runs.
         """
         if self._elastic and number not in self._up and number < len(self.pages):
-            self._members.append(self._member(number))
+            self._members.append(self._make_member(number))
         self._up[number] = up
 
     def tell(self, job: ElasticJob) -> None:
@@ -158,7 +158,7 @@ class Metrics:
         for line in [*self._service.warnings, *([] if self._quiet else self._service.news)]:
             self._say(line)
 
-    def linger(self, wakeup: socket.socket) -> None:
+    def wait_for_scrape(self, wakeup: socket.socket) -> None:
         """Keep serving for a while after a failure, so that scrapers see it and alerts can report it.
 
         Parameters
@@ -182,7 +182,7 @@ class Metrics:
             self._service = None
         self._show_notes()
 
-    def discard(self) -> None:
+    def remove_files(self) -> None:
         """Remove the files that announce the service; called in the guardian if the launcher was killed."""
         if self._service is not None:
             self._service.remove_files()
@@ -196,13 +196,13 @@ class Metrics:
             self._board.close()
             self._board = None
 
-    def _member(self, number: int) -> Member:
+    def _make_member(self, number: int) -> Member:
         descriptor = self.pages[number]
 
-        def up(_: object) -> bool:
+        def is_up(_: object) -> bool:
             return number in self._up and self._up[number]()
 
-        return Member(number, lambda: descriptor, up)
+        return Member(number, lambda: descriptor, is_up)
 
     def _add_note(self, line: str) -> None:
         """Keep a line of a thread, and have it shown."""

@@ -80,7 +80,7 @@ class Acceptor:
     def give_way(self) -> bool:
         """Close the unauthenticated connection that is displaced next; return False if there is none."""
         displaced = self._strangers.displace_next()
-        self._displace(displaced)
+        self._close_displaced(displaced)
         return displaced is not None
 
     def _accept(self, listener: socket.socket) -> Coroutine[None]:
@@ -94,11 +94,11 @@ class Acceptor:
                     yield Wait(Patience(_PAUSE))
                 continue  # Otherwise the connection ended before it was accepted.
             host, number = network.address_of(name).host, next(self._numbers)
-            self._displace(self._strangers.add(number, host))
+            self._close_displaced(self._strangers.add(number, host))
             self._greeting[number] = coroutine = self._serve(number, connected, host)
             self._loop.start(coroutine)
 
-    def _displace(self, number: int | None) -> None:
+    def _close_displaced(self, number: int | None) -> None:
         if number is not None:
             self._loop.cancel(self._greeting[number])
 
@@ -113,12 +113,12 @@ class Acceptor:
             rest = self._handle(connection, greeting)
         except AuthenticationError:
             connected.close()
-            self._note(host, WITHOUT_SECRET)
+            self._note_fault(host, WITHOUT_SECRET)
             self.saw_stranger = True
             self.on_stranger(host)
         except (OSError, ValueError):
             connected.close()
-            self._note(host, "said nothing that a process of this job says")
+            self._note_fault(host, "said nothing that a process of this job says")
         except BaseException:
             connected.close()
             raise
@@ -126,6 +126,6 @@ class Acceptor:
             if rest is not None:
                 yield from rest
 
-    def _note(self, host: str, fault: str) -> None:
+    def _note_fault(self, host: str, fault: str) -> None:
         if host in self.rejected or len(self.rejected) < _LONGEST_LIST:
             self.rejected[host] = fault

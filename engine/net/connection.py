@@ -87,7 +87,7 @@ class Connection:
             if not (yield Wait(patience, self.socket)):
                 raise TimeoutError(errno.ETIMEDOUT, "no answer")
             try:
-                data = retry_short(self.socket.recv, min(self.stream.missing(), 1 << 16))
+                data = retry_short(self.socket.recv, min(self.stream.missing_bytes(), 1 << 16))
             except BlockingIOError:
                 continue
             if not data:
@@ -180,7 +180,7 @@ def receive_greeting(connection: Connection) -> Coroutine[dict[str, Any]]:
     try:
         return (yield from connection.receive_message(Patience(GRACE)))
     except AuthenticationError:
-        send_all(connection.socket, connection.stream.refuse(), GRACE)
+        send_all(connection.socket, connection.stream.make_refusal(), GRACE)
         raise
 
 

@@ -52,10 +52,10 @@ class CoroutineLoop:
     def cancel(self, coroutine: Coroutine[None]) -> None:
         """Close a coroutine, if it is still active."""
         if coroutine in self._waits:
-            self._forget(coroutine)
+            self._remove_wait(coroutine)
             coroutine.close()
 
-    def timeout(self) -> float:
+    def next_timeout(self) -> float:
         """Return the seconds that may pass before `run_ready` must be called again."""
         waits = [wait.patience.wait() for wait in self._waits.values() if wait.patience is not None]
         return min(waits, default=STEP / 2)
@@ -90,7 +90,7 @@ class CoroutineLoop:
 
     def _resume(self, coroutine: Coroutine[None], answer: bool | None) -> None:
         if answer is not None:
-            self._forget(coroutine)
+            self._remove_wait(coroutine)
         try:
             wait = next(coroutine) if answer is None else coroutine.send(answer)
         except StopIteration:
@@ -99,7 +99,7 @@ class CoroutineLoop:
         if wait.connection is not None:
             self._selector.register(wait.connection, wait.events, (coroutine, wait))
 
-    def _forget(self, coroutine: Coroutine[None]) -> None:
+    def _remove_wait(self, coroutine: Coroutine[None]) -> None:
         wait = self._waits.pop(coroutine)
         if wait.connection is not None:
             self._selector.unregister(wait.connection)

@@ -29,7 +29,7 @@ def wrap(content: bytes) -> bytes:
     return _LENGTH.pack(len(content)) + content
 
 
-def missing(buffer: bytes | bytearray, limit: int, least: int = 1) -> int:
+def missing_bytes(buffer: bytes | bytearray, limit: int, least: int = 1) -> int:
     """Return the number of bytes that the first frame in a buffer still lacks, as far as known; 0: it is complete.
 
     Raises
@@ -45,7 +45,7 @@ def missing(buffer: bytes | bytearray, limit: int, least: int = 1) -> int:
     return max(0, HEADER + int(length) - len(buffer))
 
 
-def cut(buffer: bytearray, limit: int, least: int = 1) -> bytes | None:
+def cut_frame(buffer: bytearray, limit: int, least: int = 1) -> bytes | None:
     """Cut the first frame off a buffer.
 
     Parameters
@@ -63,9 +63,9 @@ def cut(buffer: bytearray, limit: int, least: int = 1) -> bytes | None:
     Raises
     ------
     FrameError
-        Same as in `missing`.
+        Same as in `missing_bytes`.
     """
-    if missing(buffer, limit, least):
+    if missing_bytes(buffer, limit, least):
         return None
     (length,) = _LENGTH.unpack_from(buffer)
     content = bytes(buffer[HEADER : HEADER + length])

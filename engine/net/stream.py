@@ -65,7 +65,7 @@ class Seal:
 
     def close(self, content: bytes) -> bytes:
         """Return the content of the next message to send, preceded by its HMAC."""
-        proof = self._prove(self._own, self._sent, content)
+        proof = self._compute_mac(self._own, self._sent, content)
         self._sent += 1
         return proof + content
 
@@ -78,16 +78,16 @@ class Seal:
             The HMAC is wrong.
         """
         proof, content = content[:MAC], content[MAC:]
-        if not hmac.compare_digest(proof, self._prove(self._other, self._received, content)):
+        if not hmac.compare_digest(proof, self._compute_mac(self._other, self._received, content)):
             raise AuthenticationError("it does not know the secret of this job, or its messages are changed on the way")
         self._received += 1
         return content
 
-    def derive(self, purpose: str) -> bytes:
+    def derive_key(self, purpose: str) -> bytes:
         """Return a further key that both sides of the connection know, for another purpose."""
         return hmac.digest(self._key, f"derive {purpose}".encode(), "sha256")
 
-    def _prove(self, side: str, number: int, content: bytes) -> bytes:
+    def _compute_mac(self, side: str, number: int, content: bytes) -> bytes:
         return hmac.digest(self._key, f"{side} {number} ".encode() + content, "sha256")
 
 
@@ -138,11 +138,11 @@ class AuthenticatedStream:
             return frames.wrap(self._seal.close(json.dumps(message).encode()))
         own = secrets.token_hex(NONCE)
         data = frames.wrap(self._greeting_seal().close(json.dumps({**message, "nonce": own}).encode()))
-        self._begin(own)
+        self._begin_session(own)
         return data
 
     @staticmethod
-    def refuse() -> bytes:
+    def make_refusal() -> bytes:
         """Return a message that nobody can verify: it tells a client with another secret that this is the reason."""
         return frames.wrap(bytes(MAC) + b"{}")
 
@@ -150,7 +150,7 @@ class AuthenticatedStream:
         """Add received bytes."""
         self._buffer += data
 
-    def missing(self) -> int:
+    def missing_bytes(self) -> int:
         """Return the number of bytes that the next message still lacks, as far as known; 0: it is complete.
 
         Raises
@@ -165,7 +165,7 @@ class AuthenticatedStream:
                 return 1  # of another version's line
             self._take_protocol_line()
         try:
-            return frames.missing(self._buffer, self._longest(), self._least())
+            return frames.missing_bytes(self._buffer, self._longest_frame(), self._shortest_frame())
         except frames.FrameError as error:
             raise StreamError(f"it sends no messages of this engine: {error}") from None
 
@@ -179,11 +179,11 @@ class AuthenticatedStream:
         StreamError
             The message is malformed or longer than allowed, or the other side speaks another version of the protocol.
         """
-        if self.missing():
+        if self.missing_bytes():
             return None
         if not self._opening:
             return self._receive_opening()
-        content = frames.cut(self._buffer, self._longest(), self._least())
+        content = frames.cut_frame(self._buffer, self._longest_frame(), self._shortest_frame())
         assert content is not None
         if self._seal is None:
             return self._receive_greeting(content)
@@ -192,7 +192,7 @@ class AuthenticatedStream:
         return _parse(content)
 
     def _receive_opening(self) -> dict[str, Any]:
-        content = frames.cut(self._buffer, UNPROVEN)
+        content = frames.cut_frame(self._buffer, UNPROVEN)
         assert content is not None
         opening = _parse(content)
         self._opening = _pop_nonce(opening)
@@ -202,7 +202,7 @@ class AuthenticatedStream:
         if self._side == CLIENT:
             raise StreamError("it sends a second message before it is answered")
         greeting = _parse(self._greeting_seal().open(content))
-        self._begin(_pop_nonce(greeting))
+        self._begin_session(_pop_nonce(greeting))
         self.authenticated = True
         return greeting
 
@@ -210,7 +210,7 @@ class AuthenticatedStream:
         key = hmac.digest(self._key, f"greeting {self._opening}".encode(), "sha256")
         return Seal(key, self._side, self._other)
 
-    def _begin(self, clients_nonce: str) -> None:
+    def _begin_session(self, clients_nonce: str) -> None:
         key = hmac.digest(self._key, f"session {self._opening} {clients_nonce}".encode(), "sha256")
         self._seal = Seal(key, self._side, self._other)
 
@@ -226,10 +226,10 @@ class AuthenticatedStream:
         del self._buffer[: len(OPENING)]
         self._line_came = True
 
-    def _longest(self) -> int:
+    def _longest_frame(self) -> int:
         return self._limit + MAC if self.authenticated else UNPROVEN
 
-    def _least(self) -> int:
+    def _shortest_frame(self) -> int:
         return MAC + 1 if self._opening else 1
 
 

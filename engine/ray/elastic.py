@@ -259,7 +259,7 @@ class _Call:
 
 
 class _Run:
-    """One call of a function, and the `Cluster` of its driver."""
+    """One call of a function, and the `ClusterBackend` of its driver."""
 
     def __init__(
         self,
@@ -279,17 +279,17 @@ class _Run:
         self._err = Console(2, beside=self._out)
         self._directory = Path()
 
-    def agent(self, number: int, host: str) -> RemoteHost:
-        """Implement `Cluster.agent`."""
+    def make_agent(self, number: int, host: str) -> RemoteHost:
+        """Implement `ClusterBackend.make_agent`."""
         return RayAgent(number, host, self._slots.node(host))
 
-    def variables(self, slot: Slot) -> dict[str, str]:
-        """Implement `Cluster.variables`: all GPUs of the node's slots so far, the worker's own at its slot's number."""
+    def list_variables(self, slot: Slot) -> dict[str, str]:
+        """Implement `ClusterBackend.list_variables`: GPUs of the node's slots, a worker's own at its slot's number."""
         gpus = rank_assignment.visible(self._slots.gpus(slot.host))
         return {"CUDA_VISIBLE_DEVICES": gpus} if gpus else {}
 
-    def logged(self, value: str) -> None:
-        """Implement `Cluster.logged`."""
+    def take_logged_value(self, value: str) -> None:
+        """Implement `ClusterBackend.take_logged_value`."""
         try:
             for callback in self._callbacks:
                 callback(ray_logger.logged(value))
@@ -313,7 +313,7 @@ class _Run:
             )
             chosen = read_variable(self._variables, "ENGINE_STALL_LIMIT", seconds())
             stall = Config.stall_limit if chosen is None else chosen
-            limits = options.elastic.limits(self._settings.timeout_s, stall, GRACE)
+            limits = options.elastic.make_limits(self._settings.timeout_s, stall, GRACE)
             consoles = (self._out, self._err)
             setup = JobSetup(options, job, consoles, (), self._variables, self._wakeup, limits.start_timeout, self._say)
             watch = Watch(options.elastic, (), lambda job: None)
@@ -326,7 +326,7 @@ class _Run:
             except _CallbackError as failed:
                 raise failed.error from None
             finally:
-                driver.abandon()
+                driver.abandon_job()
                 self._out.close()
                 self._err.close()
 
@@ -412,8 +412,8 @@ class _News:
         self._slots = slots
         self._told: dict[str, int] | None = None
 
-    def look(self, now: float) -> Mapping[str, int] | None:
-        """Implement `Discovery.look`."""
+    def poll_hosts(self, now: float) -> Mapping[str, int] | None:
+        """Implement `Discovery.poll_hosts`."""
         found = self._slots.found
         if found == self._told:
             return None

@@ -21,7 +21,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ..errors.formatting import format_exception
 from ..host.sockets import write_all
 from ..launch.hosts.channel import READ_BYTES, Channel
-from ..launch.hosts.host_list import Place
+from ..launch.hosts.host_list import HostRanks
 from ..launch.hosts.remote import PATIENCE, RemoteHost
 from ..launch.process.rank_end import describe_code
 
@@ -111,7 +111,7 @@ class RayAgent(RemoteHost):
     """
 
     def __init__(self, number: int, host: str, node: str) -> None:
-        super().__init__(number, Place(host, (), local=False), ["an actor on", host], tied=False)
+        super().__init__(number, HostRanks(host, (), local=False), ["an actor on", host], tied=False)
         self._node = node
         self._actor: Any = None
         self._ended_how = ""

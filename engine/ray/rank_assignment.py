@@ -122,7 +122,7 @@ def layout_of(standings: Sequence[Standing]) -> Layout:
     crews: dict[tuple[str, int, int], list[int]] = {}
     for rank, standing in enumerate(standings):
         crews.setdefault(standing.machine, []).append(rank)
-    return Layout.of(crews.values())
+    return Layout.from_crews(crews.values())
 
 
 def in_order(standings: Sequence[Standing]) -> list[int]:

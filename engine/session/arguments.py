@@ -62,4 +62,6 @@ def create_session(settings: Mapping[str, Any], process_sets: ProcessSets, gener
 
 def _detect_world(environ: Mapping[str, str], chosen: config.Config) -> World:
     """Find this process's place in its job. Collective if ranks agree over MPI."""
-    return detect(environ, partial(mpi_bootstrap.agree, seconds=chosen.start_timeout, interface=chosen.interface))
+    return detect(
+        environ, partial(mpi_bootstrap.agree_over_mpi, seconds=chosen.start_timeout, interface=chosen.interface)
+    )

@@ -31,7 +31,7 @@ from ..metrics import own_page
 from ..metrics.export.in_process import listen
 from ..native import core, setup
 from ..net.connection import GRACE
-from ..net.rendezvous import CancellationToken, Gathered, RendezvousOptions, gather, mpi_lanes
+from ..net.rendezvous import CancellationToken, Gathered, RendezvousOptions, gather_ranks, mpi_lanes
 from ..net.rendezvous.mpi_bootstrap import OtherFailedError
 from ..net.rendezvous.set_connections import SetConnector
 from ..text import logs, readable
@@ -225,7 +225,7 @@ def tell_failure(world: World, generation: int, error: Exception) -> None:
         return
     settings = config.Config()  # The defaults, since this process's settings may be invalid.
     with contextlib.suppress(EngineError, OSError):
-        gather(
+        gather_ranks(
             world,
             RendezvousOptions(
                 generation,
@@ -254,7 +254,7 @@ def _gather_ranks(session: EngineSession, cancel: CancellationToken | None) -> G
         settings.lanes,
         abort=abort,
     )
-    return gather(world, options, cancel)
+    return gather_ranks(world, options, cancel)
 
 
 @contextlib.contextmanager
@@ -292,7 +292,7 @@ def _open_mpi_lanes(session: EngineSession, gathered: Gathered, control: int) ->
         return bool(trunks.poll(0)) or setup.is_aborted(control, world.rank, world.size, gathered.hosts)
 
     try:
-        return mpi_lanes.library(world, gathered.generation, session.settings.start_timeout, other_failed)
+        return mpi_lanes.prepare_library(world, gathered.generation, session.settings.start_timeout, other_failed)
     except OtherFailedError:
         return None
 

@@ -39,12 +39,12 @@ def local_size() -> int:
 
 def cross_rank() -> int:
     """Return this host's index among the hosts that have a rank with this rank's `local_rank`: 0, with one host."""
-    return _find_layout().cross(rank())[0]
+    return _find_layout().cross_rank(rank())[0]
 
 
 def cross_size() -> int:
     """Return the number of hosts that have a rank with this rank's `local_rank`: 1, with one host."""
-    return _find_layout().cross(rank())[1]
+    return _find_layout().cross_rank(rank())[1]
 
 
 def is_homogeneous() -> bool:

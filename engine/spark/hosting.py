@@ -65,7 +65,7 @@ def host_agents(offer: Offer, batches: Iterable[Any]) -> Iterator[Any]:
         known = True
         channel.send("offer", attempt=attempt, pid=os.getpid())
         assert channel.sealed is not None
-        seal = Seal(channel.sealed.derive(RELAY), "agent", "launcher")
+        seal = Seal(channel.sealed.derive_key(RELAY), "agent", "launcher")
         connection = socket.socket(fileno=os.dup(channel.reading))
         channel.close()
         with connection:

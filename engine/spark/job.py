@@ -244,7 +244,7 @@ class _Job:
         with tempfile.TemporaryDirectory(prefix="enginerun-report-") as home:
             for record in records.values():
                 record.write(Path(home))
-            cause = failure_report.investigate(ends)
+            cause = failure_report.find_first_failure(ends)
             assert cause is not None
             rank = cause.culprit
             hosts = {each: records[each].host if each in records else "" for each in range(self._orders.size)}

@@ -39,7 +39,7 @@ from ..launch.process.output import Stream, Tail
 from ..launch.process.plan import Job, RankPlan, plan, without_places
 from ..launch.process.rank_end import RankEnd, describe_code
 from ..launch.process.reader_loop import ReaderLoop
-from ..launch.process.spawn import Rank
+from ..launch.process.spawn import RankProcess
 from ..launch.process.supervisor import Supervisor
 from ..launch.report.failure_cause import claim_of
 from ..runner.function import rank_command
@@ -200,7 +200,7 @@ class Keeper:
                     supervisor = Supervisor(self._loop, guardian, wakeup, self.orders.grace, self._say, self._ended)
                     self._supervise(supervisor, rank_plan, hub)
             finally:
-                guardian.dismiss()
+                guardian.stop()
                 processes.call_prctl(processes.PR_SET_CHILD_SUBREAPER, 0)
             record = Record.of(self.host, self._ends[0], own, bytes(self._stderr))
             self._tell(record)
@@ -283,7 +283,7 @@ class Keeper:
         if self.channel is not None:
             self.channel.send("say", line=line)
 
-    def _ended(self, rank: Rank, end: RankEnd) -> None:
+    def _ended(self, rank: RankProcess, end: RankEnd) -> None:
         self._ends.append(end)
 
     def _tell(self, record: Record) -> None:
@@ -296,7 +296,7 @@ class Keeper:
         poll.register(channel.out.descriptor, select.POLLOUT)
         while channel.out.waiting and not channel.out.broken and patience.seconds_left():
             poll.poll(1000 * patience.wait())
-            channel.out.pump()
+            channel.out.write_available()
 
     def _sweep(self) -> None:
         """Kill all processes that the rank has started. It runs in the guardian, after this process was killed."""

@@ -39,8 +39,8 @@ def channel_over(connection: Connection) -> Channel:
     keep_watch(connection.socket, SILENCE)
     writing = os.dup(connection.socket.fileno())  # first, as it may fail for lack of descriptors
     channel = Channel(connection.socket.detach(), writing)
-    channel.restrict(LIMIT, HEAD)
-    channel.seal(connection.stream.seal)
+    channel.limit_sizes(LIMIT, HEAD)
+    channel.authenticate_with(connection.stream.seal)
     return channel
 
 

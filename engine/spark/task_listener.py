@@ -119,7 +119,7 @@ class TaskListener:
 
     def _run(self) -> None:
         while not self._closing.is_set():
-            self._loop.poll(min(LOOK, self._loop.timeout()))
+            self._loop.poll(min(LOOK, self._loop.next_timeout()))
             self._loop.run_ready()
             late = self._on_late
             if late is not None and self.came == self._size:
@@ -144,7 +144,7 @@ class TaskListener:
             while not channel.ended:
                 events = selectors.EVENT_READ | (selectors.EVENT_WRITE if channel.out.waiting else 0)
                 yield Wait(Patience(LOOK), channel.reading, events)
-                channel.out.pump()
+                channel.out.write_available()
                 for message in channel.receive():
                     self._act(caller, message)
         except Exception as error:  # this thread survives whatever a peer sends that is no task
@@ -155,13 +155,13 @@ class TaskListener:
 
     def _act(self, caller: _Caller, message: Message) -> None:
         if message.kind == "hello":
-            caller.rank, caller.host = self._rank(message), readable.plain(message.text("host"))
+            caller.rank, caller.host = self._rank(message), readable.plain(message.get_text("host"))
             if self._why:
                 caller.channel.send("end", why=self._why)
         elif message.kind == "output":
-            self._show(caller, message.text("stream"), message.body)
+            self._show(caller, message.get_text("stream"), message.body)
         elif message.kind == "say":
-            self.say(f"rank {caller.rank}: {readable.plain(message.text('line'))}")
+            self.say(f"rank {caller.rank}: {readable.plain(message.get_text('line'))}")
         elif message.kind == "end":
             record = Record.read_explanation(message.head, message.body)
             if record.rank != caller.rank:
@@ -175,7 +175,7 @@ class TaskListener:
             raise ChannelError(f"a task sends {message.kind!r}, which this driver does not know")
 
     def _rank(self, message: Message) -> int:
-        rank = message.number("rank")
+        rank = message.get_number("rank")
         if not 0 <= rank < self._size:
             raise ChannelError(f"there is no rank {rank}")
         return rank

@@ -170,8 +170,8 @@ class TaskRegistry:
                 if message is None or message.kind != "offer":
                     return None
                 assert channel.sealed is not None
-                key = channel.sealed.derive(RELAY)
-                return _Task(number, message.number("attempt"), address, connection, key)
+                key = channel.sealed.derive_key(RELAY)
+                return _Task(number, message.get_number("attempt"), address, connection, key)
         except (OSError, ChannelError):
             return None
         finally:

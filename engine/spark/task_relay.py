@@ -55,7 +55,7 @@ def _receive(connection: socket.socket, writing: int, seal: Seal) -> None:
     buffer = bytearray()
     while data := retry_short(connection.recv, BYTES):
         buffer += data
-        while (content := frames.cut(buffer, BYTES + MAC, MAC + 1)) is not None:
+        while (content := frames.cut_frame(buffer, BYTES + MAC, MAC + 1)) is not None:
             write_all(writing, seal.open(content))
 
 

@@ -12,7 +12,7 @@ from engine.launch.cli.options import Options, parse
 from engine.launch.driver import Driver, JobSetup
 from engine.launch.elastic.job_watch import Watch
 from engine.launch.elastic.policy import ElasticPolicy
-from engine.launch.hosts.channel import GREETING, pack
+from engine.launch.hosts.channel import GREETING, pack_message
 from engine.launch.process.console import Console
 from engine.launch.process.plan import Job
 from engine.launch.report.elastic_report import Result
@@ -22,7 +22,7 @@ READY = {"where": "there", "address": "", "summary": "it can start workers", "hu
 
 def ready(**fields: Any) -> bytes:
     """Return the message that an agent can start workers."""
-    return pack("ready", **READY | fields)
+    return pack_message("ready", **READY | fields)
 
 
 def job_of(home: Path, hosts: Collection[str], agent: str, *words: str) -> tuple[Options, Job]:
@@ -56,7 +56,7 @@ def drive(home: Path, says: Mapping[str, Iterable[bytes]], *words: str, until: s
         (home / host).write_bytes(GREETING + b"".join(messages))
     chosen, job = job_of(home, says, f"env HOST={{host}} sh {home}/agent", *words)
     assert chosen.elastic is not None
-    limits = chosen.elastic.limits(10.0, 60.0, chosen.grace)
+    limits = chosen.elastic.make_limits(10.0, 60.0, chosen.grace)
     user, wakeup = socket.socketpair()
     said: list[str] = []
 
@@ -76,4 +76,4 @@ def drive(home: Path, says: Mapping[str, Iterable[bytes]], *words: str, until: s
             assert isinstance(result, Result)
             return result, said
         finally:
-            driver.abandon()
+            driver.abandon_job()

@@ -107,7 +107,7 @@ class FakeDriver:
         """Implement `WorkerListener`."""
         self.heard.append((worker, message))
 
-    def say(self, line: str) -> None:
+    def show_line(self, line: str) -> None:
         """Implement `WorkerListener`."""
         self.said.append(line)
 

@@ -19,9 +19,9 @@ from engine.launch.driver import Driver, JobPolicy, JobSetup
 from engine.launch.elastic import agent_pool
 from engine.launch.elastic.agent_pool import AgentPool
 from engine.launch.elastic.discovery import Names
-from engine.launch.elastic.slots import Slots
-from engine.launch.hosts.channel import GREETING, Message, pack
-from engine.launch.hosts.host_list import Place
+from engine.launch.elastic.slots import SlotNumbers
+from engine.launch.hosts.channel import GREETING, Message, pack_message
+from engine.launch.hosts.host_list import HostRanks
 from engine.launch.hosts.remote import RemoteHost
 from engine.launch.process.supervisor import Outcome
 from engine.metrics import page
@@ -43,7 +43,7 @@ class PoolPolicy(JobPolicy):
     def __init__(self, driver: Driver, names: Names, pools: Pools) -> None:
         self.pool = AgentPool(driver, names, True, pools)
         self.handlers = self.pool.handlers
-        self.slots = Slots(2)
+        self.slots = SlotNumbers(2)
 
     @property
     def agents(self) -> Collection[RemoteHost]:
@@ -70,10 +70,10 @@ class PoolPolicy(JobPolicy):
 
     def end_by(self, signum: int, again: bool) -> None: ...
 
-    def runs(self, number: int) -> bool:
+    def is_running(self, number: int) -> bool:
         return False
 
-    def outcome(self) -> Outcome:
+    def make_outcome(self) -> Outcome:
         return Outcome([], None)
 
 
@@ -118,7 +118,7 @@ class Pools:
 
     def close(self) -> None:
         for driver, *sockets in self._made:
-            driver.abandon()
+            driver.abandon_job()
             for each in sockets:
                 each.close()
 
@@ -154,9 +154,9 @@ def step_until(driver: Driver, condition: Callable[[], object], what: str) -> No
 def test_two_hosts_may_be_late_at_once(pools):
     """The loss of the first host may cause the second to be given up."""
     driver = pools.make(["a", "b"], "exec sleep 600", seconds=0.05)
-    pools.at_loss = lambda host: pool_of(driver).disown("b" if host == "a" else "a")
+    pools.at_loss = lambda host: pool_of(driver).give_up_host("b" if host == "a" else "a")
     for host in ("a", "b"):
-        pool_of(driver).launch(host, 1, WORKER)
+        pool_of(driver).start_worker(host, 1, WORKER)
     step_until(driver, lambda: len(pool_of(driver)) == 0, "the loss of both")
     assert pools.lost == ["a"]
 
@@ -166,13 +166,13 @@ def test_the_page_of_a_slot_is_copied_from_the_host_that_used_it_last(pools):
     for steps, host in enumerate(("new", "old"), 1):
         clocks = {"monotonic": time.monotonic_ns(), "unix": time.time_ns()}
         body = zlib.compress(content(state=1, steps=steps))
-        told = pack("pages", body, changed=[0], states=[[0, "S"]], **clocks)
-        (pools.home / host).write_bytes(GREETING + ready() + told + pack("say", line=host))
+        told = pack_message("pages", body, changed=[0], states=[[0, "S"]], **clocks)
+        (pools.home / host).write_bytes(GREETING + ready() + told + pack_message("say", line=host))
     copies = [page.make(), page.make()]
     driver = pools.make(["new", "old"], SAYING, pages=copies)
     for number, host in enumerate(("new", "old")):
-        driver.policy.slots.number(Slot(host, 0), ())  # type: ignore[attr-defined]
-        pool_of(driver).launch(host, 1, WORKER | {"number": number})
+        driver.policy.slots.assign_number(Slot(host, 0), ())  # type: ignore[attr-defined]
+        pool_of(driver).start_worker(host, 1, WORKER | {"number": number})
         step_until(driver, lambda host=host: f"{host}: {host}" in pools.told, f"what {host} says behind its page")
     kept = page.read(copies[0])
     assert kept is not None and kept["steps"] == 1
@@ -187,8 +187,8 @@ def test_the_driver_waits_for_no_name_server(pools, monkeypatch):
     monkeypatch.setattr(agent_pool, "agent_command", lambda *_: ["sh", "-c", "exec sleep 600"])
     driver = pools.make(["localhost", "b"], "", here={"localhost"})
     try:
-        pool_of(driver).launch("localhost", 1, WORKER)
-        pool_of(driver).launch("b", 1, WORKER | {"number": 1})
+        pool_of(driver).start_worker("localhost", 1, WORKER)
+        pool_of(driver).start_worker("b", 1, WORKER | {"number": 1})
         assert pool_of(driver).reached_by("localhost", ["localhost", "b"]) == socket.gethostname()
     finally:
         answer.set()
@@ -204,7 +204,7 @@ def test_an_agent_that_is_not_ready_is_told_of_no_signal(pools):
     """A signal would come out of turn: such an agent has no workers, and would end with a traceback."""
     heard = pools.home / "heard"
     driver = pools.make(["a"], f"cat > {heard}; true")
-    pool_of(driver).launch("a", 1, WORKER)
+    pool_of(driver).start_worker("a", 1, WORKER)
     step_until(driver, lambda: heard.exists() and b'"prepare"' in heard.read_bytes(), "the first message")
     driver.pass_on(signal.SIGTERM)
     driver._finish()
@@ -213,7 +213,7 @@ def test_an_agent_that_is_not_ready_is_told_of_no_signal(pools):
 
 def test_the_end_of_a_job_waits_for_no_agent_that_never_answered(pools):
     driver = pools.make(["a"], "exec sleep 600")
-    pool_of(driver).launch("a", 1, WORKER)
+    pool_of(driver).start_worker("a", 1, WORKER)
     began = time.monotonic()
     driver._finish()
     assert time.monotonic() - began < 10
@@ -223,7 +223,7 @@ def test_the_end_of_a_job_waits_for_no_agent_that_never_answered(pools):
 def test_what_carried_a_channel_and_lives_on_keeps_nobody_waiting(pools):
     """The process is like an ssh that lost its peer but serves others: leases of other hosts may be 2 s long."""
     driver = pools.make(["a"], "exec sleep 600 > /dev/null")
-    pool_of(driver).launch("a", 1, WORKER)
+    pool_of(driver).start_worker("a", 1, WORKER)
     began = time.monotonic()
     step_until(driver, lambda: pools.lost, "the loss of a")
     assert time.monotonic() - began < 2
@@ -231,8 +231,8 @@ def test_what_carried_a_channel_and_lives_on_keeps_nobody_waiting(pools):
 
 
 def test_a_host_that_says_without_end_why_it_fails_keeps_nobody_waiting(monkeypatch):
-    host = RemoteHost(0, Place("a", (), False), ["ssh"])
+    host = RemoteHost(0, HostRanks("a", (), False), ["ssh"])
     portions = iter(["again"] * 1000)
     host.errors = 1000
     monkeypatch.setattr(host, "hear_errors", lambda: [next(portions)])
-    host.said()
+    host.last_output()

@@ -14,8 +14,8 @@ import pytest
 
 from engine.host import processes
 from engine.launch.driver import prepare_order
-from engine.launch.hosts.channel import pack
-from engine.launch.hosts.host_list import Place
+from engine.launch.hosts.channel import pack_message
+from engine.launch.hosts.host_list import HostRanks
 from engine.launch.hosts.remote import RemoteHost
 
 from ..launch.conftest import launcher as launcher
@@ -161,7 +161,7 @@ def test_resets_leave_no_descriptor_behind(job):
 def test_a_worker_starts_though_the_word_to_start_it_has_come_with_others(tmp_path):
     """The launcher sends no more, so the agent must act on all that it read with an earlier message."""
     options, job = job_of(tmp_path, ["a"], "env")
-    host = RemoteHost(0, Place("a", (), False), [sys.executable, "-m", "engine.launch.agent"])
+    host = RemoteHost(0, HostRanks("a", (), False), [sys.executable, "-m", "engine.launch.agent"])
     prepare = {
         "sizes": [], "ranks": [0], "hub": False, "counted": False, "slots": 1, "most": 1, "several": False,
         "lease": None, **prepare_order(options, job, host, os.environ),
@@ -172,7 +172,9 @@ def test_a_worker_starts_though_the_word_to_start_it_has_come_with_others(tmp_pa
     poll, heard = select.poll(), []
     poll.register(host.channel.reading, select.POLLIN)
     try:
-        host.channel.out.write(pack("prepare", **prepare) + pack("start") + pack("launch", **worker))
+        host.channel.out.write(
+            pack_message("prepare", **prepare) + pack_message("start") + pack_message("launch", **worker)
+        )
 
         def started() -> bool:
             if poll.poll(10):

@@ -32,16 +32,16 @@ def test_without_room_for_an_answer_the_script_cannot_be_started(monkeypatch, lo
     monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
     question = Script(["true"], 1, loop, print)
     with pytest.raises(LaunchError, match="it cannot be started: No space left on device"):
-        until(lambda: question.look(0.0), "the answer")
+        until(lambda: question.poll_hosts(0.0), "the answer")
     question.close()
 
 
 def test_an_answer_wakes_whoever_waits_for_it(loop):
     question = Script(["echo", "a:2"], 1, loop, print)
-    assert question.look(0.0) is None
+    assert question.poll_hosts(0.0) is None
     loop.step(60.0)  # until the loop is woken
-    assert question.look(0.1) == {"a": 2}
-    assert question.look(0.2) is None, "nothing is new"
+    assert question.poll_hosts(0.1) == {"a": 2}
+    assert question.poll_hosts(0.2) is None, "nothing is new"
     question.close()
 
 
@@ -56,14 +56,14 @@ def test_a_script_that_cannot_be_killed_is_not_waited_for(tmp_path, loop):
     lines: list[str] = []
     question = Script(script, 1, loop, lines.append, deadline=5.0)
     question._answer = {"a": 1}
-    question.look(0.0)
+    question.poll_hosts(0.0)
     pid = int(until(lambda: asked.exists() and asked.read_text(), "the script runs"))
     tracer = subprocess.Popen([sys.executable, "-c", TRACER, str(pid)], stdout=subprocess.PIPE)
     try:
         assert tracer.stdout is not None and tracer.stdout.readline() == b"traced\n"
-        assert question.look(6.0) is None
+        assert question.poll_hosts(6.0) is None
         assert lines == ["the host discovery script fails, its last answer counts: it has not answered within 5 s"]
-        assert question.look(8.0) is None and question.look(9.0) is None
+        assert question.poll_hosts(8.0) is None and question.poll_hosts(9.0) is None
         assert lines[1:] == [
             f"the host discovery script cannot be killed (process {pid}): it waits in the kernel, as for a file system "
             "that stands still; it is asked again when it has ended"
@@ -71,7 +71,7 @@ def test_a_script_that_cannot_be_killed_is_not_waited_for(tmp_path, loop):
     finally:
         tracer.kill()
         tracer.wait(10)
-    until(lambda: question.look(10.0) is None and asked.read_text().count("\n") == 2, "the script is asked again")
+    until(lambda: question.poll_hosts(10.0) is None and asked.read_text().count("\n") == 2, "the script is asked again")
     question.close()
 
 
@@ -80,9 +80,9 @@ def test_a_script_that_names_no_interpreter_is_run_by_the_shell(tmp_path, loop):
     script.write_text('echo "a:2"\n')
     script.chmod(0o700)
     question = Script([str(script)], 1, loop, print)
-    question.look(0.0)
+    question.poll_hosts(0.0)
     loop.step(60.0)  # until the script has ended
-    assert question.look(0.5) == {"a": 2}
+    assert question.poll_hosts(0.5) == {"a": 2}
 
 
 TRACER = """

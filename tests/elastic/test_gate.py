@@ -206,7 +206,7 @@ def test_an_agent_without_the_secret_is_not_believed():
                 stream = AuthenticatedStream(derive_key("guessed", "gate"), SERVER)
                 connection.sendall(stream.open())
                 connection.recv(1 << 16)
-                connection.sendall(stream.refuse())
+                connection.sendall(stream.make_refusal())
                 connection.recv(1 << 16)
 
         thread = threading.Thread(target=pretend)
@@ -226,7 +226,7 @@ def test_half_messages_and_strangers_leave_the_others_alone(driver):
             strangers.append(stranger)
             client = AuthenticatedStream(derive_key(SECRET, "gate"), CLIENT)
             while client.receive() is None:
-                client.feed(stranger.recv(client.missing()))
+                client.feed(stranger.recv(client.missing_bytes()))
             greeting = client.encode({"worker": number})
             with_what = (greeting[: len(greeting) // 2], b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0", b"")
             stranger.sendall(with_what[number % 4])
@@ -259,7 +259,7 @@ def test_what_an_ended_worker_has_said_is_told_before_its_end_and_others_wait(dr
         def end() -> None:
             other.report_joined(1)
             ended.report_joined(1)
-            driver.server.forget(1)
+            driver.server.forget_worker(1)
             told.append([worker for worker, _ in driver.heard])
 
         driver.do(end)
@@ -272,7 +272,7 @@ def test_workers_may_wait_until_their_agent_has_time():
     with ExitStack() as opened:
         loop = opened.enter_context(closing(ReaderLoop()))
         worker_server = opened.enter_context(
-            closing(WorkerServer(SECRET, False, 150, loop, SimpleNamespace(say=print)))
+            closing(WorkerServer(SECRET, False, 150, loop, SimpleNamespace(show_line=print)))
         )
         for _ in range(150):
             visitor = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))

@@ -32,12 +32,12 @@ class Agent:
         from_driver, to_agent = os.pipe()
         from_agent, to_driver = os.pipe()
         self.driver = Channel(from_agent, to_agent)
-        relay.take(self.driver)
+        relay.add_channel(self.driver)
         self.channel = Channel(from_driver, to_driver)
         self.heard: list[Message] = []
 
     def kinds(self) -> list[str]:
-        self.channel.out.pump()
+        self.channel.out.write_available()
         if not self.channel.ended:
             self.heard.extend(self.channel.receive())
         return [message.kind for message in self.heard]
@@ -58,7 +58,7 @@ def test_beats_are_answered_though_the_driver_reads_and_writes_nothing(agent):
     until(lambda: agent.kinds().count("beat") > 3, "the relay sends the beat")
     agent.channel.send("beat", at=7.5)
     until(lambda: "heard" in agent.kinds(), "the answer")
-    assert next(each for each in agent.heard if each.kind == "heard").seconds("at") == 7.5
+    assert next(each for each in agent.heard if each.kind == "heard").get_seconds("at") == 7.5
     assert agent.relay.stop(agent.driver) is not None
     let_pass(0.1)
     agent.kinds()
@@ -87,7 +87,7 @@ def test_output_is_held_back_while_the_driver_reads_nothing(agent):
     taken: list[Message] = []
 
     def read() -> bool:
-        agent.channel.out.pump()
+        agent.channel.out.write_available()
         taken.extend(agent.driver.receive())
         return "go_on" in agent.kinds()
 
@@ -115,7 +115,7 @@ def test_the_relay_calls_nothing_that_may_block_on_a_file_a_process_or_a_name():
         if isinstance(node, (ast.Import, ast.ImportFrom))
         for alias in node.names
     }
-    names = ("LENGTHS", "READ_BYTES", "Channel", "ChannelError", "Decoder", "Message", "pack")
+    names = ("LENGTHS", "READ_BYTES", "Channel", "ChannelError", "Decoder", "Message", "pack_message")
     allowed = {
         "contextlib",
         "os",

@@ -13,7 +13,7 @@ from engine.elastic.machine import Machine
 from engine.launch.elastic.worker_messages import WorkerMessageError, check, event_of
 from engine.launch.elastic.workers import Workers
 from engine.launch.errors import LaunchError
-from engine.launch.hosts.channel import pack
+from engine.launch.hosts.channel import pack_message
 from engine.net.stream import StreamError
 
 from .fake_agents import drive, ready
@@ -25,7 +25,7 @@ AT_THE_GATE = {
 
 
 def said(**fields: Any) -> bytes:
-    return pack("said", worker=0, message=AT_THE_GATE | fields)
+    return pack_message("said", worker=0, message=AT_THE_GATE | fields)
 
 
 def head(text: bytes) -> bytes:
@@ -40,17 +40,20 @@ def head(text: bytes) -> bytes:
         (head(b"5"), "the head of a message is damaged: a kind and its fields are expected"),
         (head(b'["beat"'), "the head of a message is damaged: no JSON: Expecting ',' delimiter .column 8."),
         (b"\0\0\0\x03abc", "what it writes are no messages of an agent"),
-        (pack("beat", at="now"), "a message 'beat' has at = 'now' instead of a number"),
-        (pack("beat", at=float("inf")), "the head of a message is damaged: Infinity is no number of JSON"),
+        (pack_message("beat", at="now"), "a message 'beat' has at = 'now' instead of a number"),
+        (pack_message("beat", at=float("inf")), "the head of a message is damaged: Infinity is no number of JSON"),
         (head(b'["beat", {"at": 1e400}]'), "the head of a message is damaged: the number 1e400 is beyond 1e.18"),
-        (pack("end", worker=0, code=1, started=True), "a message 'end' has killed = None instead of true or false"),
-        (pack("say", line=["much"]), "a message 'say' has line = .'much'. instead of a text"),
-        (pack("said", worker=0, message=[1]), "of worker 0 it says None"),
+        (
+            pack_message("end", worker=0, code=1, started=True),
+            "a message 'end' has killed = None instead of true or false",
+        ),
+        (pack_message("say", line=["much"]), "a message 'say' has line = .'much'. instead of a text"),
+        (pack_message("said", worker=0, message=[1]), "of worker 0 it says None"),
         (said(commit="abc"), "of worker 0 it says 'ready' with commit = 'abc'; install the same version"),
         (said(port=1e6), "of worker 0 it says 'ready' with port = 1000000.0"),
         (said(why="OTHER"), "of worker 0 it says 'ready' because of 'OTHER'"),
         (said(kind="shouts"), "of worker 0 it says 'shouts'"),
-        (pack("output", number=0, stream="stdin"), "it writes to 'stdin'"),
+        (pack_message("output", number=0, stream="stdin"), "it writes to 'stdin'"),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
 )
@@ -66,10 +69,12 @@ def test_an_agent_that_is_ready_without_saying_where_is_lost(tmp_path):
 
 def test_a_text_that_nobody_asked_for_is_passed_over(tmp_path):
     """The log of `engine.ray` in a job that Ray has not started is ignored, and not counted against the host."""
-    logged = pack("said", worker=0, message={"kind": "logged", "value": "x"})
-    end = pack("end", worker=0, code=0, killed=True, started=True)
+    logged = pack_message("said", worker=0, message={"kind": "logged", "value": "x"})
+    end = pack_message("end", worker=0, code=0, killed=True, started=True)
     _, lines = drive(
-        tmp_path, {"a": [ready(), logged, pack("say", line="that is all"), end, pack("done")]}, until="that is all"
+        tmp_path,
+        {"a": [ready(), logged, pack_message("say", line="that is all"), end, pack_message("done")]},
+        until="that is all",
     )
     assert not any("lost" in line for line in lines)
 
@@ -84,7 +89,7 @@ def test_a_mistake_of_the_drivers_own_is_no_agents_fault(tmp_path, monkeypatch):
         return handle(machine, now, event)
 
     monkeypatch.setattr(Machine, "handle", mistaken)
-    end = pack("end", worker=0, code=1, killed=False, started=True)
+    end = pack_message("end", worker=0, code=1, killed=False, started=True)
     with pytest.raises(RuntimeError, match=r"the driver cannot act on Ended\(worker=0"):
         drive(tmp_path, {"a": [ready(), end]}, until="nothing")
 

@@ -202,7 +202,7 @@ def test_pages_are_looked_at_for_as_long_as_one_world_trains(members: Members) -
     for second in range(200):
         members.train(2, 0.08)
         world = 0 if second == 40 else 1 if second < 40 else 2  # a reset
-        if (slow := members.watch.look(float(second), world, members.numbers)) is not None:
+        if (slow := members.watch.take_sample(float(second), world, members.numbers)) is not None:
             found.append((second, slow))
     ((second, slow),) = found  # at most once in a world
     assert slow.worker == 9 and slow.lag == pytest.approx(0.08) and 41 + 60 <= second <= 41 + 60 + 13
@@ -212,7 +212,7 @@ def test_steps_that_are_longer_than_the_time_between_looks_are_steps_all_the_sam
     for second in range(400):
         if second % 20 == 0:
             members.train(1, 0.08)
-        if (slow := members.watch.look(float(second), 1, members.numbers)) is not None:
+        if (slow := members.watch.take_sample(float(second), 1, members.numbers)) is not None:
             assert slow.worker == 9
             return
     raise AssertionError("nobody was found")
@@ -222,4 +222,4 @@ def test_a_page_that_nobody_writes_to_is_no_member_s(members: Members) -> None:
     members.pages[1].set("state", names.STATES.index("resetting"))
     for second in range(200):
         members.train(2, 0.08)
-        assert members.watch.look(float(second), 1, members.numbers) is None
+        assert members.watch.take_sample(float(second), 1, members.numbers) is None

@@ -72,7 +72,7 @@ def hub() -> Hub:
     return made
 
 
-HELLO = Hello(1, 2, 17, [0, 1], BUILD, ["avx2"], 1, "").told()
+HELLO = Hello(1, 2, 17, [0, 1], BUILD, ["avx2"], 1, "").to_message()
 TERMS = HubDecision([0, 1], ["a", "b"], [None, Address("127.0.0.1", 5)], [1, 2], [[0], [1]], None, 10.0, 1)
 END = {  # in the form of `Record.head`
     "rank": 1, "host": "a", "code": 1, "age": 0.5, "by_launcher": False, "files": {"failure.json": 4, "stderr": 6},
@@ -112,7 +112,7 @@ def send(message: Any) -> None:
     head = json.dumps(message).encode()
     content = len(head).to_bytes(4, "big") + head
     for each in Decoder().feed(frames.wrap(content)):
-        for read in (each.number, each.numbers, each.seconds, each.text, each.truth):
+        for read in (each.get_number, each.get_numbers, each.get_seconds, each.get_text, each.get_bool):
             for name in ("at", "worker", "line"):
                 with contextlib.suppress(ChannelError):
                     read(name)
@@ -139,7 +139,7 @@ def leave(message: Any) -> None:
 
 KINDS: dict[str, tuple[Any, Callable[[Any], object], tuple[type[Exception], ...]]] = {
     "come": ({"come": [[1, 17]], "failures": {"1": "boom"}}, hear, (RendezvousError,)),
-    "crew": ({"crew": [HELLO], "door": ["127.0.0.1", 5]}, hear, (RendezvousError,)),
+    "crew": ({"crew": [HELLO], "lane_address": ["127.0.0.1", 5]}, hear, (RendezvousError,)),
     "refused": ({"refused": "MismatchError", "message": "boom"}, hear, (RendezvousError,)),
     "hello": (HELLO, Hello.read, (ValueError,)),
     "terms": (asdict(TERMS), HubDecision.read, (ValueError,)),

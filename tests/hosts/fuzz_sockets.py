@@ -34,7 +34,7 @@ from engine.launch.hosts.channel import Channel, ChannelError
 from engine.net import frames
 from engine.net.connection import connect as connect_stream
 from engine.net.event_loop import Coroutine, CoroutineLoop
-from engine.net.rendezvous import Gathered, RendezvousOptions, gather
+from engine.net.rendezvous import Gathered, RendezvousOptions, gather_ranks
 from engine.net.rendezvous.messages import derive_leaders_key
 from engine.net.stream import CLIENT, SERVER, AuthenticatedStream, Seal, StreamError, derive_key
 from engine.ray import node_agent
@@ -130,7 +130,7 @@ def converse(steps: Coroutine[Any]) -> Any:
 
     loop.start(keep())
     while not found:
-        wait_readable([loop.fileno()], loop.timeout())
+        wait_readable([loop.fileno()], loop.next_timeout())
         loop.run_ready()
     loop.close()
     return found[0]
@@ -145,7 +145,7 @@ def hub(dice: random.Random) -> str:
 
     def meet(world: World, seconds: float) -> None:
         try:
-            results[world.rank] = gather(world, RendezvousOptions(1, BUILD, seconds, create))
+            results[world.rank] = gather_ranks(world, RendezvousOptions(1, BUILD, seconds, create))
         except Exception as error:
             results[world.rank] = error
 
@@ -217,7 +217,7 @@ def _greet(worker: socket.socket, number: int) -> AuthenticatedStream:
     stream = AuthenticatedStream(derive_key(SECRET, "gate"), CLIENT)
     for sent in ({"worker": number}, None):
         while stream.receive() is None:
-            data = worker.recv(stream.missing())
+            data = worker.recv(stream.missing_bytes())
             if not data:
                 raise ConnectionResetError("hung up on")
             stream.feed(data)
@@ -283,10 +283,10 @@ def actor(dice: random.Random) -> str:
     thread.start()
     try:
         with contextlib.suppress(ChannelError):
-            for message in channel.messages():
+            for message in channel.wait_for_messages():
                 for name in ("at", "worker", "line"):
                     with contextlib.suppress(ChannelError):
-                        message.number(name)
+                        message.get_number(name)
         channel.close()
         thread.join(SECONDS)
         if thread.is_alive() or failed:

@@ -26,10 +26,10 @@ from engine.config.world import World
 from engine.elastic.worker.gate import Gate
 from engine.host.patience import Patience
 from engine.metrics.export.endpoint import Endpoint
-from engine.net.rendezvous import Gathered, RendezvousOptions, gather
+from engine.net.rendezvous import Gathered, RendezvousOptions, gather_ranks
 from engine.net.rendezvous import hub_client as leading
 from engine.net.rendezvous.layout import Layout
-from engine.net.rendezvous.messages import address
+from engine.net.rendezvous.messages import make_socket_name
 from engine.net.rendezvous.set_connections import _SetRendezvous
 from engine.spark import task_channel
 from engine.spark.task_channel import reach_driver
@@ -59,7 +59,7 @@ def world(rank: int, hosts: tuple[int, ...], key: str, hub: HubAddress | None) -
 def meet(own: World) -> str:
     """Meet the other ranks; return the result."""
     try:
-        found = gather(own, RendezvousOptions(1, BUILD, SECONDS, create))
+        found = gather_ranks(own, RendezvousOptions(1, BUILD, SECONDS, create))
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     found.close()
@@ -88,7 +88,7 @@ def crew(say: Say) -> str:
 def host(say: Say) -> str:
     """Rank 0 of one host."""
     key = uuid.uuid4().hex
-    say([address(world(0, (0, 0), key, None)), key])
+    say([make_socket_name(world(0, (0, 0), key, None)), key])
     return meet(world(0, (0, 0), key, None))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from engine.config.hub_address import HubAddress
 from engine.config.world import World
 from engine.errors import RendezvousError
-from engine.net.rendezvous import Gathered, RendezvousOptions, gather
+from engine.net.rendezvous import Gathered, RendezvousOptions, gather_ranks
 
 BUILD: dict[str, str | int] = {"protocol": 1, "layout": "abc", "kernels": "avx2"}
 LAYOUTS = {
@@ -61,7 +61,7 @@ def meet(
     def run(world: World) -> None:
         try:
             own = RendezvousOptions(1, builds(world), timeout, create, levels(world), sockets=sockets(world), **options)
-            found: Any = gather(world, own)
+            found: Any = gather_ranks(world, own)
         except RendezvousError as error:
             found = error
         results[world.rank if world.rank not in results else -world.rank] = found

@@ -17,7 +17,7 @@ from typing import Any
 from engine.config import config
 from engine.config.world import detect
 from engine.errors import EngineError
-from engine.net.rendezvous import Gathered, RendezvousOptions, gather
+from engine.net.rendezvous import Gathered, RendezvousOptions, gather_ranks
 
 from .meeting import BUILD, create
 
@@ -34,7 +34,7 @@ def main() -> None:
         try:
             build = {**BUILD, **trial.get("build", {})}
             seconds, interface = trial.get("timeout", 60.0), settings.interface
-            gathered = gather(world, RendezvousOptions(generation, build, seconds, create, interface=interface))
+            gathered = gather_ranks(world, RendezvousOptions(generation, build, seconds, create, interface=interface))
         except EngineError as error:
             print(json.dumps({"kind": type(error).__name__, "error": str(error)}), flush=True)
             return

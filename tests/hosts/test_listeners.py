@@ -27,7 +27,7 @@ from engine.host.strangers import accept
 from engine.launch import fixed_ranks
 from engine.net.connection import Connection
 from engine.net.rendezvous import mpi_bootstrap as mpi
-from engine.net.rendezvous.hub import _listening
+from engine.net.rendezvous.hub import _open_listeners
 from engine.net.stream import CLIENT, SERVER, AuthenticatedStream
 from engine.spark.task_listener import TaskListener
 
@@ -311,7 +311,7 @@ def by_gate(monkeypatch: pytest.MonkeyPatch) -> list[socket.socket]:
 
 def by_hub(*hosts: str) -> list[socket.socket]:
     port = machine.free_port(OTHER)
-    return _listening(HubAddress(hosts[0], port, others=hosts[1:]), 2, OTHER)
+    return _open_listeners(HubAddress(hosts[0], port, others=hosts[1:]), 2, OTHER)
 
 
 def by_mpi(monkeypatch: pytest.MonkeyPatch) -> list[socket.socket]:

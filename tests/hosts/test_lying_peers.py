@@ -453,10 +453,10 @@ def test_messages_drawn_at_random_end_in_an_answer_or_the_one_error_of_who_reads
 @pytest.mark.parametrize(
     "message",
     [
-        {"crew": 5, "door": ["127.0.0.1", 5]},
-        {"crew": [], "door": []},
-        {"crew": [{**HELLO, "rank": 0}], "door": ["127.0.0.1", 5]},
-        {"crew": [HELLO, HELLO], "door": ["127.0.0.1", 5]},
+        {"crew": 5, "lane_address": ["127.0.0.1", 5]},
+        {"crew": [], "lane_address": []},
+        {"crew": [{**HELLO, "rank": 0}], "lane_address": ["127.0.0.1", 5]},
+        {"crew": [HELLO, HELLO], "lane_address": ["127.0.0.1", 5]},
         {"crew": []},
         {"come": [[1, 17]], "failures": 5},
         {"come": [[1, 17]], "failures": {"x": "boom"}},

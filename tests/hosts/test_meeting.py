@@ -45,7 +45,7 @@ def texts(results: dict[int, Any]) -> set[str]:
 )
 def test_all_ranks_meet(crews: list[list[int]], sockets: int) -> None:
     job = worlds(crews)
-    layout = Layout.of(crews)
+    layout = Layout.from_crews(crews)
 
     def look(results: dict[int, Any]) -> None:
         assert all(isinstance(result, Gathered) for result in results.values()), results
@@ -57,9 +57,9 @@ def test_all_ranks_meet(crews: list[list[int]], sockets: int) -> None:
             own = crews[layout.hosts[rank]]
             assert each.hosts == layout.hosts and each.crew == own and each.host == layout.hosts[rank]
             assert [peer >= 0 for peer in each.peers] == [other in own for other in range(len(results))]
-            assert sorted(each.lanes) == layout.lanes(rank)
+            assert sorted(each.lanes) == layout.lane_ranks(rank)
             assert {len(lane) for lane in each.lanes.values()} == {sockets}
-            assert sorted(each.trunks) == layout.trunks(rank)
+            assert sorted(each.trunks) == layout.trunk_ranks(rank)
             assert each.pids == [os.getpid()] * len(results)
             descriptors = [*each.trunks.values(), *chain(*each.lanes.values())]
             assert not any(os.get_inheritable(fd) or os.get_blocking(fd) for fd in descriptors)
@@ -236,14 +236,14 @@ def test_who_does_not_know_the_secret_is_refused_and_named(
 
 
 def test_a_hub_that_is_slow_to_answer_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    welcome = hub.Hub._welcome
+    welcome = hub.Hub._handle_connection
 
     def slow(self: hub.Hub, link: Connection, greeting: dict[str, Any]) -> Coroutine[None] | None:
         be_late(0.5)
         return welcome(self, link, greeting)
 
     monkeypatch.setattr(hub_client, "GRACE", 0.1)
-    monkeypatch.setattr(hub.Hub, "_welcome", slow)
+    monkeypatch.setattr(hub.Hub, "_handle_connection", slow)
     results = meet(list(worlds([[0], [1], [2]]).values()))
     assert all(isinstance(result, Gathered) for result in results.values()), results
 
@@ -271,7 +271,7 @@ def test_a_stranger_who_says_nothing_costs_seconds_however_late_rank_0_comes(mon
 @pytest.mark.parametrize("late", [False, True], ids=["", "calls_a_closed_door"])
 def test_memory_that_one_host_cannot_make_is_told_to_all(late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A leader gets the error too if it connects to the failing host late, before the hub has told it the reason."""
-    agree, open_lane = local_server.LocalServer._agree, hub_client.HubClient._open_lane
+    agree, open_lane = local_server.LocalServer._make_memory, hub_client.HubClient._open_lane
 
     def without_memory(self: local_server.LocalServer, hellos: Any) -> tuple[int, int]:
         def create() -> tuple[int, int]:
@@ -285,7 +285,7 @@ def test_memory_that_one_host_cannot_make_is_told_to_all(late: bool, monkeypatch
         be_late(0.3)
         yield from open_lane(self, *args)
 
-    monkeypatch.setattr(local_server.LocalServer, "_agree", without_memory)
+    monkeypatch.setattr(local_server.LocalServer, "_make_memory", without_memory)
     if late:
         monkeypatch.setattr(hub_client.HubClient, "_open_lane", opens_late)
     told = texts(meet(list(worlds([[0, 1], [2, 3], [4]]).values())))

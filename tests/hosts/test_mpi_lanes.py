@@ -126,9 +126,9 @@ def test_no_mpi4py_and_no_mpi_are_told_apart(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delitem(sys.modules, "mpi4py.MPI", raising=False)
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     with pytest.raises(ConfigError, match="need mpi4py: `pip install mpi4py`"):
-        mpi_lanes.library(WORLD, 0, 1.0)
+        mpi_lanes.prepare_library(WORLD, 0, 1.0)
     without_mpi = types.ModuleType("mpi4py")
     without_mpi.rc = types.SimpleNamespace()  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "mpi4py", without_mpi)
     with pytest.raises(ConfigError, match="mpi4py is installed, and finds no MPI"):
-        mpi_lanes.library(WORLD, 0, 1.0)
+        mpi_lanes.prepare_library(WORLD, 0, 1.0)

@@ -12,7 +12,7 @@ from engine.net.rendezvous import Gathered
 from engine.net.rendezvous.layout import Layout
 from engine.session import runtime, session, startup, topology
 
-LAYOUT = Layout.of([[0, 3], [1, 4], [2]])
+LAYOUT = Layout.from_crews([[0, 3], [1, 4], [2]])
 
 
 @pytest.mark.parametrize(

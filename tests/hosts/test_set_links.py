@@ -74,7 +74,7 @@ def test_a_set_has_as_wide_lanes_as_the_world() -> None:
         close_all([*chain(*lanes.values()), *trunks.values()])
         layout = Layout((0, 1, 1, 2))
         me = RANKS.index(rank) if rank in RANKS else -1
-        assert sorted(lanes) == (layout.lanes(me) if me >= 0 else [])
+        assert sorted(lanes) == (layout.lane_ranks(me) if me >= 0 else [])
         assert {len(lane) for lane in lanes.values()} <= {2}
         assert sorted(trunks) == {0: [1, 3], 1: [0], 3: [0]}.get(me, [])
 

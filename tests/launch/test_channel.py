@@ -10,7 +10,7 @@ from contextlib import closing
 import pytest
 
 from engine.launch.hosts import remote_files
-from engine.launch.hosts.channel import Channel, ChannelError, Message, pack
+from engine.launch.hosts.channel import Channel, ChannelError, Message, pack_message
 from engine.net.frames import UNPROVEN, wrap
 from engine.net.stream import Seal
 
@@ -28,17 +28,17 @@ def ends() -> Iterator[tuple[Channel, int]]:
 def test_what_has_come_with_a_message_is_there_for_whoever_reads_on(ends):
     """After the message that starts its ranks, an agent reads elsewhere: no buffered message may wait for the next."""
     channel, writing = ends
-    os.write(writing, pack("start") + pack("launch", worker=0) + pack("launch", worker=1))
-    first = next(channel.messages())
+    os.write(writing, pack_message("start") + pack_message("launch", worker=0) + pack_message("launch", worker=1))
+    first = next(channel.wait_for_messages())
     assert first.kind == "start"
-    assert [message.number("worker") for message in channel.receive()] == [0, 1]
+    assert [message.get_number("worker") for message in channel.receive()] == [0, 1]
     assert list(channel.receive()) == [] and not channel.ended
 
 
 def test_a_message_may_come_byte_by_byte(ends):
     channel, writing = ends
     found = []
-    for byte in pack("output", b"\0\xff", rank=1):
+    for byte in pack_message("output", b"\0\xff", rank=1):
         os.write(writing, bytes([byte]))
         found += channel.receive()
     assert [(each.kind, each.head, each.body) for each in found] == [("output", {"rank": 1}, b"\0\xff")]
@@ -54,7 +54,7 @@ def test_a_damaged_head_is_refused_as_such(ends, head):
 
 def test_a_long_message_of_somebody_unproven_is_refused_by_its_length_alone(ends):
     channel, writing = ends
-    channel.restrict(UNPROVEN, UNPROVEN)
+    channel.limit_sizes(UNPROVEN, UNPROVEN)
     os.write(writing, (60 << 20).to_bytes(4, "big"))
     with pytest.raises(ChannelError):
         list(channel.receive())
@@ -62,9 +62,9 @@ def test_a_long_message_of_somebody_unproven_is_refused_by_its_length_alone(ends
 
 def test_a_head_beyond_its_limit_is_refused_unparsed(ends, monkeypatch):
     channel, writing = ends
-    channel.restrict(1 << 20, UNPROVEN)
+    channel.limit_sizes(1 << 20, UNPROVEN)
     monkeypatch.setattr("engine.net.frames.parse_json", None)
-    os.write(writing, pack("say", line="x" * UNPROVEN))
+    os.write(writing, pack_message("say", line="x" * UNPROVEN))
     with pytest.raises(ChannelError, match="the head of a message is damaged: it has"):
         list(channel.receive())
 
@@ -73,12 +73,12 @@ def test_a_head_beyond_its_limit_is_refused_unparsed(ends, monkeypatch):
 def sealed(ends) -> tuple[Channel, int, Seal]:
     """Channel with sealed messages, the other side's descriptor, and the other side's seal."""
     channel, writing = ends
-    channel.seal(Seal(b"key", "driver", "task"))
+    channel.authenticate_with(Seal(b"key", "driver", "task"))
     return channel, writing, Seal(b"key", "task", "driver")
 
 
 def content_of(kind: str) -> bytes:
-    return pack(kind)[4:]
+    return pack_message(kind)[4:]
 
 
 def test_sealed_messages_come_in_their_order(sealed):
@@ -123,7 +123,7 @@ def test_an_agent_writes_files_of_its_own_ranks_alone(tmp_path, path):
     for first in (True, False):
         problem: object = None
         try:
-            problem = remote_files.keep(Message("file", {"path": path, "first": first}, b"x"), directory, [0])
+            problem = remote_files.keep_part(Message("file", {"path": path, "first": first}, b"x"), directory, [0])
         except ChannelError as error:
             problem = error
         assert problem is not None
@@ -133,7 +133,7 @@ def test_an_agent_writes_files_of_its_own_ranks_alone(tmp_path, path):
 def test_an_agents_file_lies_where_it_says_and_only_the_user_reads_it(tmp_path):
     for path in ("rank.0/flight.json", "world.2/rank.5/failure.json", "autotune.jsonl", "rank.0/own/deep.txt"):
         for first, part in ((True, b"one, "), (False, b"two")):
-            assert remote_files.keep(Message("file", {"path": path, "first": first}, part), tmp_path, [0]) is None
+            assert remote_files.keep_part(Message("file", {"path": path, "first": first}, part), tmp_path, [0]) is None
         assert (tmp_path / path).read_bytes() == b"one, two"
         assert stat.S_IMODE((tmp_path / path).stat().st_mode) == 0o600
         assert stat.S_IMODE((tmp_path / path).parent.stat().st_mode) == 0o700
@@ -145,7 +145,7 @@ def test_no_file_of_an_agent_is_written_through_a_link(tmp_path):
     link.parent.mkdir(mode=0o700)
     link.symlink_to(tmp_path / "out")
     for first in (False, True):
-        problem = remote_files.keep(Message("file", {"path": "x", "first": first}, b"x"), link.parent, [0])
+        problem = remote_files.keep_part(Message("file", {"path": "x", "first": first}, b"x"), link.parent, [0])
         assert (problem is None) == first
     assert link.read_bytes() == b"x" and not link.is_symlink() and link.stat().st_mode & 0o777 == 0o600
     assert not (tmp_path / "out").exists()

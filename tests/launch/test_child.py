@@ -33,10 +33,10 @@ def test_a_child_that_cannot_begin_yet_keeps_nobody_waiting():
     assert run("""
 reading, writing = os.pipe()
 child = start("/bin/sh", lambda: os.read(reading, 1), "-c", "echo $NAME; exit 3")
-assert child.failure() is None and child.poll() is None and child.started >= 0
+assert child.read_failure() is None and child.poll() is None and child.started >= 0
 os.write(writing, b".")
 until_readable(child.started)
-assert child.failure() is None and child.started < 0
+assert child.read_failure() is None and child.started < 0
 assert child.wait(30.0) == 3
 """) == ["value"]
 
@@ -45,7 +45,7 @@ def test_a_program_that_cannot_be_executed_is_told_later():
     run("""
 child = start("/dev/null/none")
 until_readable(child.started)
-assert child.failure().errno == child.failure().errno == errno.ENOTDIR
+assert child.read_failure().errno == child.read_failure().errno == errno.ENOTDIR
 assert child.wait(30.0) == 127
 try:
     start("/nowhere").await_start()
@@ -56,7 +56,7 @@ else:
 def fail(): raise ValueError
 child = start("/bin/true", fail)
 until_readable(child.started)
-assert "could not be prepared" in str(child.failure())
+assert "could not be prepared" in str(child.read_failure())
 """)
 
 

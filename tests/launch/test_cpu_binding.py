@@ -10,7 +10,7 @@ import pytest
 from engine.host import machine
 from engine.host.machine import Facts
 from engine.launch.errors import LaunchError
-from engine.launch.process.cpu_binding import allot
+from engine.launch.process.cpu_binding import allot_cpus
 
 pytestmark = pytest.mark.quick
 
@@ -39,7 +39,7 @@ EIGHT = tuple(range(8))
     ],
 )
 def test_threads_and_slices(cpus, quota, ranks, environment, threads, slices):
-    given = allot(Facts(cpus, quota), ranks, environment)
+    given = allot_cpus(Facts(cpus, quota), ranks, environment)
     assert (given.threads, given.slices) == (threads, slices)
     assert given.crowded == (ranks > len(cpus))
 
@@ -47,31 +47,31 @@ def test_threads_and_slices(cpus, quota, ranks, environment, threads, slices):
 def test_slices_share_no_cpu_and_use_all_of_them():
     for count in range(1, 20):
         for ranks in range(1, count + 1):
-            slices = allot(Facts(tuple(range(count))), ranks, {}).slices
+            slices = allot_cpus(Facts(tuple(range(count))), ranks, {}).slices
             assert slices is not None
             assert [cpu for part in slices for cpu in part] == list(range(count))
             assert {len(part) for part in slices} <= {count // ranks, count // ranks + 1}
 
 
 def test_no_binding_keeps_the_share_of_threads():
-    given = allot(Facts(EIGHT), 2, {}, binding=False)
+    given = allot_cpus(Facts(EIGHT), 2, {}, binding=False)
     assert (given.threads, given.slices) == (4, None)
 
 
 def test_cpus_per_rank_is_followed_or_refused():
-    given = allot(Facts(EIGHT), 2, {}, cpus_per_rank=2)
+    given = allot_cpus(Facts(EIGHT), 2, {}, cpus_per_rank=2)
     assert (given.threads, given.slices) == (2, ((0, 1), (2, 3)))
     with pytest.raises(LaunchError, match="needs 10 CPUs, and 8 are"):
-        allot(Facts(EIGHT), 2, {}, cpus_per_rank=5)
-    assert allot(Facts(EIGHT), 2, {}, binding=False, cpus_per_rank=5).threads == 5
+        allot_cpus(Facts(EIGHT), 2, {}, cpus_per_rank=5)
+    assert allot_cpus(Facts(EIGHT), 2, {}, binding=False, cpus_per_rank=5).threads == 5
 
 
 def test_the_summary_is_one_line_with_the_reason():
-    assert allot(Facts(EIGHT, 4.0), 2, {}).summary == (
+    assert allot_cpus(Facts(EIGHT, 4.0), 2, {}).summary == (
         "2 ranks on 8 CPUs, quota 4: OMP_NUM_THREADS=2, not bound (the quota is below the affinity set)"
     )
     assert "OMP_NUM_THREADS=3 as set by you, bound to CPUs 0-3 | 4-7" in (
-        allot(Facts(EIGHT), 2, {"OMP_NUM_THREADS": "3"}).summary
+        allot_cpus(Facts(EIGHT), 2, {"OMP_NUM_THREADS": "3"}).summary
     )
 
 

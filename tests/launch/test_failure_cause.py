@@ -13,7 +13,7 @@ from engine.exit_report.report import ExitReport, Failure
 from engine.launch.process.rank_end import RankEnd
 from engine.launch.process.rank_output import RankOutput
 from engine.launch.report.failure_cause import Claim, claim_of, find_failure_cause, traceback_span
-from engine.launch.report.failure_report import failure_lines, investigate, read_tail
+from engine.launch.report.failure_report import failure_lines, find_first_failure, read_tail
 
 pytestmark = pytest.mark.quick
 
@@ -163,7 +163,7 @@ def test_failures_are_believed_before_exceptions() -> None:
     failure = Failure(2, "raised", "rank 2 raised", 9.9)
     both = ExitReport(told.raised, failure)
     ends = [RankEnd(0, 1, 10.0, report=both), RankEnd(1, 1, 10.1, report=both), RankEnd(2, 1, 10.05)]
-    verdict = investigate(ends)
+    verdict = find_first_failure(ends)
     assert verdict is not None
     assert verdict.culprit == 2
     assert verdict.blames == {0: 2, 1: 2}
@@ -183,7 +183,7 @@ def test_failures_are_believed_before_exceptions() -> None:
 def test_half_a_report_is_no_report(text: bytes) -> None:
     report = ExitReport.parse(text)
     assert report.empty
-    verdict = investigate([RankEnd(0, 3, 1.0, report=report), RankEnd(1, 0, 2.0)])
+    verdict = find_first_failure([RankEnd(0, 3, 1.0, report=report), RankEnd(1, 0, 2.0)])
     assert verdict is not None
     assert verdict.culprit == 0
 
@@ -247,15 +247,15 @@ def test_the_clock_of_another_host_does_not_make_its_rank_the_first() -> None:
     """Rank 0 names rank 1 by a clock that is two days slow; rank 2 exits earlier by the launcher's clock."""
     report = failed(1, "raised", "rank 1 failed: boom", 11.0 - 2 * 86400)
     ends = [RankEnd(0, 1, 12.0, report=report), RankEnd(1, 1, 11.5), RankEnd(2, 1, 10.0)]
-    late = investigate(ends)
+    late = find_first_failure(ends)
     assert late is not None and late.culprit == 1
-    true = investigate(ends, {0: 2 * 86400.0})
+    true = find_first_failure(ends, {0: 2 * 86400.0})
     assert true is not None and true.culprit == 2
 
 
 def test_a_rank_that_was_lost_with_its_host_is_told_so(tmp_path: Path) -> None:
     ends = [RankEnd(0, 1, 12.0, by_launcher=True), RankEnd(1, -9, 11.0, lost="ended (exit code 255)")]
-    verdict = investigate(ends)
+    verdict = find_first_failure(ends)
     assert verdict is not None
     *_, last = failure_lines(verdict, ends, tmp_path, 1.0, {0: "a", 1: "b"})
     assert last.startswith("first failure: rank 1 on b: lost with its host, whose agent ended (exit code 255), 10.0 s")
@@ -267,7 +267,7 @@ def test_a_rank_that_did_not_come_is_the_first_failure_and_not_who_waited(tmp_pa
     waited = RendezvousError(f"{told}\n  a (rank 0): rank 0 came\n  nobody from b has called", absent=1)
     job(tmp_path, r0="", r1="loading\n", r2="")
     ends = [RankEnd(0, 1, 5.0, report=reported(waited)), RankEnd(1, -15, 10.0, by_launcher=True), RankEnd(2, 0, 1.0)]
-    verdict = investigate(ends)
+    verdict = find_first_failure(ends)
     assert verdict is not None and (verdict.culprit, verdict.exit_code, verdict.blames) == (1, 1, {0: 1})
     *others, first, quoted = failure_lines(verdict, ends, tmp_path, 1.0, {0: "a", 1: "b", 2: "b"})
     assert first.startswith(
@@ -287,7 +287,7 @@ def test_who_waits_for_the_first_of_its_own_host_is_not_to_blame() -> None:
         RankEnd(1, -15, 10.0, True),
         RankEnd(2, 1, 5.0, report=reported(told)),
     ]
-    verdict = investigate(ends)
+    verdict = find_first_failure(ends)
     assert verdict is not None and verdict.culprit == 1 and verdict.blames == {0: 1, 2: None}
 
 
@@ -302,7 +302,7 @@ def test_a_rank_that_ended_well_before_init_is_the_first_failure(tmp_path: Path)
     error = RendezvousError("rank 1: rank 0 did not come within 3 s. Is it running", absent=0)
     ends = [RankEnd(0, 0, 1.5), RankEnd(1, 1, 5.0, report=reported(error))]
     job(tmp_path, r0="", r1="")
-    verdict = investigate(ends)
+    verdict = find_first_failure(ends)
     assert verdict is not None and (verdict.culprit, verdict.exit_code) == (0, 1)
     *_, last = failure_lines(verdict, ends, tmp_path, 1.0)
     assert "did not come to engine.init; exit code 0, 0.5 s after the start (rank 1: rank 0 did not come" in last
@@ -316,7 +316,7 @@ def test_hosts_that_do_not_reach_rank_0_are_those_that_did_not_come(tmp_path: Pa
     no_way = reported(RendezvousError(text, absent=0))
     for times in ((5.0, 5.1), (5.1, 5.0)):
         ends = [RankEnd(0, 1, times[0], report=waits), RankEnd(1, 1, times[1], report=no_way)]
-        verdict = investigate(ends)
+        verdict = find_first_failure(ends)
         assert verdict is not None and verdict.culprit == 1
         lines = failure_lines(verdict, ends, tmp_path, 1.0)
         assert lines[-2:] == ["  | RendezvousError: " + text.split("\n")[0], "  |   n: no such host"]
@@ -329,7 +329,7 @@ def test_a_rank_that_was_out_of_reach_and_ran_on_has_not_died(
     message = "rank {} cannot be reached: its connection is silent (rank {} noticed it first)"
     reports = [failed(1 - rank, "lost", message.format(1 - rank, rank), 10.0 - rank) for rank in (0, 1)]
     ends = [RankEnd(0, 1, 10.0, report=reports[0]), RankEnd(1, code, 11.0, by_launcher, report=reports[1])]
-    verdict = investigate(ends)
+    verdict = find_first_failure(ends)
     assert verdict is not None
     *_, last = failure_lines(verdict, ends, tmp_path, 1.0, {0: "a", 1: "b"})
     assert last.startswith(f"first failure: rank 1 on b: could not be reached by rank 0, and ran on; {ending}")

@@ -5,21 +5,21 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from engine.launch.process.guardian import _Told
+from engine.launch.process.guardian import _GuardianInput
 
 
 def test_what_comes_in_parts_is_understood_once_it_is_whole():
     """A read may end within a line; half the number of a process group would be that of another."""
-    told = _Told()
+    told = _GuardianInput()
     text = b"".join(b"+%d\n" % group for group in range(1000, 3000)) + b"-1000\n=12.500\n"
     renewals = []
     for start in range(0, len(text), 4096):
-        renewals += told.take(text[start : start + 4096])
+        renewals += told.parse_part(text[start : start + 4096])
         assert min(told.groups) >= 1000
-    assert (told.groups, renewals, told.farewell) == (set(range(1001, 3000)), [12.5], False)
-    assert told.take(b".") == [] and not told.farewell
-    told.take(b"\n")
-    assert told.farewell
+    assert (told.groups, renewals, told.dismissed) == (set(range(1001, 3000)), [12.5], False)
+    assert told.parse_part(b".") == [] and not told.dismissed
+    told.parse_part(b"\n")
+    assert told.dismissed
 
 
 DISMISSING = """
@@ -27,8 +27,8 @@ import signal
 from engine.launch.process.guardian import Guardian
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 guardian = Guardian("a job of nobody", lambda: None)
-guardian.watch(2**22)
-guardian.dismiss()
+guardian.watch_group(2**22)
+guardian.stop()
 print("dismissed")
 """
 
@@ -45,7 +45,7 @@ from engine.launch.process.guardian import Guardian
 guardian = Guardian("a job of nobody", lambda: None)
 os.kill(guardian.pid, signal.SIGSTOP)
 begun = time.monotonic()
-guardian.dismiss()
+guardian.stop()
 print("dismissed", time.monotonic() - begun < 30.0)
 """
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from engine.host import network, processes
-from engine.launch.cli.doctor import differences, try_connections
+from engine.launch.cli.doctor import list_differences, try_connections
 
 from ..metrics.fake_pages import training
 from ..metrics.written_pages import content
@@ -433,8 +433,8 @@ def test_doctor_tells_what_hosts_have_and_lack(launcher):
 def test_doctor_tells_what_hosts_have_in_several_versions():
     one = {"version": "1", "python": "3.11.7", "frameworks": ["JAX 0.4", "PyTorch 2.13.0+cpu"]}
     two = {"version": "1", "python": "3.12.1", "frameworks": ["PyTorch 2.13.0+cpu"]}
-    assert list(differences([one, one])) == []
-    python, jax = differences([one, two, one])
+    assert list(list_differences([one, one])) == []
+    python, jax = list_differences([one, two, one])
     assert python == "versions of Python differ (3.11.7, 3.12.1): install the same on all hosts"
     assert jax.startswith("versions of JAX differ (0.4, none)")
 

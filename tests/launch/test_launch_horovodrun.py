@@ -15,7 +15,7 @@ import pytest
 
 from engine.host import python_startup
 from engine.launch.cli import horovod_options
-from engine.launch.cli.check_build import table
+from engine.launch.cli.check_build import format_table
 from engine.launch.cli.options import parse
 from engine.launch.errors import LaunchError
 from engine.launch.process.cpu_binding import Allotment
@@ -105,10 +105,10 @@ def test_options_of_elastic_jobs_count_in_elastic_jobs():
     options = parse("-np 2 --min-np 1 --reset-limit 3 --blacklist-cooldown-range 1 2 --elastic-timeout 9 true".split())
     assert options.ignored == () and options.elastic is not None
     assert (options.elastic.reset_limit, options.elastic.cooldown, options.elastic.timeout) == (3, (1.0, 2.0), 9.0)
-    limits = options.elastic.limits(60.0, 0.0, 5.0)
+    limits = options.elastic.make_limits(60.0, 0.0, 5.0)
     assert limits.stall_limit == 600.0 and limits.kill_wait > 5.0
     with pytest.raises(LaunchError, match="-np is 3, which is not an allowed size: a multiple of 2"):
-        parse("-np 3 --min-np 1 --np-multiple 2 true".split()).elastic.limits(60.0, 0.0, 5.0)
+        parse("-np 3 --min-np 1 --np-multiple 2 true".split()).elastic.make_limits(60.0, 0.0, 5.0)
 
 
 def test_short_options_mean_what_they_mean_in_horovodrun(launcher):
@@ -136,7 +136,7 @@ def test_check_build_tells_which_launchers_are_there_and_that_hosts_are_reached(
         (tmp_path / name).touch(0o755 if name == "srun" else 0o644)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    lines = [line.strip() for line in table().splitlines()]
+    lines = [line.strip() for line in format_table().splitlines()]
     assert lines[lines.index("Launchers:") + 1 :][:4] == [
         "[X] enginerun",
         "[ ] torchrun: not found here",
@@ -156,14 +156,14 @@ def test_check_build_tells_of_cuda_where_the_driver_finds_a_gpu(monkeypatch, ref
     library = SimpleNamespace(CDLL=lambda name: driver, c_int=ctypes.c_int, byref=ctypes.byref)
     monkeypatch.setattr("engine.launch.cli.check_build.ctypes", library)
     there = refusal == 0 and gpus > 0
-    assert ("[X] CUDA" in table()) == there and ("[ ] CUDA" in table()) != there
+    assert ("[X] CUDA" in format_table()) == there and ("[ ] CUDA" in format_table()) != there
 
 
 def test_check_build_without_the_extension(launcher):
     program = """
         sys.modules["engine_ext.core"] = None
-        from engine.launch.cli.check_build import table
-        print(table())
+        from engine.launch.cli.check_build import format_table
+        print(format_table())
     """
     out = "\n".join(launcher.run("-np", 1, python=program).lines(0))
     assert "[ ] shared memory: engine's native extension cannot be imported" in out

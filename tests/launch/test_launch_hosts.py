@@ -12,8 +12,8 @@ import pytest
 from engine.launch.cli import doctor
 from engine.launch.cli.options import parse
 from engine.launch.errors import LaunchError
-from engine.launch.hosts.channel import GREETING, ChannelError, Decoder, Message, pack
-from engine.launch.hosts.host_list import Place, lay_out, parse_hosts, read_hostfile, without_ranks
+from engine.launch.hosts.channel import GREETING, ChannelError, Decoder, Message, pack_message
+from engine.launch.hosts.host_list import HostRanks, lay_out, parse_hosts, read_hostfile, without_ranks
 from engine.launch.hosts.reach import Reach
 from engine.launch.hosts.remote import agent_command
 from engine.launch.process.cpu_binding import Allotment
@@ -74,7 +74,7 @@ def test_a_file_without_hosts_is_refused(tmp_path):
 
 def test_ranks_are_given_to_hosts_in_order():
     hosts = [("a", 2), ("b", 4), ("c", 1)]
-    assert lay_out(hosts, 4, set()) == [Place("a", (0, 1), False), Place("b", (2, 3), False)]
+    assert lay_out(hosts, 4, set()) == [HostRanks("a", (0, 1), False), HostRanks("b", (2, 3), False)]
     assert [place.ranks for place in lay_out(hosts, 7, set())] == [(0, 1), (2, 3, 4, 5), (6,)]
 
 
@@ -96,7 +96,7 @@ def test_a_host_without_ranks_is_told(launcher):
 
 def test_all_names_of_this_machine_are_one_host():
     hosts = [("localhost", 1), ("a", 2), ("127.0.0.1", 1), ("me", 1)]
-    assert lay_out(hosts, 5, {"me"}) == [Place("localhost", (0, 3, 4), True), Place("a", (1, 2), False)]
+    assert lay_out(hosts, 5, {"me"}) == [HostRanks("localhost", (0, 3, 4), True), HostRanks("a", (1, 2), False)]
 
 
 def test_hosts_that_are_all_here_need_no_agent():
@@ -117,7 +117,7 @@ def test_options_for_other_hosts_do_nothing_without_any():
 
 
 def test_the_command_that_starts_an_agent():
-    far, here = Place("me@a", (0,), False), Place("localhost", (1,), True)
+    far, here = HostRanks("me@a", (0,), False), HostRanks("localhost", (1,), True)
     assert agent_command(here, Reach(python=("python3",)), 60) == AGENT
     ssh = agent_command(far, parse(["-H", "a", "-p", "2222", "-i", "key", "--ssh-options=-o User=x", "true"]).reach, 60)
     assert ssh[:7] == ["ssh", "-o", "User=x", "-p", "2222", "-i", "key"]
@@ -125,7 +125,7 @@ def test_the_command_that_starts_an_agent():
     assert "ConnectTimeout=1" in agent_command(far, Reach(), 2.5)
     assert ssh[-2] == "me@a" and shlex.split(ssh[-1]) == AGENT
     reach = parse(["-H", "a", "--launch-agent", "ip netns exec ns-{host}", "true"]).reach
-    assert agent_command(Place("a", (0,), False), reach, 60) == ["ip", "netns", "exec", "ns-a", *AGENT]
+    assert agent_command(HostRanks("a", (0,), False), reach, 60) == ["ip", "netns", "exec", "ns-a", *AGENT]
     assert agent_command(far, Reach(launch_agent=("sh", "-c", "x")), 60) == ["sh", "-c", "x", *AGENT]
     assert agent_command(far, Reach(python=("/opt/python",)), 60)[-1] == "/opt/python -P -m engine.launch.agent"
 
@@ -172,17 +172,17 @@ def test_each_rank_knows_its_place_on_its_host_and_among_hosts():
 
 def test_horovods_cross_rank_is_that_of_the_function():
     """The engine's variable numbers the host; Horovod's is the index among hosts that have such a local rank."""
-    layout = Layout.of([[0], [1, 2, 3], [4, 5]])
+    layout = Layout.from_crews([[0], [1, 2, 3], [4, 5]])
     job = Job(6, "job", "5e" * 32, 1234, Path("/j"), {}, horovod=True)
     for host, crew in enumerate(layout.crews):
         for each in plan(job, Allotment(1, None, ""), {}, Crew(host, tuple(map(len, layout.crews)), tuple(crew))):
             told = [int(each.environment[f"HOROVOD_CROSS_{name}"]) for name in ("RANK", "SIZE")]
-            assert tuple(told) == layout.cross(each.rank)
+            assert tuple(told) == layout.cross_rank(each.rank)
             assert [each.environment[f"ENGINE_CROSS_{name}"] for name in ("RANK", "SIZE")] == [str(host), "3"]
 
 
 def test_messages_pass_in_any_pieces_behind_what_a_shell_writes():
-    sent = b"Welcome!\n" + GREETING + pack("output", b"\0\xff", rank=3) + pack("done")
+    sent = b"Welcome!\n" + GREETING + pack_message("output", b"\0\xff", rank=3) + pack_message("done")
     decoder = Decoder(greeted=False)
     found = [message for place in range(len(sent)) for message in decoder.feed(sent[place : place + 1])]
     assert found == [Message("output", {"rank": 3}, b"\0\xff"), Message("done", {})]

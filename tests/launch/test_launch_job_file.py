@@ -209,8 +209,8 @@ def test_a_version_is_compared_and_nothing_installed(tmp_path, monkeypatch):
     bounds = command.bounds_of(told)
 
     def said(found: tuple[str, str] | None) -> list[str]:
-        monkeypatch.setattr(command, "installed", lambda package: found)
-        return command.said(Path("riseml.yml"), told, bounds)
+        monkeypatch.setattr(command, "find_distribution", lambda package: found)
+        return command.describe_job(Path("riseml.yml"), told, bounds)
 
     assert (
         "riseml.yml:5: train.tensorflow.version: tensorflow 1.5.0 is asked for; what runs is what is installed, "

@@ -118,13 +118,13 @@ def test_nothing_is_lost_when_the_reader_is_slow(pipe, monkeypatch):
         console.write(part)  # would block for ever if it waited, since nothing reads
     assert console.waiting
     got = os.read(reading, 1 << 16)  # makes some room: the file is read while it grows
-    console.pump()
+    console.write_available()
     for part in parts[300:]:
         console.write(part)
     text = b"".join(parts)
     rest: list[bytes] = []
     reader = threading.Thread(target=lambda: rest.append(read_all(reading, len(text) - len(got))))
-    console.pump()
+    console.write_available()
     reader.start()
     console.drain()
     reader.join()
@@ -201,11 +201,11 @@ def test_who_writes_is_held_back_before_anything_is_lost(stuck):
     writer, goes_on = stuck
     done: list[int] = []
     for number in range(11):
-        assert not writer.full()
+        assert not writer.is_full()
         assert writer.put(lambda number=number: done.append(number), 100)
-    assert writer.full(), "1100 bytes wait, and there is room for 1000"
+    assert writer.is_full(), "1100 bytes wait, and there is room for 1000"
     goes_on.set()
-    until(lambda: not writer.full(), "there is room again")
+    until(lambda: not writer.is_full(), "there is room again")
     assert writer.flush() and done == list(range(11))
 
 
@@ -213,27 +213,27 @@ def test_a_disk_that_takes_nothing_for_long_loses_what_does_not_fit_and_says_how
     writer, goes_on = stuck
     with (tmp_path / "shown").open("wb") as shown:
         display = Display(3, "stdout", tmp_path / "rank.3" / "stdout", Console(shown.fileno()), writer)
-        display.take(b"a" * 1100)
-        assert writer.full()
-        display.take(b"b" * 200)  # exceeds the room, but the writer has been stuck only for a moment
-        until(lambda: not writer.full(), "ranks are read again: their output is worth less than they are")
-        display.take(b"c" * 77)
+        display.write_output(b"a" * 1100)
+        assert writer.is_full()
+        display.write_output(b"b" * 200)  # exceeds the room, but the writer has been stuck only for a moment
+        until(lambda: not writer.is_full(), "ranks are read again: their output is worth less than they are")
+        display.write_output(b"c" * 77)
         goes_on.set()
-        until(lambda: not writer.full() and writer.behind == 0, "the disk takes what waits")
-        display.take(b"d" * 5)
+        until(lambda: not writer.is_full() and writer.behind == 0, "the disk takes what waits")
+        display.write_output(b"d" * 5)
         display.close()
         assert writer.finish()
     assert (tmp_path / "rank.3" / "stdout").read_bytes() == b"a" * 1100 + b"b" * 200 + b"d" * 5
-    assert display.lack() == f"77 bytes of rank 3's stdout were lost: {display.path} did not take them"
+    assert display.describe_loss() == f"77 bytes of rank 3's stdout were lost: {display.path} did not take them"
 
 
 def test_what_is_not_written_at_the_end_is_counted(stuck, tmp_path):
     writer, _ = stuck
     with (tmp_path / "shown").open("wb") as shown:
         display = Display(0, "stderr", tmp_path / "rank.0" / "stderr", Console(shown.fileno()), writer)
-        display.take(b"x" * 123)
+        display.write_output(b"x" * 123)
         assert not writer.finish(0.2)
-        assert display.lack().startswith("123 bytes of rank 0's stderr were lost: ")
+        assert display.describe_loss().startswith("123 bytes of rank 0's stderr were lost: ")
         assert not writer.put(lambda: None), "nothing is done any more"
 
 
@@ -241,6 +241,6 @@ def test_a_file_that_cannot_be_written_says_why(tmp_path):
     with open("/dev/full", "wb", buffering=0) as full, (tmp_path / "shown").open("wb") as shown:
         display = Display(0, "stdout", tmp_path / "rank.0" / "stdout", Console(shown.fileno()), Writer("test"))
         os.dup2(full.fileno(), display._file)
-        display.take(b"x")
+        display.write_output(b"x")
     display.close()
-    assert display.lack() == f"{display.path} is not complete: No space left on device"
+    assert display.describe_loss() == f"{display.path} is not complete: No space left on device"

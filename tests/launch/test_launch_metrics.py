@@ -149,11 +149,11 @@ def test_a_failure_can_be_scraped_for_as_long_as_said(monkeypatch, chosen, secon
     with metrics.Metrics(options, load(options, {}), {}, said.append) as served, socket.socket() as wakeup:
         with closing(ReaderLoop()) as loop:
             served.start(loop)
-        served.linger(wakeup)
+        served.wait_for_scrape(wakeup)
         assert clock.now == 0  # nothing has scraped it
         scrape(said[0].removeprefix("metrics: http://").removesuffix("/metrics"))
         until(served._service.end, "the endpoint knows that its answer has gone")
-        served.linger(wakeup)
+        served.wait_for_scrape(wakeup)
     assert clock.now == pytest.approx(seconds)
     assert said[-1] == f"metrics: the failure can be scraped for {seconds} s; a signal ends that"
 

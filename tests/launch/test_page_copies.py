@@ -50,7 +50,7 @@ def read(descriptor: int) -> page.Snapshot:
 
 def on_a_host_that_booted_earlier(message: Message) -> Message:
     """Message as if its host's monotonic clock were ten days ahead, and its Unix time an hour behind."""
-    monotonic, unix = (message.number(name, *CLOCKS) for name in ("monotonic", "unix"))
+    monotonic, unix = (message.get_number(name, *CLOCKS) for name in ("monotonic", "unix"))
     ahead = {"monotonic": monotonic + 10 * DAY, "unix": unix - 3600 * 10**9}
     return Message(message.kind, message.head | ahead, message.body)
 
@@ -63,7 +63,7 @@ def test_copies_tell_times_by_the_launchers_clocks(pages: list[int]) -> None:
     write(pages[0], state=1, pid=os.getpid(), rank=4, size=6, hosts=2, host=1, host_name=name, **times)
     Pages({4: pages[0], 5: pages[1]}).send(channel)
     copies = Copies([pages[2]] * 4 + pages[3:5], [4, 5])
-    copies.keep(on_a_host_that_booted_earlier(channel.messages_sent[0]))
+    copies.write_pages(on_a_host_that_booted_earlier(channel.messages_sent[0]))
     copy = read(pages[3])
     assert copy.host == "node1" and copy["rank"] == 4 and chr(copy["copied_state"]) in "RSD"
     assert abs(copy["last_ns"] - now) < 60e9 and abs(copy["started_ns"] - unix) < 60e9
@@ -83,9 +83,9 @@ def test_only_what_has_changed_is_sent_and_all_is_dated(pages: list[int]) -> Non
     first, second = channel.messages_sent
     assert (first.head["changed"], second.head["changed"]) == ([0, 1], [1])
     assert len(first.body) < 2000, "a page is mostly empty"
-    copies.keep(first)
+    copies.write_pages(first)
     before = [read(descriptor)["copied_ns"] for descriptor in pages[2:4]]
-    copies.keep(second)
+    copies.write_pages(second)
     after = [read(descriptor) for descriptor in pages[2:4]]
     assert [each["steps"] for each in after] == [1, 2]
     assert all(each["copied_ns"] > then for each, then in zip(after, before, strict=True))
@@ -117,7 +117,7 @@ def test_what_no_agent_sends_is_refused(pages: list[int], damage: dict[str, Any]
     [message] = channel.messages_sent
     body = damage.pop("body", message.body)
     with pytest.raises(ChannelError):
-        Copies(pages[2:3], [0]).keep(Message("pages", message.head | damage, body))
+        Copies(pages[2:3], [0]).write_pages(Message("pages", message.head | damage, body))
 
 
 def test_a_page_that_has_come_to_another_host_is_written_by_that_one_alone(pages: list[int]) -> None:
@@ -129,9 +129,9 @@ def test_a_page_that_has_come_to_another_host_is_written_by_that_one_alone(pages
     Pages({0: pages[0], 1: pages[1]}).send(channel)
     Pages({1: pages[2]}).send(channel)
     of_old, of_new = channel.messages_sent
-    new.keep(of_new, [1])
+    new.write_pages(of_new, [1])
     before = read(pages[4])
-    old.keep(of_old, [0])
+    old.write_pages(of_old, [0])
     assert read(pages[4]) == before and before["steps"] == 2
     assert read(pages[3])["steps"] == 0
 
@@ -140,6 +140,6 @@ def test_a_damaged_page_is_damaged_in_its_copy(pages: list[int]) -> None:
     channel = Sent()
     os.pwrite(pages[0], struct.pack("=8sQ", b"ENGCNTR1", 99), 0)
     Pages({0: pages[0]}).send(channel)
-    Copies(pages[2:3], [0]).keep(channel.messages_sent[0])
+    Copies(pages[2:3], [0]).write_pages(channel.messages_sent[0])
     with pytest.raises(page.PageError, match="is of version 99"):
         page.read(pages[2])

@@ -18,15 +18,15 @@ from engine.launch.process.reader_loop import ReaderLoop
 from engine.launch.process.supervisor import Supervisor
 
 class Guardian:
-    def watch(self, group): print("watch", flush=True)
-    def forget(self, group):
+    def watch_group(self, group): print("watch", flush=True)
+    def forget_group(self, group):
         print("forget", flush=True)
         supervisor.release()
 
 processes.call_prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
 with catch_signals(SIGNALS, lambda *_: None) as wakeup:
     supervisor = Supervisor(ReaderLoop(), Guardian(), wakeup, 1.0, print)
-    supervisor.hold()
+    supervisor.hold_open()
     # The rank ends at once; its child, of the same group, when nobody can write to it any more.
     plan = RankPlan(0, dict(os.environ), None, Path.cwd())
     reading, writing = os.pipe()
@@ -67,8 +67,8 @@ signal.pause()  # a debugger that does nothing with what it is told
 '''
 
 class Guardian:
-    def watch(self, group): pass
-    def forget(self, group): pass
+    def watch_group(self, group): pass
+    def forget_group(self, group): pass
 
 with catch_signals(SIGNALS, lambda *_: None) as wakeup:
     supervisor = Supervisor(ReaderLoop(), Guardian(), wakeup, 1.0, print)

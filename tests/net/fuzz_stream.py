@@ -128,7 +128,7 @@ def one(dice: random.Random, kind: str) -> str:
             talk.attacked.feed(data[at : at + step])
             while (each := talk.attacked.receive()) is not None:
                 found.append(each)
-            talk.attacked.missing()
+            talk.attacked.missing_bytes()
         except StreamError:
             refused = True
             break

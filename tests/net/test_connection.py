@@ -42,7 +42,7 @@ def settle(*conversations: Coroutine[Any]) -> list[Any]:
     for number, steps in enumerate(conversations):
         loop.start(keep(number, steps))
     while len(found) < len(conversations):
-        wait_readable([loop.fileno()], loop.timeout())
+        wait_readable([loop.fileno()], loop.next_timeout())
         loop.run_ready()
     loop.close()
     return [found[number] for number in range(len(conversations))]
@@ -157,7 +157,7 @@ def mirror(stranger: socket.socket) -> bytes:
     ("says", "kind"),
     [
         (lambda stranger: mirror(stranger), AuthenticationError),
-        (lambda stranger: stranger.sendall(OPENED + AuthenticatedStream.refuse()), AuthenticationError),
+        (lambda stranger: stranger.sendall(OPENED + AuthenticatedStream.make_refusal()), AuthenticationError),
         (lambda stranger: stranger.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n<html>"), ValueError),
         (lambda stranger: stranger.sendall(OPENED + b"\xff" * 64), ValueError),
         (lambda stranger: stranger.sendall(OPENING), ConnectionError),

@@ -42,7 +42,7 @@ def test_every_message_may_come_byte_by_byte() -> None:
 
     def pass_on(data: bytes, to: AuthenticatedStream) -> dict[str, object]:
         for at in range(len(data)):
-            assert to.receive() is None and 0 < to.missing() <= len(data) - at
+            assert to.receive() is None and 0 < to.missing_bytes() <= len(data) - at
             to.feed(data[at : at + 1])
         message = to.receive()
         assert message is not None
@@ -110,7 +110,7 @@ def test_an_unproven_length_beyond_the_limit_is_refused_by_the_header_alone(side
         stream.receive()
         stream.encode({})
     stream.feed(struct.pack(">I", length))
-    for use in (stream.missing, stream.receive):
+    for use in (stream.missing_bytes, stream.receive):
         with pytest.raises(StreamError, match=f"a frame of {length} bytes"):
             use()
 
@@ -134,7 +134,7 @@ def test_who_knows_another_secret_is_told_so() -> None:
     server.feed(client.encode({}))
     with pytest.raises(AuthenticationError, match="it does not know the secret"):
         server.receive()
-    client.feed(server.refuse())
+    client.feed(server.make_refusal())
     with pytest.raises(AuthenticationError):
         client.receive()
 

@@ -69,7 +69,7 @@ def connections(
         given[one]["lanes"][other], given[other]["lanes"][one] = map(list, zip(*ends, strict=True))
     layout = Layout(tuple(hosts))
     for leader in (crew[0] for crew in crews[1:]):
-        (keeper,) = layout.trunks(leader)
+        (keeper,) = layout.trunk_ranks(leader)
         given[keeper]["trunks"][leader], given[leader]["trunks"][keeper] = joined()
     return given
 

@@ -22,7 +22,7 @@ import pytest
 import engine
 from engine.host import network
 from engine.launch import LaunchError
-from engine.launch.hosts.channel import pack
+from engine.launch.hosts.channel import pack_message
 from engine.launch.process.cpu_binding import Allotment
 from engine.launch.process.leftovers import ERROR
 from engine.launch.process.plan import Job, plan
@@ -206,7 +206,7 @@ def test_what_is_not_sealed_ends_the_connection_of_a_task():
         channel = reach_driver([("127.0.0.1", listener.port)], "secret", 0)
         assert channel is not None
         channel.send("hello", rank=0, host="node")
-        channel.out.write(pack("output", b"forged\n", stream="stdout"))
+        channel.out.write(pack_message("output", b"forged\n", stream="stdout"))
         until(lambda: listener.lost, "the listener takes the task for lost")
         channel.close()
     assert out.getvalue() == ""

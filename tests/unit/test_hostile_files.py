@@ -34,7 +34,7 @@ from engine.launch.hosts.host_list import read_discovered
 from engine.launch.hosts.reach import hosts_of
 from engine.launch.jobfile.command import main as job
 from engine.launch.process.rank_end import RankEnd
-from engine.launch.report.failure_report import failure_lines, flight_records, investigate
+from engine.launch.report.failure_report import failure_lines, find_first_failure, flight_records
 from engine.metrics import elastic_job, page
 from engine.metrics.report.find_jobs import by_rank, look_into, state_letter
 from engine.metrics.report.rates import JobReading, compute_rates
@@ -151,7 +151,7 @@ def exit_report(home: Path) -> Case:
         found = ExitReport.parse(data)
         assert not (GOOD and found.empty)
         ends = [RankEnd(0, 1, 1.8e9, report=found), RankEnd(1, -9, 1.8e9)]
-        verdict = investigate(ends)
+        verdict = find_first_failure(ends)
         assert verdict is not None
         failure_lines(verdict, ends, home, 1.8e9)
         ExitReport.parse(found.to_bytes())

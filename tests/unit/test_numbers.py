@@ -192,23 +192,23 @@ def test_what_is_no_number_of_a_message_is_refused(value: Any) -> None:
     for limits in ((), PIDS, CODES):
         if (value, limits) != (-1, CODES):  # killed by SIGHUP
             with pytest.raises(ChannelError, match="it = "):
-                message.number("it", *limits)
+                message.get_number("it", *limits)
     with pytest.raises(ChannelError, match="list"):
-        message.numbers("list")
+        message.get_numbers("list")
     with pytest.raises(ChannelError, match="absent"):
-        message.number("absent")
+        message.get_number("absent")
     if not isinstance(value, float | int) or isinstance(value, bool) or not -1e18 <= value <= 1e18:
         with pytest.raises(ChannelError):
-            message.seconds("it")
+            message.get_seconds("it")
 
 
 def test_numbers_of_messages_are_taken_up_to_their_limits() -> None:
     message = Message("kind", {"it": 5, "list": [0, 5], "code": -9, "age": 0.25})
-    assert message.number("it", 5, 5) == 5 and message.numbers("list", 0, 5) == [0, 5]
-    assert message.number("code", *CODES) == -9 and message.seconds("age", 0, 1) == 0.25
+    assert message.get_number("it", 5, 5) == 5 and message.get_numbers("list", 0, 5) == [0, 5]
+    assert message.get_number("code", *CODES) == -9 and message.get_seconds("age", 0, 1) == 0.25
     for least, most in ((6, 9), (0, 4)):
         with pytest.raises(ChannelError, match=f"from {least} to {most}"):
-            message.number("it", least, most)
+            message.get_number("it", least, most)
 
 
 def welcome() -> dict[str, Any]:
@@ -244,7 +244,7 @@ def test_what_no_leader_tells_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("digits", ["", "-1", "0x1", "1_0", "G", "\u0661", "+1", " 1", "f" * 1025, 1, None, b"1"])
 def test_what_is_no_mask_of_processors_is_refused(digits: Any) -> None:
-    told = messages.Hello(0, 1, 5, [0, 3], {"version": 1}, []).told()
+    told = messages.Hello(0, 1, 5, [0, 3], {"version": 1}, []).to_message()
     assert messages.Hello.read(told).processors == [0, 3]
     with pytest.raises(ValueError, match="not a hello"):
         messages.Hello.read({**told, "processors": digits})

@@ -24,8 +24,8 @@ from engine.config.world import World
 from engine.errors import IncompatibleRanksError, RendezvousError
 from engine.host.sockets import wait_readable
 from engine.net.connection import GRACE
-from engine.net.rendezvous import Gathered, RendezvousOptions, gather, local_server
-from engine.net.rendezvous.messages import MOST_PROCESSORS, address, derive_leaders_key, introduce
+from engine.net.rendezvous import Gathered, RendezvousOptions, gather_ranks, local_server
+from engine.net.rendezvous.messages import MOST_PROCESSORS, derive_leaders_key, make_hello, make_socket_name
 from engine.net.stream import CLIENT, SERVER, AuthenticatedStream
 from engine.session import startup
 
@@ -64,7 +64,7 @@ def meet(*ranks: tuple[World, dict[str, str | int]], timeout: float = 60.0) -> l
 
     def run(index: int, world: World, build: dict[str, str | int]) -> None:
         try:
-            results[index] = gather(world, RendezvousOptions(1, build, timeout, create))
+            results[index] = gather_ranks(world, RendezvousOptions(1, build, timeout, create))
         except RendezvousError as error:
             results[index] = error
 
@@ -84,7 +84,7 @@ def test_all_ranks_hold_the_same_segment_and_a_pidfd_of_each(job: Callable[..., 
     seen: list[Any] = []
 
     def run(rank: int) -> None:
-        gathered = gather(job(rank, size), RendezvousOptions(1, BUILD, 60.0, create))
+        gathered = gather_ranks(job(rank, size), RendezvousOptions(1, BUILD, 60.0, create))
         fds = [gathered.control, gathered.arena, *gathered.peers]
         links = [os.readlink(f"/proc/self/fd/{fd}") for fd in fds]
         seen.append((os.fstat(gathered.control).st_ino, links, gathered.pids, [os.get_inheritable(fd) for fd in fds]))
@@ -144,7 +144,7 @@ def test_whoever_did_not_come_is_named_on_every_rank_that_came(job: Callable[...
 
 def test_without_rank_0_the_others_say_so(job: Callable[..., World]) -> None:
     with pytest.raises(RendezvousError, match=r"rank 1: rank 0 did not come within 0\.2 s"):
-        gather(job(1, 2), RendezvousOptions(1, BUILD, 0.2, create))
+        gather_ranks(job(1, 2), RendezvousOptions(1, BUILD, 0.2, create))
 
 
 def test_ranks_of_different_builds_are_all_refused_with_a_table(job: Callable[..., World]) -> None:
@@ -167,13 +167,13 @@ def test_process_sets_of_any_number_are_compared_in_a_greeting_that_is_short(job
     assert all(isinstance(result, Gathered) for result in results), results
     results = meet((job(0, 2), build), (job(1, 2), another))
     assert all("(2016 sets, digest " in str(result) for result in results), results
-    worst = introduce(job(1, 2), 1, another, ["plain", "avx2", "avx512"], "\\u1234" * 1000)
+    worst = make_hello(job(1, 2), 1, another, ["plain", "avx2", "avx512"], "\\u1234" * 1000)
     worst.processors = [MOST_PROCESSORS - 1]
     server, client = AuthenticatedStream(b"", SERVER), AuthenticatedStream(b"", CLIENT)
     client.feed(server.open())
     client.receive()
-    server.feed(client.encode(worst.told()))
-    assert server.receive() == worst.told(), "a greeting may have few bytes"
+    server.feed(client.encode(worst.to_message()))
+    assert server.receive() == worst.to_message(), "a greeting may have few bytes"
 
 
 def test_two_processes_of_one_rank_are_refused(job: Callable[..., World]) -> None:
@@ -197,11 +197,11 @@ def test_a_second_rank_0_is_told(job: Callable[..., World]) -> None:
 
 def test_another_secret_is_refused_and_does_not_disturb(job: Callable[..., World]) -> None:
     with ThreadPoolExecutor(2) as pool:
-        hosting_rank = pool.submit(gather, job(0, 2), RendezvousOptions(1, BUILD, 60.0, create))
+        hosting_rank = pool.submit(gather_ranks, job(0, 2), RendezvousOptions(1, BUILD, 60.0, create))
         # The right process comes later: rank 0 listens only until its ranks have come.
         with pytest.raises(RendezvousError, match="does not know this job's secret"):
-            pool.submit(gather, job(1, 2, "t"), RendezvousOptions(1, BUILD, 60.0, create)).result()
-        pool.submit(gather, job(1, 2), RendezvousOptions(1, BUILD, 60.0, create)).result().close()
+            pool.submit(gather_ranks, job(1, 2, "t"), RendezvousOptions(1, BUILD, 60.0, create)).result()
+        pool.submit(gather_ranks, job(1, 2), RendezvousOptions(1, BUILD, 60.0, create)).result().close()
         hosting_rank.result().close()
 
 
@@ -218,7 +218,7 @@ def test_strangers_neither_break_nor_stall_the_others(job: Callable[..., World])
                 stranger = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
                 stranger.settimeout(1.0)
                 try:
-                    stranger.connect(address(job(0, 2)))
+                    stranger.connect(make_socket_name(job(0, 2)))
                     stranger.sendall(junk)
                 except OSError:
                     stranger.close()
@@ -258,14 +258,14 @@ def test_stranger_of_the_same_user_is_turned_away(job: Callable[..., World], spe
     opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(8)]
     with ThreadPoolExecutor() as pool, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
         hosting_rank = pool.submit(meet, (job(0, 2), BUILD))
-        until(lambda: stranger.connect_ex(address(job(0, 2))) == 0, "rank 0 listens")
+        until(lambda: stranger.connect_ex(make_socket_name(job(0, 2))) == 0, "rank 0 listens")
         if speaks == "descriptors":
             socket.send_fds(stranger, [b"\0"], opened)
         else:
             stream = AuthenticatedStream(derive_leaders_key(job(0, 2)), CLIENT)
             while stream.receive() is None:
-                stream.feed(stranger.recv(stream.missing()))
-            socket.send_fds(stranger, [stream.encode(introduce(job(1, 2), 1, BUILD).told())], opened[:1])
+                stream.feed(stranger.recv(stream.missing_bytes()))
+            socket.send_fds(stranger, [stream.encode(make_hello(job(1, 2), 1, BUILD).to_message())], opened[:1])
         stranger.settimeout(GRACE)
         with contextlib.suppress(ConnectionResetError):
             while stranger.recv(1 << 16):
@@ -302,8 +302,8 @@ def of_another_user(name: str, deed: str) -> subprocess.Popen[str]:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 def test_a_process_of_another_user_is_hung_up_on(job: Callable[..., World]) -> None:
     with ThreadPoolExecutor(1) as pool:
-        rank_0 = pool.submit(gather, job(0, 2), RendezvousOptions(1, BUILD, 60.0, create))
-        name = address(job(0, 2))
+        rank_0 = pool.submit(gather_ranks, job(0, 2), RendezvousOptions(1, BUILD, 60.0, create))
+        name = make_socket_name(job(0, 2))
         until(lambda: name.strip("\0") in Path("/proc/net/unix").read_text(), "rank 0 listens")
         with of_another_user(name, "connect") as stranger:
             assert stranger.communicate()[0] == "b''\n"
@@ -314,7 +314,7 @@ def test_a_process_of_another_user_is_hung_up_on(job: Callable[..., World]) -> N
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 def test_a_name_that_another_user_has_taken_is_told_and_gives_nothing_away(job: Callable[..., World]) -> None:
-    with of_another_user(address(job(0, 2)), "bind") as squatter:
+    with of_another_user(make_socket_name(job(0, 2)), "bind") as squatter:
         assert squatter.stdout is not None and squatter.stdout.readline() == "bound\n"
         first, second = meet((job(0, 2), BUILD), (job(1, 2), BUILD), timeout=1.0)
         squatter.kill()
@@ -324,12 +324,12 @@ def test_a_name_that_another_user_has_taken_is_told_and_gives_nothing_away(job: 
 
 RANK = """
 import os, sys
-from engine.net.rendezvous import RendezvousOptions, gather
+from engine.net.rendezvous import RendezvousOptions, gather_ranks
 from engine.config.world import World
 rank, size, key = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 try:
     world = World(rank, size, rank, size, key, "s", "test")
-    gather(world, RendezvousOptions(1, {"protocol": 1}, 100.0, lambda: (0, 0)))
+    gather_ranks(world, RendezvousOptions(1, {"protocol": 1}, 100.0, lambda: (0, 0)))
 except Exception as error:
     print(f"{type(error).__name__}: {error}", flush=True)
 """
@@ -369,8 +369,8 @@ def test_a_rank_that_dies_while_they_gather_is_named(victim: int) -> None:
 
 
 def test_the_number_of_an_elastic_world_keeps_worlds_apart(job: Callable[..., World]) -> None:
-    assert address(job(0, 2)) != address(replace(job(0, 2), number=2))
-    assert address(job(0, 2)) != address(replace(job(0, 2), job="other"))
+    assert make_socket_name(job(0, 2)) != make_socket_name(replace(job(0, 2), number=2))
+    assert make_socket_name(job(0, 2)) != make_socket_name(replace(job(0, 2), job="other"))
 
 
 def test_an_error_of_the_start_shows_where_the_program_called_and_what_is_wrong() -> None:

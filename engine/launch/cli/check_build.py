@@ -18,9 +18,9 @@ MPI_SECONDS = 20.0  # longest time that the search for an MPI library may take
 OTHERS = {"torchrun": "", "mpirun": " (Open MPI, MPICH)", "srun": " (by its variables)"}
 
 
-def table() -> str:
+def format_table() -> str:
     """Return a table of features: those found now are marked `[X]`, the others `[ ]`."""
-    kernels, problem = native()
+    kernels, problem = find_kernels()
     memory = f"shared memory, with kernels {', '.join(kernels)}" if kernels else f"shared memory: {problem}"
     sections: dict[str, list[tuple[bool, str]]] = {
         "Frameworks": list(_list_frameworks()),
@@ -87,7 +87,7 @@ def _list_frameworks() -> Iterator[tuple[bool, str]]:
     bound = [(each.package, each.title, f"engine.{each.package}") for each in BOUND.values()]
     distributions = packages_distributions()
     for package, name, binding in [*bound, ("numpy", "NumPy, DLPack, buffers", "engine")]:
-        found = installed(package, distributions)
+        found = find_distribution(package, distributions)
         state = f", {found[0]} {found[1]}" if found else ": not installed here"
         yield found is not None, f"{name} ({binding}){state}"
 
@@ -95,11 +95,11 @@ def _list_frameworks() -> Iterator[tuple[bool, str]]:
 def found_frameworks() -> dict[str, str]:
     """Return the versions of the installed frameworks that have a binding, by their titles."""
     distributions = packages_distributions()
-    found = {each.title: installed(each.package, distributions) for each in BOUND.values()}
+    found = {each.title: find_distribution(each.package, distributions) for each in BOUND.values()}
     return {title: there[1] for title, there in found.items() if there is not None}
 
 
-def installed(package: str, distributions: Mapping[str, Sequence[str]] | None = None) -> tuple[str, str] | None:
+def find_distribution(package: str, distributions: Mapping[str, Sequence[str]] | None = None) -> tuple[str, str] | None:
     """Return the distribution of a package and its version; None if the package is not installed.
 
     TensorFlow's package, for one, has several distributions. `distributions` is the result of
@@ -112,7 +112,7 @@ def installed(package: str, distributions: Mapping[str, Sequence[str]] | None = 
     return None if number is None else (distribution, number)
 
 
-def native() -> tuple[list[str], str]:
+def find_kernels() -> tuple[list[str], str]:
     """Return the kernels of the native engine, widest last, and why it cannot be loaded (empty if it can)."""
     try:
         from ...native import setup

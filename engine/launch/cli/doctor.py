@@ -20,7 +20,7 @@ from ...text import readable
 from ..errors import LaunchError
 from ..hosts.channel import Channel, ChannelError, Message
 from ..hosts.event_loop import AgentLoop
-from ..hosts.host_list import LOOPBACK, Place, lay_out, own_names
+from ..hosts.host_list import LOOPBACK, HostRanks, lay_out, own_names
 from ..hosts.reach import Reach, add_reach, hosts_of, network_of, reach_of
 from ..hosts.remote import RemoteHost, agent_command
 from . import check_build
@@ -37,7 +37,7 @@ installed there, which address its ranks would use, and which hosts it reaches. 
 # ---- on the host
 
 
-def examine(channel: Channel, order: Message) -> None:
+def examine_host(channel: Channel, order: Message) -> None:
     """Report this host's installation to the launcher, and open a socket that other hosts can try to reach.
 
     Parameters
@@ -46,7 +46,7 @@ def examine(channel: Channel, order: Message) -> None:
     order : Message
         Its field `interface` is the network interface that ranks are to use; empty for any.
     """
-    kernels, problem = check_build.native()
+    kernels, problem = check_build.find_kernels()
     address = network_of(str(order.head["interface"]))[1] if order.head["interface"] else ""
     listening = network.listen(address or None, 0, backlog=256)
     channel.send(
@@ -61,7 +61,7 @@ def examine(channel: Channel, order: Message) -> None:
         address=address,
         port=listening.getsockname()[1],
     )
-    for message in channel.messages():
+    for message in channel.wait_for_messages():
         if message.kind != "reach":
             raise ChannelError(f"the launcher asks for {message.kind!r} out of turn")
         channel.send("reached", tried=try_connections(message.head["targets"]))
@@ -162,7 +162,7 @@ def main(arguments: Sequence[str]) -> int:
     if hosts is None:
         if given.launch_agent is not None:
             raise LaunchError("--launch-agent: no hosts are given: add -H a,b")
-        readable.show(check_build.table())
+        readable.show(check_build.format_table())
         return 0
     places = lay_out(hosts, sum(slots for _, slots in hosts), None if given.launch_agent else own_names())
     shown = {place.name for place in places}
@@ -177,13 +177,13 @@ class Examination:
 
     Parameters
     ----------
-    places : sequence of Place
+    places : sequence of HostRanks
     reach : Reach
     limit : float
         Seconds in which agents must answer.
     """
 
-    def __init__(self, places: Sequence[Place], reach: Reach, limit: float) -> None:
+    def __init__(self, places: Sequence[HostRanks], reach: Reach, limit: float) -> None:
         self._hosts = [RemoteHost(n, place, agent_command(place, reach, limit)) for n, place in enumerate(places)]
         self._interface = reach.interface or ""
         self._limit = limit
@@ -224,7 +224,7 @@ class Examination:
             if not patience.seconds_left():
                 for host in waited:
                     if host.name not in self._answers and not host.trouble:
-                        self._loop.ignore(host)
+                        self._loop.unregister_host(host)
                         host.trouble = f"did not answer within {limit:g} s"
         return self._answers
 
@@ -234,7 +234,7 @@ class Examination:
             host.trouble = str(message.head["text"])
         else:
             if message.kind == "examined":
-                message.number("port", 0, MOST_PORTS)
+                message.get_number("port", 0, MOST_PORTS)
             self._answers[host.name] = message
 
     def agent_lost(self, host: RemoteHost, how: str) -> None:
@@ -301,7 +301,7 @@ class Examination:
         facts = self._facts
         for host in self._hosts:
             if host.name not in facts:
-                yield host.account()
+                yield host.describe_trouble()
                 continue
             if not facts[host.name]["kernels"]:
                 yield f"{host.name}: {facts[host.name]['problem']}: install enginerun there, in {host.command[0]!r}"
@@ -309,10 +309,10 @@ class Examination:
             for other, (_, trouble) in self._reached.get(host.name, {}).items():
                 if trouble:
                     yield f"{host.name} does not reach {other}: {trouble}, or name a network with --network-interface"
-        yield from differences(facts.values())
+        yield from list_differences(facts.values())
 
 
-def differences(facts: Iterable[Mapping[str, Any]]) -> Iterable[str]:
+def list_differences(facts: Iterable[Mapping[str, Any]]) -> Iterable[str]:
     """Yield a line on each program or framework that hosts have in different versions, or that some hosts lack."""
     found = [
         {"enginerun": str(each["version"]), "Python": str(each["python"])}

@@ -68,12 +68,12 @@ class Elastic:
         """Longest time in seconds for which ranks wait for a silent host; at most the lease."""
         return min(self.lease, Config.host_silence)
 
-    def several(self, names: Collection[str] | None) -> bool:
+    def spans_hosts(self, names: Collection[str] | None) -> bool:
         """Return whether ranks may be on several hosts; `names` is the same as in `lay_out`."""
         fixed = [name for name, _ in self.hosts if names is None or not is_here(name, names)]
         return bool(self.script) or len(fixed) + (len(fixed) < len(self.hosts)) > 1
 
-    def limits(self, start_timeout: float, stall_limit: float, grace: float) -> JobLimits:
+    def make_limits(self, start_timeout: float, stall_limit: float, grace: float) -> JobLimits:
         """Return the limits of the driver's machine.
 
         Parameters

@@ -99,7 +99,7 @@ def arguments_of(path: Path, options: Collection[str]) -> list[str]:
     if not isinstance(content, dict):
         raise LaunchError(f"--config-file: {str(path)!r} holds no settings by name, such as 'params: ...'")
     found = []
-    for key, option, value in _entries(content):
+    for key, option, value in _list_entries(content):
         negated = f"--no-{option[2:]}"
         if option not in options or isinstance(value, dict | list):
             key = bounded_reader.shorten(key)
@@ -113,7 +113,7 @@ def arguments_of(path: Path, options: Collection[str]) -> list[str]:
     return found
 
 
-def _entries(content: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
+def _list_entries(content: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
     """Yield each setting of the file: its name there, its option and its value."""
     for name, value in content.items():
         section = str(name).replace("_", "-")

@@ -17,11 +17,11 @@ from ...errors import ConfigError
 from ...host.python_startup import find_startup_obstacle
 from ...text import readable
 from ..errors import LaunchError
-from ..hosts.host_list import Place
+from ..hosts.host_list import HostRanks
 from ..hosts.reach import NO_OPTIONS, Ignored, Reach, add_reach, hosts_of, idle_of, places_of, reach_of
 from ..process.plan import MOST_RANKS, PUBLISHING
 from . import horovod_options
-from .check_build import table
+from .check_build import format_table
 from .elastic_options import Elastic, add_elastic, elastic_of
 
 COUNT = Whole(1)
@@ -62,7 +62,7 @@ class Options:
         GPUs and processes of each worker of a RiseML job; None: CUDA_VISIBLE_DEVICES is left as it is.
     enclosed : bytes
         Content of a file that every host gets in the job's directory (`remote_files.ENCLOSED`); empty: no file.
-    places : tuple of Place
+    places : tuple of HostRanks
         Hosts whose agents start the ranks; empty if the launcher starts all ranks here, or the job is elastic.
     reach : Reach
         Access to hosts with agents.
@@ -89,7 +89,7 @@ class Options:
     memory: int | None = None
     gpus: tuple[int, int] | None = None
     enclosed: bytes = b""
-    places: tuple[Place, ...] = ()
+    places: tuple[HostRanks, ...] = ()
     reach: Reach = NO_OPTIONS
     idle: tuple[str, ...] = ()
     elastic: Elastic | None = None
@@ -104,9 +104,9 @@ class _Parser(argparse.ArgumentParser):
     settings: Mapping[str, Setting]
 
     def error(self, message: str) -> NoReturn:
-        raise LaunchError(f"{message}{self._hint(message)} (see 'enginerun --help')")
+        raise LaunchError(f"{message}{self._make_hint(message)} (see 'enginerun --help')")
 
-    def _hint(self, message: str) -> str:
+    def _make_hint(self, message: str) -> str:
         """Return a hint on what the first unknown option may mean; empty if there is none."""
         before, found, rest = message.partition("unrecognized arguments: --")
         if before or not found:
@@ -156,7 +156,7 @@ class _Version(argparse.Action):
 
 class _CheckBuild(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        readable.show(table())
+        readable.show(format_table())
         parser.exit()
 
 
@@ -197,7 +197,7 @@ def parse(arguments: Sequence[str], kind: type[Config] = Config) -> Options:
         size=size,
         command=tuple(command),
         directory=given.output_dir,
-        settings=_settings(given),
+        settings=_collect_settings(given),
         binding=given.binding,
         cpus_per_rank=given.cpus_per_rank,
         grace=given.grace_period,
@@ -207,7 +207,7 @@ def parse(arguments: Sequence[str], kind: type[Config] = Config) -> Options:
         summary=given.summary,
         horovod=given.horovod,
         torchrun=not given.horovod if given.torchrun is None else given.torchrun,
-        ignored=_ignored(given.ignored, places, elastic),
+        ignored=_select_ignored(given.ignored, places, elastic),
         places=places,
         reach=reach_of(given),
         idle=idle_of(given, hosts, size) if elastic is None else (),
@@ -215,7 +215,7 @@ def parse(arguments: Sequence[str], kind: type[Config] = Config) -> Options:
     )
 
 
-def _ignored(names: Sequence[str], places: Sequence[Place], elastic: Elastic | None) -> tuple[str, ...]:
+def _select_ignored(names: Sequence[str], places: Sequence[HostRanks], elastic: Elastic | None) -> tuple[str, ...]:
     """Return those of the given options that have no effect in this job."""
     effective: set[str] = set()
     if places or elastic is not None:
@@ -359,7 +359,7 @@ def _size(given: argparse.Namespace, hosts: Sequence[tuple[str, int]] | None) ->
     return size
 
 
-def _settings(given: argparse.Namespace) -> dict[str, str]:
+def _collect_settings(given: argparse.Namespace) -> dict[str, str]:
     """Return the settings given by options, by variable; others are left to the environment and the defaults."""
     settings: dict[str, str] = dict(given.settings)
     if given.stall_check is False:

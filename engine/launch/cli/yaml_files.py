@@ -26,7 +26,7 @@ class YAMLFileError(Exception):
         self.line = line
 
 
-def compose(text: str) -> Any:
+def parse_nodes(text: str) -> Any:
     """Parse a text into nodes, which have line numbers; None if it is empty. Raises as `load` does."""
     return _read(text, lambda loader: loader.get_single_node())
 

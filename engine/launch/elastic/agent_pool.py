@@ -14,9 +14,9 @@ from ...host.patience import Patience
 from ..cli.elastic_options import MARGIN
 from ..driver import Driver, Handler
 from ..hosts.channel import PIDS, WORLDS, Message
-from ..hosts.host_list import Place, reachable_address
+from ..hosts.host_list import HostRanks, reachable_address
 from ..hosts.remote import RemoteHost, agent_command
-from .cluster import Cluster
+from .cluster import ClusterBackend
 from .discovery import Names
 
 
@@ -39,13 +39,13 @@ class _Routes:
     def __init__(self) -> None:
         self._known: dict[str, str | None] = {}
 
-    def ask(self, other: str) -> None:
+    def start_look_up(self, other: str) -> None:
         """Begin looking up the address that a host (a name or an address) sees, unless it is known."""
         if self._known.get(other) is None:
             self._known[other] = None
             threading.Thread(target=self._look_up, args=(other,), daemon=True).start()
 
-    def known(self, other: str) -> str | None:
+    def known_address(self, other: str) -> str | None:
         """Return the address that a host sees; None if it is not known yet."""
         return self._known.get(other)
 
@@ -84,7 +84,7 @@ class AgentPool:
     several : bool
         Whether workers may be on several hosts.
     listener : PoolListener
-    cluster : Cluster, optional
+    cluster : ClusterBackend, optional
         Cluster that starts agents, instead of ssh or a command.
 
     Attributes
@@ -94,7 +94,7 @@ class AgentPool:
     """
 
     def __init__(
-        self, driver: Driver, names: Names, several: bool, listener: PoolListener, cluster: Cluster | None = None
+        self, driver: Driver, names: Names, several: bool, listener: PoolListener, cluster: ClusterBackend | None = None
     ) -> None:
         options = driver.setup.options
         assert options.elastic is not None and driver.renewer is not None
@@ -123,7 +123,7 @@ class AgentPool:
         """Agents of all hosts that have one."""
         return list(self._agents.values())
 
-    def launch(self, host: str, slots: int, fields: dict[str, Any]) -> None:
+    def start_worker(self, host: str, slots: int, fields: dict[str, Any]) -> None:
         """Start a worker on a host with `slots` slots; its agent is started first, if it is not running."""
         if host not in self._agents:
             self._start_agent(host, slots)
@@ -135,7 +135,7 @@ class AgentPool:
         elif agent is not None:
             self._waiting[host].append(fields)
 
-    def withdraw(self, host: str, worker: int) -> bool:
+    def cancel_start(self, host: str, worker: int) -> bool:
         """Cancel the start of a worker, and return whether that came in time."""
         waiting = self._waiting.get(host, [])
         found = [fields for fields in waiting if fields["worker"] == worker]
@@ -158,7 +158,7 @@ class AgentPool:
         """Return the number of agents."""
         return len(self._agents)
 
-    def disown(self, host: str) -> None:
+    def give_up_host(self, host: str) -> None:
         """Give up the agent of a host. It kills its workers when its channel closes or its lease expires."""
         if host in self._agents:
             self._start_inquiry(self._give_up_agent(self._agents[host]))
@@ -179,7 +179,7 @@ class AgentPool:
             return ""
         if self._addresses.get(host):
             return self._addresses[host]
-        found = (self._routes.known(Place(other, (), False).address) for other in others)
+        found = (self._routes.known_address(HostRanks(other, (), False).address) for other in others)
         return reachable_address(self._agents[host].place, found) or socket.gethostname()
 
     def give_up_unready(self) -> None:
@@ -202,12 +202,12 @@ class AgentPool:
 
     def note_start(self, agent: RemoteHost, message: Message) -> None:
         """Note the process of a worker that an agent has started."""
-        worker = message.number("worker", *WORLDS)
-        self._running[agent.name][worker] = [message.number("pid", *PIDS), message.number("born", *WORLDS)]
+        worker = message.get_number("worker", *WORLDS)
+        self._running[agent.name][worker] = [message.get_number("pid", *PIDS), message.get_number("born", *WORLDS)]
 
     def note_end(self, agent: RemoteHost, message: Message) -> None:
         """Note the end of a worker."""
-        self._running[agent.name].pop(message.number("worker", *WORLDS), None)
+        self._running[agent.name].pop(message.get_number("worker", *WORLDS), None)
 
     def agent_lost(self, agent: RemoteHost, how: str) -> None:
         """Handle the loss of an agent, because its channel has ended or it is silent."""
@@ -217,7 +217,7 @@ class AgentPool:
         if self._agents.get(host) is not agent or agent.done:
             return
         inquiry = self._give_up_agent(agent)
-        said = agent.said()
+        said = agent.last_output()
         if not self._driver.finishing:
             why = f"its agent {how}" + (f"; it said: {said}" if said else "")
             self._listener.host_lost(host, why, inquiry.patience.seconds_left())
@@ -232,7 +232,7 @@ class AgentPool:
         self._waiting[host] = []
         self._running[host] = {}
         if self._options.verbose:
-            self._driver.setup.say(f"{host}: agent by {agent.tried()}")
+            self._driver.setup.say(f"{host}: agent by {agent.format_command()}")
         self._driver.start_agent(
             agent,
             range(self._options.most),
@@ -246,27 +246,27 @@ class AgentPool:
         if agent.trouble:
             self.agent_lost(agent, agent.trouble)
         elif not agent.place.local:
-            self._routes.ask(agent.place.address)
+            self._routes.start_look_up(agent.place.address)
 
     def _make_agent(self, host: str, seconds: float) -> RemoteHost:
         """Make an agent of a host, which must answer within `seconds` once it is started."""
         number, self._numbered = self._numbered, self._numbered + 1
         if self._cluster is not None:
-            return self._cluster.agent(number, host)
-        place = Place(host, (), self._names.is_here(host))
+            return self._cluster.make_agent(number, host)
+        place = HostRanks(host, (), self._names.is_here(host))
         return RemoteHost(number, place, agent_command(place, self._options.reach, seconds), tied=False)
 
     def _check_heartbeat(self, agent: RemoteHost, message: Message) -> None:
-        message.seconds("at")  # the renewer has confirmed it
+        message.get_seconds("at")  # the renewer has confirmed it
 
     def _note_refusal(self, agent: RemoteHost, message: Message) -> None:
-        host, text = agent.name, message.text("text")
+        host, text = agent.name, message.get_text("text")
         self._remove_agent(host).hang_up()
-        self._loop.part(agent)
+        self._loop.close_later(agent)
         self._listener.host_refused(host, text)
 
     def _note_ready(self, agent: RemoteHost, message: Message) -> None:
-        where, address, summary = (message.text(name) for name in ("where", "address", "summary"))
+        where, address, summary = (message.get_text(name) for name in ("where", "address", "summary"))
         agent.ready = True
         self._patience[agent.name].reset(self._lease)
         self._where[agent.name], self._addresses[agent.name] = where, address
@@ -290,7 +290,7 @@ class AgentPool:
         patience = Patience(max(MARGIN, self._lease + MARGIN - spent))
         inquiry = _Inquiry(agent, self._where.get(host, ""), self._running[host], patience)
         self._remove_agent(host).give_up()
-        self._loop.part(agent)
+        self._loop.close_later(agent)
         return inquiry
 
     def _start_inquiry(self, inquiry: _Inquiry) -> None:
@@ -318,14 +318,14 @@ class AgentPool:
 
     def _close_inquirer(self, inquirer: RemoteHost) -> None:
         del self._inquiries[inquirer]
-        self._loop.part(inquirer)  # before hang_up, which closes the descriptor by which the loop knows it
+        self._loop.close_later(inquirer)  # before hang_up, which closes the descriptor by which the loop knows it
         inquirer.hang_up()
 
     def _remove_agent(self, host: str) -> RemoteHost:
         agent = self._agents.pop(host)
         del self._patience[host], self._waiting[host], self._running[host]
         self._where.pop(host, None)
-        self._loop.ignore(agent)
+        self._loop.unregister_host(agent)
         self._driver.forget_agent(agent)
         agent.trouble = agent.trouble or "given up"
         return agent

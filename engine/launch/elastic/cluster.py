@@ -9,7 +9,7 @@ from ..hosts.remote import RemoteHost
 from .discovery import Discovery
 
 
-class Cluster(Protocol):
+class ClusterBackend(Protocol):
     """Replacement of `-H`, the discovery script and ssh.
 
     Attributes
@@ -21,14 +21,14 @@ class Cluster(Protocol):
     @property
     def discovery(self) -> Discovery: ...
 
-    def agent(self, number: int, host: str) -> RemoteHost:
+    def make_agent(self, number: int, host: str) -> RemoteHost:
         """Return the launcher's end of a host's agent, which has not been started."""
         ...
 
-    def variables(self, slot: Slot) -> dict[str, str]:
+    def list_variables(self, slot: Slot) -> dict[str, str]:
         """Return environment variables of a worker in a slot, such as the GPUs reserved for it."""
         ...
 
-    def logged(self, value: str) -> None:
+    def take_logged_value(self, value: str) -> None:
         """Take a value that the program has logged."""
         ...

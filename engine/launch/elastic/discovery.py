@@ -33,7 +33,7 @@ SAID = 500  # characters of its stderr that are shown
 class Discovery(Protocol):
     """Source of an elastic job's hosts."""
 
-    def look(self, now: float) -> Mapping[str, int] | None:
+    def poll_hosts(self, now: float) -> Mapping[str, int] | None:
         """Return the slots of each host if they have changed, else None. Does not block.
 
         Raises
@@ -47,12 +47,12 @@ class Discovery(Protocol):
 
 
 class Fixed:
-    """The hosts of `-H`, which `look` returns once."""
+    """The hosts of `-H`, which `poll_hosts` returns once."""
 
     def __init__(self, hosts: Mapping[str, int]) -> None:
         self._hosts: Mapping[str, int] | None = hosts
 
-    def look(self, now: float) -> Mapping[str, int] | None:
+    def poll_hosts(self, now: float) -> Mapping[str, int] | None:
         """Same as in `Discovery`."""
         hosts, self._hosts = self._hosts, None
         return hosts
@@ -97,7 +97,7 @@ class _Question:
         if self._process is not None:
             processes.send_group(self._process.pid, signal.SIGKILL)
 
-    def who(self) -> str:
+    def name_process(self) -> str:
         """Return a text that names the process, or says that it is still being loaded."""
         return "its program is still being loaded" if self._process is None else f"process {self._process.pid}"
 
@@ -179,7 +179,7 @@ class Script:
         self._trouble = ""  # that of the latest run
         self._told = ""
 
-    def look(self, now: float) -> Mapping[str, int] | None:
+    def poll_hosts(self, now: float) -> Mapping[str, int] | None:
         """Same as in `Discovery`."""
         question = self._question
         if question is not None and question.over:
@@ -216,8 +216,8 @@ class Script:
         elif self._answer is not None and self._held != question and now - self._since >= self._deadline + MOMENT:
             self._held = question
             self._say(
-                f"the host discovery script cannot be killed ({question.who()}): it waits in the kernel, as for a file "
-                "system that stands still; it is asked again when it has ended"
+                f"the host discovery script cannot be killed ({question.name_process()}): it waits in the kernel, as "
+                "for a file system that stands still; it is asked again when it has ended"
             )
 
     def _report_trouble(self) -> None:
@@ -231,7 +231,7 @@ class Script:
         self._told = self._trouble
 
     def _wake_loop(self) -> None:
-        """Make the event loop return, whose owner then calls `look`; called in the thread of a run."""
+        """Make the event loop return, whose owner then calls `poll_hosts`; called in the thread of a run."""
         self._loop.wake(lambda: None)
 
 
@@ -262,17 +262,17 @@ class Names:
         return merged
 
 
-def changes(before: Mapping[str, int], after: Mapping[str, int]) -> str:
+def describe_changes(before: Mapping[str, int], after: Mapping[str, int]) -> str:
     """Return a text on how the hosts have changed; empty if they have not."""
-    said = [f"{name} is new, with {_slots(slots)}" for name, slots in after.items() if name not in before]
+    said = [f"{name} is new, with {_format_slots(slots)}" for name, slots in after.items() if name not in before]
     said += [f"{name} is gone" for name in before if name not in after]
     said += [
-        f"{name} has {_slots(slots)} instead of {before[name]}"
+        f"{name} has {_format_slots(slots)} instead of {before[name]}"
         for name, slots in after.items()
         if name in before and before[name] != slots
     ]
     return "; ".join(said)
 
 
-def _slots(number: int) -> str:
+def _format_slots(number: int) -> str:
     return f"{number} slot{'s' * (number != 1)}"

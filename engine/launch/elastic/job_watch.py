@@ -52,7 +52,7 @@ class Watch:
         self._ran = self._worlds = 0  # the newest world that has run, and how many have
         self._told: ElasticJob | None = None
 
-    def slow(self, machine: Machine, numbers: Mapping[int, int], now: float) -> events.Slow | None:
+    def find_slow_worker(self, machine: Machine, numbers: Mapping[int, int], now: float) -> events.Slow | None:
         """Return an event for a slow worker, if `--slow-limit` is set and there is one; else None.
 
         Parameters
@@ -66,10 +66,10 @@ class Watch:
         if self._slow is None:
             return None
         members = {each: numbers[each] for each in machine.roster.members if each in numbers}
-        found = self._slow.look(now, machine.world if machine.phase is Phase.RUNNING else 0, members)
+        found = self._slow.take_sample(now, machine.world if machine.phase is Phase.RUNNING else 0, members)
         return None if found is None else events.Slow(found.worker, str(found))
 
-    def saw(self, machine: Machine, ranks: Mapping[int, int], size: int, now: float) -> None:
+    def record_state(self, machine: Machine, ranks: Mapping[int, int], size: int, now: float) -> None:
         """Record the state of the machine, and publish it if it has changed; to be called after each event.
 
         Parameters

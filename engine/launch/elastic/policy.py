@@ -25,12 +25,12 @@ from ..hosts.channel import CODES, PIDS, WORLDS, ChannelError, Message
 from ..hosts.host_list import own_names
 from ..hosts.remote import RemoteHost
 from ..process.rank_end import shell_code
-from ..report.elastic_report import Last, Result, first_failure, how, last_of, reason, resets
+from ..report.elastic_report import Last, Result, describe_cause, describe_end, describe_resets, first_failure, last_of
 from .agent_pool import AgentPool
-from .cluster import Cluster
-from .discovery import Discovery, Fixed, Names, Script, changes
+from .cluster import ClusterBackend
+from .discovery import Discovery, Fixed, Names, Script, describe_changes
 from .job_watch import Watch
-from .slots import Slots
+from .slots import SlotNumbers
 from .worker_messages import WorkerMessageError, check, event_of
 
 KEPT = 64  # most failed workers whose last output is kept
@@ -57,23 +57,23 @@ class ElasticPolicy(JobPolicy):
         Driver whose options have `elastic`.
     limits : JobLimits
     watch : Watch
-    cluster : Cluster, optional
+    cluster : ClusterBackend, optional
         Cluster that discovers hosts and starts agents, instead of the means of the command line.
     """
 
-    def __init__(self, driver: Driver, limits: JobLimits, watch: Watch, cluster: Cluster | None = None) -> None:
+    def __init__(self, driver: Driver, limits: JobLimits, watch: Watch, cluster: ClusterBackend | None = None) -> None:
         options = driver.setup.options
         assert options.elastic is not None
         self._driver, self._options = driver, options
         self._say = driver.setup.say
         self._watch = watch
         self._cluster = cluster
-        self._slots = Slots(options.most)
+        self._slots = SlotNumbers(options.most)
         here = None if options.reach.launch_agent or cluster is not None else own_names()
         self._names = Names(here)
-        self._several = cluster is not None or options.elastic.several(here)
+        self._several = cluster is not None or options.elastic.spans_hosts(here)
         self._clock = _Clock()
-        self._machine = Machine(limits, self._clock.now())
+        self._machine = Machine(limits, self._clock.read_seconds())
         self._pool = AgentPool(driver, self._names, self._several, self, cluster)
         self._discovery = self._make_discovery(options.elastic)
         self._hosts: dict[str, int] = {}  # hosts of the last answer, and removed hosts that still have workers
@@ -112,8 +112,8 @@ class ElasticPolicy(JobPolicy):
         self._pool.give_up_silent()
         if machine.finished:
             return None
-        now = self._clock.now()
-        answer = None if self._driver.signum is not None else self._discovery.look(now)
+        now = self._clock.read_seconds()
+        answer = None if self._driver.signum is not None else self._discovery.poll_hosts(now)
         if answer is not None:
             self._note_hosts(self._names.merge(answer))
         deadline = machine.next_deadline()
@@ -121,7 +121,10 @@ class ElasticPolicy(JobPolicy):
             self._feed_event(events.Tick())
         elif self._is_hopeless(now):
             self._feed_event(events.Stop("all hosts are blacklisted for good, and no others will come"))
-        if not self._driver.refusal and (slow := self._watch.slow(machine, self._slot_numbers(), now)) is not None:
+        if (
+            not self._driver.refusal
+            and (slow := self._watch.find_slow_worker(machine, self._slot_numbers(), now)) is not None
+        ):
             self._feed_event(slow)
         if self._machine.finished:
             return None
@@ -153,7 +156,7 @@ class ElasticPolicy(JobPolicy):
         if not again:
             self._feed_event(events.Stop(f"ended by {processes.signal_name(signum)}"))
 
-    def runs(self, number: int) -> bool:
+    def is_running(self, number: int) -> bool:
         """Return whether the slot of that number has a worker."""
         return any(worker.number == number for worker in self._workers.values())
 
@@ -194,13 +197,13 @@ class ElasticPolicy(JobPolicy):
             return  # an outer call handles it
         while self._events:
             try:
-                for action in self._machine.handle(self._clock.now(), self._events[0]):
+                for action in self._machine.handle(self._clock.read_seconds(), self._events[0]):
                     _ACTIONS[type(action)](self, action)
             except (LookupError, TypeError, ValueError) as error:  # the driver's fault, not an agent's
                 raise RuntimeError(f"the driver cannot act on {self._events[0]}") from error
             self._events.popleft()
         ranks = {worker.number: self._rank_of(number) for number, worker in self._workers.items()}
-        self._watch.saw(self._machine, ranks, len(self._places), self._clock.now())
+        self._watch.record_state(self._machine, ranks, len(self._places), self._clock.read_seconds())
 
     def _slot_numbers(self) -> dict[int, int]:
         return {number: worker.number for number, worker in self._workers.items()}
@@ -212,7 +215,7 @@ class ElasticPolicy(JobPolicy):
 
     def _start_worker(self, action: events.StartWorker) -> None:
         worker, slot = action.worker, action.slot
-        number = self._slots.number(slot, {each.number for each in self._workers.values()})
+        number = self._slots.assign_number(slot, {each.number for each in self._workers.values()})
         since = self._driver.output.open(number)["stderr"].taken
         self._driver.setup.note_start(number)
         self._workers[worker] = _Worker(slot, number, since)
@@ -226,14 +229,14 @@ class ElasticPolicy(JobPolicy):
             "local_size": min(self._hosts[slot.host], size) if self._several else size,
         }
         if self._cluster is not None:
-            fields["environment"] = self._cluster.variables(slot)
-        self._pool.launch(slot.host, self._hosts[slot.host], fields)
+            fields["environment"] = self._cluster.list_variables(slot)
+        self._pool.start_worker(slot.host, self._hosts[slot.host], fields)
 
     def _kill_worker(self, action: events.KillWorker) -> None:
         worker = self._workers.get(action.worker)
         if worker is None:
             return
-        if self._pool.withdraw(worker.slot.host, action.worker):
+        if self._pool.cancel_start(worker.slot.host, action.worker):
             self._forget_worker(action.worker)
             self._feed_event(events.Ended(action.worker, 0, "was not started"))
         elif self._driver.signum is not None:
@@ -246,7 +249,7 @@ class ElasticPolicy(JobPolicy):
 
     def _disown_host(self, action: events.Disown) -> None:
         self._say(f"{action.host} is given up: {action.why}")
-        self._pool.disown(action.host)
+        self._pool.give_up_host(action.host)
         self._forget_host(action.host)
 
     def _assign_places(self, action: events.Assign) -> None:
@@ -273,7 +276,7 @@ class ElasticPolicy(JobPolicy):
         """Return why the next world is made; empty for the first."""
         if not self._machine.causes.resets:
             return ""
-        return reason(self._machine.causes.resets[-1], self._places)
+        return describe_cause(self._machine.causes.resets[-1], self._places)
 
     def _void_world(self, action: events.Void) -> None:
         for worker in action.workers:
@@ -300,7 +303,7 @@ class ElasticPolicy(JobPolicy):
     # ---- what comes
 
     def _note_hosts(self, hosts: dict[str, int]) -> None:
-        if self._answer is not None and (said := changes(self._answer, hosts)) and not self._options.quiet:
+        if self._answer is not None and (said := describe_changes(self._answer, hosts)) and not self._options.quiet:
             self._say(f"the hosts have changed: {said}")
         self._answer = hosts
         self._hosts = self._hosts | hosts
@@ -311,7 +314,7 @@ class ElasticPolicy(JobPolicy):
         return any(worker.slot.host == host for worker in self._workers.values())
 
     def _note_leaving_host(self, agent: RemoteHost, message: Message) -> None:
-        self._say(f"{agent.name} is about to go ({message.text('why')}): its workers leave")
+        self._say(f"{agent.name} is about to go ({message.get_text('why')}): its workers leave")
         self._feed_event(events.HostLeaves(agent.name))
 
     def _handle_worker_message(self, agent: RemoteHost, message: Message) -> None:
@@ -323,7 +326,7 @@ class ElasticPolicy(JobPolicy):
             raise ChannelError(f"of worker {number} {error}") from None
         if said["kind"] == "logged":
             if self._cluster is not None:  # else no one uses it
-                self._cluster.logged(said["value"])
+                self._cluster.take_logged_value(said["value"])
             return
         if said["kind"] == "ready":
             worker.came, worker.port = True, said["port"]
@@ -335,12 +338,16 @@ class ElasticPolicy(JobPolicy):
         self._pool.note_start(agent, message)
         if self._options.verbose:
             number, worker = self._find_worker(agent, message)
-            pid, cpus = message.number("pid", *PIDS), message.head["cpus"]
+            pid, cpus = message.get_number("pid", *PIDS), message.head["cpus"]
             self._driver.say_started(f"worker {number} in {worker.slot}", worker.number, pid, cpus)
 
     def _note_end(self, agent: RemoteHost, message: Message) -> None:
         self._pool.note_end(agent, message)
-        code, killed, started = message.number("code", *CODES), message.truth("killed"), message.truth("started")
+        code, killed, started = (
+            message.get_number("code", *CODES),
+            message.get_bool("killed"),
+            message.get_bool("started"),
+        )
         number, worker = self._find_worker(agent, message)
         output = self._driver.output
         last = last_of(code, ExitReport.parse(message.body), output.displays[worker.number, "stderr"], worker.since)
@@ -351,7 +358,7 @@ class ElasticPolicy(JobPolicy):
             self._ends[number] = last
             while len(self._ends) > KEPT:
                 del self._ends[next(iter(self._ends))]
-        what = how(code, worker.came) if started else "could not be started"
+        what = describe_end(code, worker.came) if started else "could not be started"
         self._feed_event(events.Ended(number, code, what, last.exception if own else ""))
         if worker.came or self._machine.world != 0:
             return
@@ -400,7 +407,7 @@ class ElasticPolicy(JobPolicy):
 
     def _find_worker(self, agent: RemoteHost, message: Message) -> tuple[int, _Worker]:
         """Return the worker that a message names, with its number; it must be one of the agent's host."""
-        number = message.number("worker", *WORLDS)
+        number = message.get_number("worker", *WORLDS)
         worker = self._workers.get(number)
         if worker is None or worker.slot.host != agent.name:
             raise ChannelError(f"it speaks of worker {number}, which is not one of its workers")
@@ -408,10 +415,10 @@ class ElasticPolicy(JobPolicy):
 
     # ---- the end
 
-    def outcome(self) -> Result:
+    def make_outcome(self) -> Result:
         """Return the outcome of the job, with the report on it."""
         assert self._over is not None
-        lines = [] if self._options.quiet and self._over.good else resets(self._machine.causes.resets)
+        lines = [] if self._options.quiet and self._over.good else describe_resets(self._machine.causes.resets)
         signum = self._driver.signum
         if signum is not None and not self._over.good:
             lines.append(f"ended by {processes.signal_name(signum)}")
@@ -444,14 +451,14 @@ _ACTIONS: dict[type[Any], Callable[[ElasticPolicy, Any], None]] = {
 class _Clock:
     """Clock that leaves out the time in which this process was suspended.
 
-    At most `STEP` seconds count between two calls of `now`, as in `engine.host.patience`.
+    At most `STEP` seconds count between two calls of `read_seconds`, as in `engine.host.patience`.
     """
 
     def __init__(self) -> None:
         self._looked = time.monotonic()
         self._passed = 0.0
 
-    def now(self) -> float:
+    def read_seconds(self) -> float:
         now = time.monotonic()
         self._passed += min(now - self._looked, STEP)
         self._looked = now

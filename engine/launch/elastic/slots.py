@@ -8,7 +8,7 @@ from collections.abc import Collection
 from ...elastic.places import Slot
 
 
-class Slots:
+class SlotNumbers:
     """Numbers of slots.
 
     Parameters
@@ -27,7 +27,7 @@ class Slots:
         """Return the number of a slot that has one."""
         return self._numbers[slot]
 
-    def number(self, slot: Slot, used: Collection[int]) -> int:
+    def assign_number(self, slot: Slot, used: Collection[int]) -> int:
         """Return a slot's number in the job; assign one if it has none.
 
         A slot keeps its number, unless the numbers run out: then a slot without a worker loses its number to the new

@@ -38,7 +38,7 @@ class SlowWatch:
         self._next = 0.0
         self._looks: list[Look] = []
 
-    def look(self, now: float, world: int, numbers: Mapping[int, int]) -> SlowWorker | None:
+    def take_sample(self, now: float, world: int, numbers: Mapping[int, int]) -> SlowWorker | None:
         """Take a sample, if one is due, and return a slow worker, if there is one.
 
         Parameters

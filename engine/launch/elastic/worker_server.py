@@ -31,7 +31,7 @@ class WorkerListener(Protocol):
         """Handle a worker's message; raise a `StreamError` to turn the worker away."""
         ...
 
-    def say(self, line: str) -> None:
+    def show_line(self, line: str) -> None:
         """Show a line to the user."""
         ...
 
@@ -92,7 +92,7 @@ class WorkerServer:
         if peer is not None:
             self._write(peer, peer.stream.encode({"kind": kind, **fields}))
 
-    def forget(self, worker: int) -> None:
+    def forget_worker(self, worker: int) -> None:
         """Handle the last messages of a worker whose process has ended, and close its connection.
 
         Other workers are not read meanwhile, since they might send messages without end.
@@ -117,7 +117,7 @@ class WorkerServer:
             connection, _ = accept(self._listener, self._give_way, spare=0)
         except OSError as error:
             if error.errno in NO_DESCRIPTORS:  # the listener stays readable until there are some
-                self._told.say(f"no worker can come to the gate: {linux.explain_refusal('accept', error)}")
+                self._told.show_line(f"no worker can come to the gate: {linux.explain_refusal('accept', error)}")
                 self._loop.remove_reader(self._listener.fileno())
                 self._deaf = True
             return  # otherwise the connection has ended already
@@ -148,7 +148,7 @@ class WorkerServer:
     def _read(self, peer: _Peer) -> None:
         stream = peer.stream
         try:
-            data = retry_short(peer.connection.recv, 1 << 16 if stream.authenticated else stream.missing())
+            data = retry_short(peer.connection.recv, 1 << 16 if stream.authenticated else stream.missing_bytes())
         except BlockingIOError:
             return
         except OSError:
@@ -162,9 +162,9 @@ class WorkerServer:
                 self._handle_message(peer, message)
         except MALFORMED as error:
             if isinstance(error, AuthenticationError) and not stream.authenticated:
-                self._write(peer, stream.refuse())
+                self._write(peer, stream.make_refusal())
             who = "somebody" if peer.worker is None else f"worker {peer.worker}"
-            self._told.say(f"{who} was turned away at the gate: {readable.plain(str(error))}")
+            self._told.show_line(f"{who} was turned away at the gate: {readable.plain(str(error))}")
             self._close(peer)
 
     def _handle_message(self, peer: _Peer, message: dict[str, Any]) -> None:

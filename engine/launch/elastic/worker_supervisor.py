@@ -9,8 +9,8 @@ from typing import Any
 from ...host import processes
 from ..process.output import Stream
 from ..process.rank_end import RankEnd
-from ..process.spawn import Rank
-from ..process.supervisor import Stage, Supervisor
+from ..process.spawn import RankProcess
+from ..process.supervisor import EndingStage, Supervisor
 
 
 class WorkerSupervisor(Supervisor):
@@ -39,11 +39,11 @@ class WorkerSupervisor(Supervisor):
         if self._asked_to_leave:
             self.kill()
             self.release()
-        elif self._stage == Stage.RUNNING:
+        elif self._stage == EndingStage.RUNNING:
             self._asked_to_leave = True
             self._leaving(processes.signal_name(signum))
 
-    def _handle_failure(self, rank: Rank, end: RankEnd) -> None:
+    def _handle_failure(self, rank: RankProcess, end: RankEnd) -> None:
         """Kill the child processes of a failed worker, so that they write nothing into the output of other workers."""
         processes.send_group(rank.pid, signal.SIGKILL)
         held = [worker for worker, streams in self._streams.items() if worker in self._alive or _has_open(streams)]

@@ -24,7 +24,7 @@ from ..process import spawn
 from ..process.guardian import Guardian, boot_time
 from ..process.plan import Crew, RankPlan, plan_one
 from ..process.rank_end import RankEnd
-from ..process.spawn import Rank
+from ..process.spawn import RankProcess
 from .worker_messages import WorkerMessageError, check
 from .worker_server import WorkerServer
 from .worker_supervisor import WorkerSupervisor
@@ -51,10 +51,10 @@ class Workers:
         self._running: set[int] = set()  # workers whose end is not reported yet
         self._killed: set[int] = set()
         self._server: WorkerServer | None = None
-        self._most = order.number("most", 1)
+        self._most = order.get_number("most", 1)
         self.trouble = ""
-        self.places = max(1, order.number("slots"))  # workers in slots that the host gets later may run on any CPU
-        self.lease = None if order.head["lease"] is None else order.seconds("lease", 0)
+        self.places = max(1, order.get_number("slots"))  # workers in slots that the host gets later may run on any CPU
+        self.lease = None if order.head["lease"] is None else order.get_seconds("lease", 0)
         self.handlers: Mapping[str, Callable[[Message], None]] = {
             "beat": self._answer_heartbeat,
             "heard": self._renew_lease,
@@ -67,8 +67,8 @@ class Workers:
         """Return what a later agent compares with its own view of this host's processes."""
         return {"where": process_view()}
 
-    def supervise(self, guardian: Guardian, wakeup: socket.socket) -> WorkerSupervisor:
-        """Implement `RankGroup.supervise`."""
+    def make_supervisor(self, guardian: Guardian, wakeup: socket.socket) -> WorkerSupervisor:
+        """Implement `RankGroup.make_supervisor`."""
         agent = self._agent
         self._guardian = guardian
         self._send_heartbeat()  # before all messages on workers: from it on the launcher relies on the lease
@@ -77,7 +77,7 @@ class Workers:
             guardian,
             wakeup,
             agent.grace,
-            agent.say,
+            agent.show_line,
             self._send_end,
             leaving=lambda why: agent.channel.send("leaving", why=why),
         )
@@ -95,9 +95,9 @@ class Workers:
         if self._server is not None:
             self._server.close()
 
-    def say(self, line: str) -> None:
+    def show_line(self, line: str) -> None:
         """Show a line in the launcher's output."""
-        self._agent.say(line)
+        self._agent.show_line(line)
 
     def worker_said(self, worker: int, message: dict[str, Any]) -> None:
         """Pass a worker's message on to the launcher; raise a `StreamError` if the worker or the message is unknown."""
@@ -135,26 +135,28 @@ class Workers:
 
     def _renew_lease(self, message: Message) -> None:
         if self.lease is not None:
-            self._guardian.renew(message.seconds("at", 0) + self.lease)
+            self._guardian.renew_lease(message.get_seconds("at", 0) + self.lease)
 
     # ---- workers
 
     def _kill_worker(self, message: Message) -> None:
-        worker = message.number("worker", *WORLDS)
+        worker = message.get_number("worker", *WORLDS)
         self._killed.add(worker)
         self._supervisor.kill_one(worker)
 
     def _tell_worker(self, message: Message) -> None:
         if self._server is not None:
-            self._server.send(message.number("worker", *WORLDS), str(message.head["kind"]), **message.head["fields"])
+            self._server.send(
+                message.get_number("worker", *WORLDS), str(message.head["kind"]), **message.head["fields"]
+            )
 
     def _launch_worker(self, message: Message) -> None:
         """Start a worker; if it cannot be started, report that as its end."""
-        worker = message.number("worker", *WORLDS)
+        worker = message.get_number("worker", *WORLDS)
         try:
             self._start_worker(worker, message)
         except LaunchError as error:
-            self.say(str(error))
+            self.show_line(str(error))
             code = _NOT_EXECUTED.get(getattr(error.__cause__, "errno", 0), 1)
             self._agent.channel.send("end", worker=worker, code=code, killed=worker in self._killed, started=False)
 
@@ -162,20 +164,20 @@ class Workers:
         if (threads := len(os.listdir("/proc/self/task"))) != 1:
             raise LaunchError(f"workers are started by a process with one thread, and this one has {threads}")
         rank_plan = self._plan_worker(worker, message)
-        rank = self._agent.start_rank(rank_plan, message.number("number"), awaited=False)
+        rank = self._agent.start_rank(rank_plan, message.get_number("number"), awaited=False)
         self._running.add(worker)
         process = processes.read_process(rank.pid)
         assert process is not None  # it is not reaped yet
         self._agent.channel.send("started", worker=worker, pid=rank.pid, born=process.born, cpus=rank_plan.cpus)
 
     def _plan_worker(self, worker: int, message: Message) -> RankPlan:
-        agent, number, slot = self._agent, message.number("number"), message.number("slot")
+        agent, number, slot = self._agent, message.get_number("number"), message.get_number("slot")
         assert self._server is not None
-        job = replace(agent.job, size=message.number("size"))
-        local = max(slot + 1, message.number("local_size"))
+        job = replace(agent.job, size=message.get_number("size"))
+        local = max(slot + 1, message.get_number("local_size"))
         sizes = (*(local,) * agent.crew.host, local)
         crew = Crew(agent.crew.host, sizes, tuple(range(local)), agent.crew.name)
-        rank_plan = plan_one(job, agent.allotment, agent.environment, crew, message.number("rank"), slot)
+        rank_plan = plan_one(job, agent.allotment, agent.environment, crew, message.get_number("rank"), slot)
         own = {
             "ENGINE_GATE": self._server.name,
             "ENGINE_WORKER": str(worker),
@@ -186,13 +188,13 @@ class Workers:
         own |= message.head.get("environment", {})
         return replace(rank_plan, rank=worker, environment=rank_plan.environment | own)
 
-    def _send_end(self, rank: Rank, end: RankEnd) -> None:
+    def _send_end(self, rank: RankProcess, end: RankEnd) -> None:
         assert self._server is not None
-        self._server.forget(end.rank)
+        self._server.forget_worker(end.rank)
         self._running.discard(end.rank)
         killed, code = end.by_launcher or end.rank in self._killed, end.code
-        if (failure := rank.process.failure()) is not None:
-            self.say(spawn.not_started(end.rank, self._agent.program, failure))
+        if (failure := rank.process.read_failure()) is not None:
+            self.show_line(spawn.not_started(end.rank, self._agent.program, failure))
             code = _NOT_EXECUTED.get(failure.errno or 0, 1)
         told = {"worker": end.rank, "code": code, "killed": killed, "started": failure is None}
         self._agent.channel.send("end", end.report.to_bytes(), **told)

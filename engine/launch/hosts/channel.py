@@ -58,7 +58,7 @@ class Message:
     head: dict[str, Any]
     body: bytes = b""
 
-    def number(self, name: str, least: int = 0, most: int = MOST) -> int:
+    def get_number(self, name: str, least: int = 0, most: int = MOST) -> int:
         """Return a field that must be a whole number from `least` to `most`.
 
         Raises
@@ -66,41 +66,41 @@ class Message:
         ChannelError
             The field is missing or has another value. The other methods raise it, too.
         """
-        value = self._field(name, "a whole number", int)
+        value = self._get_field(name, "a whole number", int)
         if not least <= value <= most:
             raise ChannelError(f"a message {self.kind!r} has {name} = {value}, and not from {least} to {most}")
         return int(value)
 
-    def numbers(self, name: str) -> list[int]:
+    def get_numbers(self, name: str) -> list[int]:
         """Return a field that must be a list of whole numbers from 0 to `MOST`."""
-        values = self._field(name, "a list", list)
+        values = self._get_field(name, "a list", list)
         if not all(type(value) is int and 0 <= value <= MOST for value in values):
             raise ChannelError(f"a message {self.kind!r} has a list {name} of others than numbers 0 to {MOST}")
         return list(values)
 
-    def seconds(self, name: str, least: float = -LARGEST, most: float = LARGEST) -> float:
+    def get_seconds(self, name: str, least: float = -LARGEST, most: float = LARGEST) -> float:
         """Return a field that must be a number of seconds from `least` to `most`."""
-        value = self._field(name, "a number", int, float)
+        value = self._get_field(name, "a number", int, float)
         if not least <= value <= most:
             raise ChannelError(f"a message {self.kind!r} has {name} = {value!r}, which is no such time")
         return float(value)
 
-    def text(self, name: str) -> str:
+    def get_text(self, name: str) -> str:
         """Return a field that must be a text."""
-        return str(self._field(name, "a text", str))
+        return str(self._get_field(name, "a text", str))
 
-    def truth(self, name: str) -> bool:
+    def get_bool(self, name: str) -> bool:
         """Return a field that must be true or false."""
-        return bool(self._field(name, "true or false", bool))
+        return bool(self._get_field(name, "true or false", bool))
 
-    def _field(self, name: str, what: str, *kinds: type) -> Any:
+    def _get_field(self, name: str, what: str, *kinds: type) -> Any:
         value = self.head.get(name)
         if type(value) not in kinds:
             raise ChannelError(f"a message {self.kind!r} has {name} = {value!r} instead of {what}")
         return value
 
 
-def pack(kind: str, body: bytes = b"", /, **head: Any) -> bytes:
+def pack_message(kind: str, body: bytes = b"", /, **head: Any) -> bytes:
     """Return a message as bytes, unsealed.
 
     Parameters
@@ -110,10 +110,10 @@ def pack(kind: str, body: bytes = b"", /, **head: Any) -> bytes:
     **head
         Fields, as JSON has them.
     """
-    return frames.wrap(_content(kind, body, head))
+    return frames.wrap(_encode_content(kind, body, head))
 
 
-def _content(kind: str, body: bytes, head: dict[str, Any]) -> bytes:
+def _encode_content(kind: str, body: bytes, head: dict[str, Any]) -> bytes:
     text = json.dumps([kind, head]).encode()
     return _HEAD.pack(len(text)) + text + body
 
@@ -154,29 +154,29 @@ class Decoder:
             A message is malformed or too long, or its HMAC is wrong.
         """
         self._held += data
-        if not self.greeted and not self._greet():
+        if not self.greeted and not self._find_greeting():
             return
-        while (content := self._cut()) is not None:
+        while (content := self._cut_frame()) is not None:
             if self.seal is not None:
-                content = self._unseal(self.seal, content)
-            yield _message(content, self.head_limit)
+                content = self._open_sealed(self.seal, content)
+            yield _parse_message(content, self.head_limit)
 
     @staticmethod
-    def _unseal(seal: Seal, content: bytes) -> bytes:
+    def _open_sealed(seal: Seal, content: bytes) -> bytes:
         try:
             return seal.open(content)
         except AuthenticationError:
             raise ChannelError("a message is not from whom it should be") from None
 
-    def _cut(self) -> bytes | None:
+    def _cut_frame(self) -> bytes | None:
         """Remove and return the next frame; None if it is incomplete. One that is too long is refused at once."""
         proof = 0 if self.seal is None else MAC
         try:
-            return frames.cut(self._held, self.limit + proof, _HEAD.size + proof)
+            return frames.cut_frame(self._held, self.limit + proof, _HEAD.size + proof)
         except frames.FrameError:
             raise ChannelError("what it writes are no messages of an agent") from None
 
-    def _greet(self) -> bool:
+    def _find_greeting(self) -> bool:
         """Look for the greeting, drop it and the bytes before it, and return whether it has come."""
         before, found, after = bytes(self._held).partition(GREETING)
         if found:
@@ -188,7 +188,7 @@ class Decoder:
         return self.greeted
 
 
-def _message(content: bytes, head_limit: int) -> Message:
+def _parse_message(content: bytes, head_limit: int) -> Message:
     (length,) = _HEAD.unpack_from(content)
     end = _HEAD.size + length
     if not length <= head_limit or end > len(content):
@@ -237,16 +237,16 @@ class Channel:
         Parameters
         ----------
         kind, body, **head
-            Same as in `pack`.
+            Same as in `pack_message`.
         """
-        content = _content(kind, body, head)
+        content = _encode_content(kind, body, head)
         self.out.write(frames.wrap(content if self.sealed is None else self.sealed.close(content)))
 
-    def restrict(self, limit: int, head_limit: int) -> None:
+    def limit_sizes(self, limit: int, head_limit: int) -> None:
         """Limit the size in bytes of messages and heads from the other side, which may not be authenticated yet."""
         self.decoder.limit, self.decoder.head_limit = limit, head_limit
 
-    def seal(self, seal: Seal) -> None:
+    def authenticate_with(self, seal: Seal) -> None:
         """Authenticate all further messages in both directions."""
         self.sealed = self.decoder.seal = seal
 
@@ -272,7 +272,7 @@ class Channel:
             self.reading = -1
         yield from self.decoder.feed(data or b"")
 
-    def messages(self) -> Iterator[Message]:
+    def wait_for_messages(self) -> Iterator[Message]:
         """Wait for messages, and yield them until the channel ends.
 
         Raises

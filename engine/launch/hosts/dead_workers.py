@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ...host import processes
-from ..process.guardian import end_all, runs
+from ..process.guardian import end_all, is_running
 from .channel import PIDS, Channel, ChannelError, Message
 
 LOOK = 0.02  # seconds between two searches for workers
@@ -46,7 +46,7 @@ def confirm_dead_workers(channel: Channel, order: Message) -> None:
                 return
         channel.send("clear")
     channel.out.drain()
-    for _ in channel.messages():
+    for _ in channel.wait_for_messages():
         pass
 
 
@@ -67,7 +67,7 @@ def _kill_workers(workers: list[tuple[int, int]]) -> bool:
     found = [
         (pid, process) for pid, born in workers if (process := processes.read_process(pid)) and process.born == born
     ]
-    running = [pid for pid, process in found if runs(process)]
+    running = [pid for pid, process in found if is_running(process)]
     for pid in running:
         processes.send_group(pid, signal.SIGKILL)
     return bool(running)

@@ -67,7 +67,7 @@ class AgentLoop(ReaderLoop):
         host.start()
         if host.channel is not None:
             if self._relay is not None:
-                self._relay.take(host.channel)
+                self._relay.add_channel(host.channel)
             self._watched[host.number] = [host.channel.reading, host.errors, host.carrier]
             self.add_reader(host.channel.reading, lambda: self._receive(host))
             self.add_reader(host.errors, lambda: self._read_errors(host))
@@ -91,7 +91,7 @@ class AgentLoop(ReaderLoop):
         ----------
         host : RemoteHost
         kind, body, **head
-            Same as in `channel.pack`.
+            Same as in `channel.pack_message`.
         """
         if host.channel is not None and not host.done and not host.trouble:
             host.channel.send(kind, body, **head)
@@ -101,7 +101,7 @@ class AgentLoop(ReaderLoop):
         for host in self._hosts:
             self.send(host, kind, **head)
 
-    def ignore(self, host: RemoteHost) -> None:
+    def unregister_host(self, host: RemoteHost) -> None:
         """Unregister a host; a second call does nothing."""
         self._carried.pop(host.number, None)
         for descriptor in self._watched.pop(host.number, ()):
@@ -109,15 +109,15 @@ class AgentLoop(ReaderLoop):
         if host.channel is not None and host.channel.out.descriptor >= 0:
             self.remove_reader(host.channel.out.descriptor)
 
-    def part(self, host: RemoteHost) -> None:
+    def close_later(self, host: RemoteHost) -> None:
         """Unregister a host; `step` closes it and forgets it when its carrier has ended."""
-        self.ignore(host)
+        self.unregister_host(host)
         self._parting.append(host)
 
     def close(self) -> None:
         """Close all channels, so that agents kill what still runs; no agent is left when this returns."""
         for host in self._hosts:
-            self.ignore(host)
+            self.unregister_host(host)
             host.hang_up()
         patience = Patience(FAREWELL)
         for host in self._hosts:
@@ -135,7 +135,7 @@ class AgentLoop(ReaderLoop):
             return
         self._holding = full
         if self._relay is not None:
-            self._relay.hold(self._holding)
+            self._relay.hold_output(self._holding)
         else:
             self.tell("hold" if self._holding else "go_on")
 
@@ -155,7 +155,7 @@ class AgentLoop(ReaderLoop):
 
     def _cut_off(self, host: RemoteHost) -> None:
         """Give up a host whose carrier has ended but whose channel has not, since its loss would go unnoticed."""
-        self.ignore(host)
+        self.unregister_host(host)
         host.cut_off = True
         host.hang_up()
         self._listener.agent_lost(host, f"was cut off: the command that started it {host.how_it_ended()}")
@@ -167,11 +167,11 @@ class AgentLoop(ReaderLoop):
             for message in host.channel.receive():
                 self._listener.handle_message(host, message)
         except (ChannelError, *MALFORMED) as error:
-            self.ignore(host)
+            self.unregister_host(host)
             host.channel.close()
             what = error if isinstance(error, ChannelError) else repr(error)
             self._listener.agent_lost(host, f"does not speak as an agent does: {what}")
             return
         if host.channel.ended:
-            self.ignore(host)
+            self.unregister_host(host)
             self._listener.agent_lost(host, host.how_it_ended())

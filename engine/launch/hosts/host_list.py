@@ -18,7 +18,7 @@ _NAME = re.compile(r"(?:[A-Za-z0-9_][\w.-]*@)?[A-Za-z0-9_:][\w.:%-]*")
 
 
 @dataclass(frozen=True)
-class Place:
+class HostRanks:
     """The ranks of one host.
 
     Attributes
@@ -196,7 +196,7 @@ def own_names() -> set[str]:
     return names | {name.partition(".")[0] for name in names}
 
 
-def lay_out(hosts: Sequence[tuple[str, int]], size: int, names: Collection[str] | None) -> list[Place]:
+def lay_out(hosts: Sequence[tuple[str, int]], size: int, names: Collection[str] | None) -> list[HostRanks]:
     """Assign ranks to hosts in order; each host is filled before the next.
 
     Parameters
@@ -210,7 +210,7 @@ def lay_out(hosts: Sequence[tuple[str, int]], size: int, names: Collection[str] 
 
     Returns
     -------
-    list of Place
+    list of HostRanks
         Hosts that get ranks. All names of this machine are one host, at the position of the first of them.
     """
     ranks: dict[str, list[int]] = {}
@@ -225,7 +225,7 @@ def lay_out(hosts: Sequence[tuple[str, int]], size: int, names: Collection[str] 
         if given:
             ranks.setdefault(known, []).extend(given)
         first += slots
-    return [Place(name, tuple(numbers), name == here) for name, numbers in ranks.items()]
+    return [HostRanks(name, tuple(numbers), name == here) for name, numbers in ranks.items()]
 
 
 def without_ranks(hosts: Sequence[tuple[str, int]], size: int, names: Collection[str] | None) -> tuple[str, ...]:
@@ -243,12 +243,12 @@ def told_idle(idle: Sequence[str], size: int) -> list[str]:
     return [f"no rank runs on {', '.join(idle)}: the other hosts have slots for {ranks}"]
 
 
-def reachable_address(place: Place, own_addresses: Iterable[str | None]) -> str | None:
+def reachable_address(place: HostRanks, own_addresses: Iterable[str | None]) -> str | None:
     """Return the name or address by which other hosts reach one.
 
     Parameters
     ----------
-    place : Place
+    place : HostRanks
         The host.
     own_addresses : iterable of str or None
         Addresses of this machine as other hosts see it, for a host that is named as `localhost`.

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from ...host.sockets import is_short
 from ...net import frames
 from ..process.outgoing import Outgoing
-from .channel import LENGTHS, READ_BYTES, Channel, ChannelError, Decoder, Message, pack
+from .channel import LENGTHS, READ_BYTES, Channel, ChannelError, Decoder, Message, pack_message
 
 HIGH = 16 << 20  # high-water mark: unread bytes of an agent above which it must hold output back
 LOW = 1 << 20  # low-water mark: unread bytes at which it may send output again
@@ -42,7 +42,7 @@ class _Link:
         self.wanted = False  # whether the driver wants output held back
         self.until = 0.0  # time to close the connection to the agent, after the driver has hung up
 
-    def descriptors(self) -> list[int]:
+    def list_descriptors(self) -> list[int]:
         return [each for each in (self.from_agent, self.to_agent, self.from_driver, self.to_driver) if each >= 0]
 
     def close(self, *names: str) -> None:
@@ -71,7 +71,7 @@ class _Link:
     def _confirm_heartbeat(self, message: Message) -> None:
         if message.kind == "beat" and self.beats:
             self.stamped = time.monotonic()
-            self.down += pack("heard", at=message.seconds("at"))
+            self.down += pack_message("heard", at=message.get_seconds("at"))
 
     def write_driver(self) -> None:
         if not _write(self.to_driver, self.up):  # the driver reads no more
@@ -101,7 +101,7 @@ class _Link:
         if not _write(self.to_agent, self.down):
             self.close("to_agent")
 
-    def look(self, now: float) -> None:
+    def update_state(self, now: float) -> None:
         """Close finished directions; tell the agent to hold output back, or to send it again."""
         if self.to_driver >= 0 and self.from_agent < 0 and not self.up:
             self.close("to_driver")
@@ -109,7 +109,7 @@ class _Link:
             self.close("to_agent")
         if self.beats and self.held != (self.wanted or len(self.up) > (LOW if self.held else HIGH)):
             self.held = not self.held
-            self.down += pack("hold" if self.held else "go_on")
+            self.down += pack_message("hold" if self.held else "go_on")
 
 
 class LeaseRenewer:
@@ -131,14 +131,14 @@ class LeaseRenewer:
         self._thread = threading.Thread(target=self._run, name="enginerun-leases", daemon=True)
         self._thread.start()
 
-    def take(self, channel: Channel) -> None:
+    def add_channel(self, channel: Channel) -> None:
         """Relay the messages of an agent's channel, from which nothing has been read yet."""
         with self._lock:
             self._links[channel] = link = _Link(channel)
             link.wanted = self._held
         os.write(self._wake, b".")
 
-    def hold(self, held: bool) -> None:
+    def hold_output(self, held: bool) -> None:
         """Tell all agents to hold output back, or to send it again."""
         with self._lock:
             self._held = held
@@ -184,7 +184,7 @@ class LeaseRenewer:
                 for descriptor, _ in ready:
                     if descriptor in acts:
                         _, link, act = acts[descriptor]
-                        if descriptor in link.descriptors():
+                        if descriptor in link.list_descriptors():
                             act()
                 self._send_heartbeats(time.monotonic())
         with self._lock:
@@ -211,9 +211,9 @@ class LeaseRenewer:
         self._beaten = now if beat else self._beaten
         for channel, link in list(self._links.items()):
             if beat and link.beats and len(link.down) < DOWN:
-                link.down += pack("beat")
-            link.look(now)
-            if not link.descriptors():
+                link.down += pack_message("beat")
+            link.update_state(now)
+            if not link.list_descriptors():
                 del self._links[channel]
 
 

@@ -68,7 +68,7 @@ class Copies:
     def __init__(self, descriptors: Sequence[int], ranks: Collection[int]) -> None:
         self._descriptors = {rank: descriptors[rank] for rank in ranks} if descriptors else {}
 
-    def keep(self, message: Message, held: Collection[int] | None = None) -> None:
+    def write_pages(self, message: Message, held: Collection[int] | None = None) -> None:
         """Write the pages of an agent's message into the copies.
 
         Parameters
@@ -85,7 +85,7 @@ class Copies:
         """
         changed, states = _parse_states(message)
         clocks = _read_clocks()
-        ahead, ahead_unix = (clocks[name] - message.number(name, *CLOCKS) for name in ("monotonic", "unix"))
+        ahead, ahead_unix = (clocks[name] - message.get_number(name, *CLOCKS) for name in ("monotonic", "unix"))
         if not {*changed, *states} <= self._descriptors.keys():
             raise ChannelError(f"it speaks of ranks {sorted({*changed, *states})}, which are not all its ranks")
         if not max(abs(ahead), abs(ahead_unix)) < 1 << 62:
@@ -108,7 +108,7 @@ class Copies:
 
 def _parse_states(message: Message) -> tuple[list[int], dict[int, str]]:
     """Return the ranks whose pages a message has, each once, and the states of processes by rank."""
-    changed = message.numbers("changed")
+    changed = message.get_numbers("changed")
     states: Any = message.head.get("states")
     try:
         found = {rank: str(state) for rank, state in states}

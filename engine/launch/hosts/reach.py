@@ -12,7 +12,7 @@ from ...config.forms import Whole, argument
 from ...host import network
 from ...text.bounded_reader import MIB, ReadError, read_text
 from ..errors import LaunchError
-from .host_list import Place, lay_out, own_names, parse_hosts, read_hostfile, without_ranks
+from .host_list import HostRanks, lay_out, own_names, parse_hosts, read_hostfile, without_ranks
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def hosts_of(given: argparse.Namespace) -> list[tuple[str, int]] | None:
     return hosts
 
 
-def places_of(given: argparse.Namespace, hosts: Sequence[tuple[str, int]] | None, size: int) -> tuple[Place, ...]:
+def places_of(given: argparse.Namespace, hosts: Sequence[tuple[str, int]] | None, size: int) -> tuple[HostRanks, ...]:
     """Return all hosts with ranks, each of which gets an agent; empty if all ranks are on this machine."""
     if hosts is None:
         if given.launch_agent is not None:

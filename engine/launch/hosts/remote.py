@@ -17,7 +17,7 @@ from ...host import linux, network, processes
 from ..process.rank_end import describe_code
 from ..process.spawn import start_command
 from .channel import Channel, ChannelError
-from .host_list import Place
+from .host_list import HostRanks
 from .reach import Reach
 
 SAID_LINES = 5  # last lines of an agent's stderr that a report shows
@@ -30,12 +30,12 @@ PATIENCE = 5.0  # seconds in which an agent must end after its channel was close
 SSH_OPTIONS = ("BatchMode=yes", "StrictHostKeyChecking=accept-new", "ServerAliveInterval=5", "ServerAliveCountMax=3")
 
 
-def agent_command(place: Place, reach: Reach, seconds: float) -> list[str]:
+def agent_command(place: HostRanks, reach: Reach, seconds: float) -> list[str]:
     """Return the command that starts the agent of a host.
 
     Parameters
     ----------
-    place : Place
+    place : HostRanks
     reach : Reach
     seconds : float
         Seconds in which the agent must answer; ssh gives up earlier, so that its reason is known by then.
@@ -61,7 +61,7 @@ class RemoteHost:
     ----------
     number : int
         Number of the host.
-    place : Place
+    place : HostRanks
     command : sequence of str
         Command that starts the agent.
     tied : bool
@@ -87,7 +87,7 @@ class RemoteHost:
         Seconds by which this host's clock is behind the launcher's.
     """
 
-    def __init__(self, number: int, place: Place, command: Sequence[str], tied: bool = True) -> None:
+    def __init__(self, number: int, place: HostRanks, command: Sequence[str], tied: bool = True) -> None:
         self.number = number
         self.place = place
         self.command = list(command)
@@ -189,7 +189,7 @@ class RemoteHost:
         self._said.extend(lines)
         return lines
 
-    def said(self) -> str:
+    def last_output(self) -> str:
         """Return the host's last output in one line: its stderr, and other text on the channel than messages.
 
         The caller must have unregistered `errors` from selectors, since it is read here and may be closed.
@@ -201,15 +201,15 @@ class RemoteHost:
         lines = [*(line.strip()[:LINE_CHARACTERS] for line in noise[-SAID_LINES:]), *self._said]
         return " / ".join(line for line in lines if line)
 
-    def account(self) -> str:
+    def describe_trouble(self) -> str:
         """Return one line on why it cannot take part: its output, the command that was tried, and what may mend it."""
-        said = self.said()
+        said = self.last_output()
         # The agent's own message is the cause, if there is one; else the last output of ssh is.
         more = f"; it said: {said}" if said and said not in self.trouble else ""
         mend = ""
         if self.command[0] == "ssh" and network.is_own_name(self.place.address):
             mend = f"; {self.place.address} is this machine: write localhost"
-        return f"{self.name}: {self.trouble}{more} (tried: {self.tried()}){mend}"
+        return f"{self.name}: {self.trouble}{more} (tried: {self.format_command()}){mend}"
 
     def how_it_ended(self) -> str:
         """Return a text on how the carrier ended, after waiting up to `MOMENT` seconds for that."""
@@ -219,7 +219,7 @@ class RemoteHost:
             return self.trouble
         return f"ended ({describe_code(self._process.returncode)})"
 
-    def tried(self) -> str:
+    def format_command(self) -> str:
         """Return the command as it can be tried in a shell."""
         return shlex.join(self.command)
 

@@ -106,11 +106,11 @@ class Directory:
             return
         for path in self._list_files():
             with contextlib.suppress(OSError):
-                for head, part in parts(path, self._path):
+                for head, part in read_parts(path, self._path):
                     channel.send("file", part, **head)
                     channel.out.drain()
 
-    def take(self, message: Message) -> None:
+    def take_part(self, message: Message) -> None:
         """Write a part of the file that the launcher sends, unless the launcher shares the directory.
 
         Parameters
@@ -130,7 +130,7 @@ class Directory:
         except OSError as error:
             raise LaunchError(f"cannot write {str(path)!r}: {linux.explain_briefly(error)}") from error
 
-    def settle(self) -> None:
+    def finish_enclosed(self) -> None:
         """Rename the launcher's file, which is complete, to the name that ranks look for."""
         with contextlib.suppress(FileNotFoundError):  # none was sent
             (self._path / self._enclosed).rename(self._path / ENCLOSED)
@@ -161,7 +161,7 @@ class Directory:
             yield from (path for path in paths if path.is_file() and not path.is_symlink())
 
 
-def parts(path: Path, directory: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
+def read_parts(path: Path, directory: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
     """Read a file, and yield its parts of `PART` bytes, each with the head of its message.
 
     Parameters
@@ -178,7 +178,7 @@ def parts(path: Path, directory: Path) -> Iterator[tuple[dict[str, Any], bytes]]
 
 
 def enclosed_parts(data: bytes) -> Iterator[tuple[dict[str, Any], bytes]]:
-    """Yield the parts of the file that the launcher sends to every host, as `parts` does."""
+    """Yield the parts of the file that the launcher sends to every host, as `read_parts` does."""
     for start in range(0, len(data), PART):
         yield {"path": ENCLOSED, "first": start == 0}, data[start : start + PART]
 
@@ -189,20 +189,20 @@ def remove_token(directory: Path) -> None:
         (directory / TOKEN).unlink(missing_ok=True)
 
 
-def keep_later(
+def keep_part_later(
     message: Message, directory: Path, numbers: Collection[int], files: Writer, problems: dict[str, OSError]
 ) -> None:
-    """Queue `keep` in a writer; if the part cannot be written, note the reason in `problems`, by the file's path.
+    """Queue `keep_part` in a writer; if the part cannot be written, note the reason in `problems`, by the file's path.
 
     Raises
     ------
     ChannelError
-        Same as for `keep`.
+        Same as for `keep_part`.
     """
     path, numbers = directory / name_of(message, numbers), tuple(numbers)
 
     def write() -> None:
-        if (problem := keep(message, directory, numbers)) is not None:
+        if (problem := keep_part(message, directory, numbers)) is not None:
             problems.setdefault(str(path), problem)
 
     if not files.put(write, len(message.body)):
@@ -217,7 +217,7 @@ def name_of(message: Message, numbers: Collection[int]) -> Path:
     ChannelError
         It leads out of the directory, or to a file that the agent may not write.
     """
-    text = message.text("path")
+    text = message.get_text("path")
     name = Path(text)
     if name.is_absolute() or ".." in name.parts or not name.parts or "\0" in text or len(name.parts) > DEEPEST:
         raise ChannelError(f"a file {text[:LONGEST]!r} is outside of the job's directory")
@@ -226,7 +226,7 @@ def name_of(message: Message, numbers: Collection[int]) -> Path:
     return name
 
 
-def keep(message: Message, directory: Path, numbers: Collection[int]) -> OSError | None:
+def keep_part(message: Message, directory: Path, numbers: Collection[int]) -> OSError | None:
     """Write a part of a file that an agent has sent into the launcher's directory.
 
     Parameters

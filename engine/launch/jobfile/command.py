@@ -11,10 +11,10 @@ from pathlib import Path
 
 from ...host import machine
 from ...text import readable
-from ..cli.check_build import installed
+from ..cli.check_build import find_distribution
 from ..cli.options import MEBIBYTE, Options, parse
 from ..errors import LaunchError
-from ..hosts.host_list import Place, told_idle
+from ..hosts.host_list import HostRanks, told_idle
 from ..job import JobRun
 from ..process.devices import devices_here, share_devices
 from .riseml import FRAMEWORKS, Description, command_of, describe
@@ -73,19 +73,19 @@ def main(arguments: Sequence[str]) -> int:
     rest = [argument for argument in arguments[named:] if argument != "--check"]
     description = describe(path)
     bounds = bounds_of(description)
-    jobs = [_options(description, bounds, line, rest) for line in description.run]
+    jobs = [_parse_options(description, bounds, line, rest) for line in description.run]
     places = jobs[0].places
     devices = () if places else devices_of(description, devices_here(os.environ.get("CUDA_VISIBLE_DEVICES")))
-    lines = said(path, description, bounds, devices, places, jobs[0].idle, hosts_given=_hosts_given(rest))
+    lines = describe_job(path, description, bounds, devices, places, jobs[0].idle, hosts_given=_hosts_given(rest))
     for line in lines:
         if check:
             readable.show(line)
         elif not jobs[0].quiet:
-            _say(line)
+            _show_line(line)
     if check:
         for number, job in enumerate(jobs, 1):
-            words = _arguments(description, bounds, rest, job.command)
-            readable.show(f"line {number} of {len(jobs)}: {' '.join(map(quoted, words))}")
+            words = _make_command_line(description, bounds, rest, job.command)
+            readable.show(f"line {number} of {len(jobs)}: {' '.join(map(quote_word, words))}")
         return 0
     return _run([replace(job, idle=()) for job in jobs], description.run)
 
@@ -95,26 +95,26 @@ def _run(jobs: Sequence[Options], lines: Sequence[str]) -> int:
     for number, job in enumerate(jobs, 1):
         if len(jobs) > 1:
             if not job.quiet:
-                _say(f"line {number} of {len(jobs)}: {lines[number - 1]}")
+                _show_line(f"line {number} of {len(jobs)}: {lines[number - 1]}")
             if job.directory is not None:
                 job = replace(job, directory=job.directory / f"line.{number}")
         code = JobRun(job).run()
         if code:
             if number < len(jobs):
-                _say(f"line {number} of {len(jobs)} has failed: what follows it is not started")
+                _show_line(f"line {number} of {len(jobs)} has failed: what follows it is not started")
             return code
     return 0
 
 
-def quoted(word: str) -> str:
+def quote_word(word: str) -> str:
     """Quote a word for a shell; one with unprintable characters gets the form `$'..'`, with escapes."""
     if word.isprintable():
         return shlex.quote(word)
-    shown = "".join(_escaped(each) for each in word)
+    shown = "".join(_escape_character(each) for each in word)
     return f"$'{shown}'"
 
 
-def _escaped(each: str) -> str:
+def _escape_character(each: str) -> str:
     if each in "\\'":
         return f"\\{each}"
     if each.isprintable():
@@ -124,7 +124,7 @@ def _escaped(each: str) -> str:
     return f"\\x{ord(each):02x}" if ord(each) < 0x80 else f"\\U{ord(each):08x}"
 
 
-def _say(line: str) -> None:
+def _show_line(line: str) -> None:
     readable.show(f"enginerun: {line}", file=sys.stderr)
 
 
@@ -133,7 +133,7 @@ def _hosts_given(rest: Sequence[str]) -> bool:
     return any(argument.partition("=")[0] in names for argument in rest)
 
 
-def _arguments(
+def _make_command_line(
     description: Description, bounds: Bounds, rest: Sequence[str], command: Sequence[str]
 ) -> tuple[str, ...]:
     """Return the command line of `enginerun` for one line; the user's options override those of the file."""
@@ -142,11 +142,13 @@ def _arguments(
     return ("enginerun", "-np", str(description.size), *horovod, *cpus, *rest, "--", *command)
 
 
-def _options(description: Description, bounds: Bounds, line: str, rest: Sequence[str]) -> Options:
+def _parse_options(description: Description, bounds: Bounds, line: str, rest: Sequence[str]) -> Options:
     command = command_of(line)
-    options = parse(_arguments(description, bounds, rest, command)[1:])
+    options = parse(_make_command_line(description, bounds, rest, command)[1:])
     if options.command != command:
-        raise LaunchError(f"the file says what runs: leave {shlex.join(_other(options.command))!r} out")
+        raise LaunchError(
+            f"the file says what runs: leave {shlex.join(_words_before_separator(options.command))!r} out"
+        )
     if options.size != description.size:
         raise LaunchError(
             f"-np {options.size} is not what the file says, {description.size}: leave -np out, or change 'workers'"
@@ -174,7 +176,7 @@ def _check_cpus(description: Description, bounds: Bounds, options: Options) -> N
         )
 
 
-def _check_whole(description: Description, places: Sequence[Place]) -> None:
+def _check_whole(description: Description, places: Sequence[HostRanks]) -> None:
     """Refuse hosts whose slots would divide a worker between two hosts."""
     processes = description.processes
     for place in places:
@@ -187,7 +189,7 @@ def _check_whole(description: Description, places: Sequence[Place]) -> None:
                 )
 
 
-def _other(command: Sequence[str]) -> Sequence[str]:
+def _words_before_separator(command: Sequence[str]) -> Sequence[str]:
     return command[: command.index("--")] if "--" in command else command
 
 
@@ -238,12 +240,12 @@ def devices_of(description: Description, devices: Sequence[str]) -> tuple[str, .
         raise LaunchError(f"{description.gpus.place}: {error}") from None
 
 
-def said(
+def describe_job(
     path: Path,
     description: Description,
     bounds: Bounds,
     devices: Sequence[str] = (),
-    places: Sequence[Place] = (),
+    places: Sequence[HostRanks] = (),
     idle: Sequence[str] = (),
     hosts_given: bool = False,
 ) -> list[str]:
@@ -259,10 +261,10 @@ def said(
         names = f"worker{'s' * (len(workers) > 1)} {', '.join(map(str, workers))}"
         lines.append(f"{place.name}: {names} ({readable.ranks(place.ranks)})")
     lines += told_idle(idle, description.size)
-    found = installed(FRAMEWORKS[description.framework])
+    found = find_distribution(FRAMEWORKS[description.framework])
     if found is None:
         lines.append(f"{description.framework} is not installed here, and nothing is installed by this")
-    elif description.version is not None and not _same(description.version.value, found[1]):
+    elif description.version is not None and not _is_same_version(description.version.value, found[1]):
         lines.append(
             f"{description.version.place}: {description.framework} {description.version.value} is asked for; what runs "
             f"is what is installed, {found[0]} {found[1]}"
@@ -280,7 +282,7 @@ def said(
     return lines
 
 
-def _same(asked: str, there: str) -> bool:
+def _is_same_version(asked: str, there: str) -> bool:
     """Return whether a version is the one that was asked for; `2.1` matches any 2.1.x, and `+cpu` is ignored."""
     public = there.partition("+")[0]
     return public == asked or public.startswith(f"{asked}.")

@@ -79,43 +79,43 @@ class _Section:
         self._keys: dict[str, Any] = {}
         self._values: dict[str, Any] = {}
         if not hasattr(node, "value") or node.id != "mapping":
-            self.fail(node, name, f"it is a section, with keys below it; {self._allowed}")
+            self.raise_error(node, name, f"it is a section, with keys below it; {self._allowed}")
         for key, value in node.value:
             known = key.value if key.id == "scalar" else ""
             if known not in allowed:
-                self.fail(key, self.path(known[:LONGEST_KEY]), f"not known; {self._allowed}")
+                self.raise_error(key, self.join_path(known[:LONGEST_KEY]), f"not known; {self._allowed}")
             if known in self._values:
-                self.fail(key, self.path(known), "it stands here twice: leave one out")
+                self.raise_error(key, self.join_path(known), "it stands here twice: leave one out")
             self._keys[known], self._values[known] = key, value
 
-    def path(self, key: str) -> str:
+    def join_path(self, key: str) -> str:
         """Return the full path of a key of this section."""
         return f"{self._name}.{key}" if self._name else key
 
-    def fail(self, node: Any, key: str, why: str) -> NoReturn:
+    def raise_error(self, node: Any, key: str, why: str) -> NoReturn:
         """Raise a `LaunchError` about a node, or about the whole file if the node is None."""
-        raise LaunchError(f"{self._place(node)}: {f'{key}: ' if key else ''}{why}")
+        raise LaunchError(f"{self._format_place(node)}: {f'{key}: ' if key else ''}{why}")
 
-    def _place(self, node: Any) -> str:
+    def _format_place(self, node: Any) -> str:
         return self._file if node is None else f"{self._file}:{node.start_mark.line + 1}"
 
-    def has(self, key: str) -> bool:
+    def has_key(self, key: str) -> bool:
         """Return whether a key is there, with a value or without."""
         return key in self._values
 
-    def need(self, *keys: str) -> None:
+    def require_keys(self, *keys: str) -> None:
         """Raise a `LaunchError` if the section lacks one of these keys."""
         for key in keys:
             if key not in self._values:
-                self.fail(self._node, self.path(key), f"it is missing; {self._allowed}")
+                self.raise_error(self._node, self.join_path(key), f"it is missing; {self._allowed}")
 
-    def refuse(self, key: str, why: str) -> NoReturn:
+    def refuse_key(self, key: str, why: str) -> NoReturn:
         """Raise a `LaunchError` about a key that is there."""
-        self.fail(self._keys[key], self.path(key), why)
+        self.raise_error(self._keys[key], self.join_path(key), why)
 
-    def section(self, key: str, *allowed: str) -> _Section:
+    def read_section(self, key: str, *allowed: str) -> _Section:
         """Return the section at a key of this one."""
-        return _Section(self._file, self._values[key], self.path(key), allowed)
+        return _Section(self._file, self._values[key], self.join_path(key), allowed)
 
     def is_section(self, key: str) -> bool:
         """Return whether a key has keys below it."""
@@ -127,31 +127,35 @@ class _Section:
             return None
         node = self._values[key]
         if node.id != "scalar" or node.tag == _NULL:
-            self.fail(node, self.path(key), f"it takes {_expected(form)}, and nothing or a section stands here")
+            self.raise_error(
+                node, self.join_path(key), f"it takes {_describe_form(form)}, and nothing or a section stands here"
+            )
         try:
-            return Told(form(node.value), f"{self._place(node)}: {self.path(key)}")
+            return Told(form(node.value), f"{self._format_place(node)}: {self.join_path(key)}")
         except ValueError as error:
-            self.fail(node, self.path(key), f"{bounded_reader.shorten(node.value)!r} is not {error}")
+            self.raise_error(node, self.join_path(key), f"{bounded_reader.shorten(node.value)!r} is not {error}")
 
-    def must(self, key: str, form: Form) -> Any:
+    def read_required(self, key: str, form: Form) -> Any:
         """Return the value of a key that must be there, parsed by `form`."""
-        self.need(key)
+        self.require_keys(key)
         told = self.read(key, form)
         return None if told is None else told.value
 
-    def lines(self, key: str) -> tuple[str, ...]:
+    def read_lines(self, key: str) -> tuple[str, ...]:
         """Return the lines of a key, whose value is a line or a list of lines."""
         node = self._values[key]
         nodes = node.value if node.id == "sequence" else [node]
         for each in nodes:
             if each.id != "scalar" or each.tag == _NULL or not each.value.strip():
-                self.fail(each, self.path(key), "it takes a list of command lines, such as '- python train.py'")
+                self.raise_error(
+                    each, self.join_path(key), "it takes a list of command lines, such as '- python train.py'"
+                )
         if not nodes:
-            self.fail(node, self.path(key), "the list is empty: write '- python train.py' below it")
+            self.raise_error(node, self.join_path(key), "the list is empty: write '- python train.py' below it")
         return tuple(each.value.strip() for each in nodes)
 
 
-def _expected(form: Form) -> str:
+def _describe_form(form: Form) -> str:
     """Return the text by which a form describes its values."""
     try:
         form("")
@@ -160,13 +164,13 @@ def _expected(form: Form) -> str:
     return "a text"
 
 
-def _text(value: str) -> str:
+def _parse_text(value: str) -> str:
     if not value.strip():
         raise ValueError("a text that is not blank")
     return value.strip()
 
 
-def _framework(value: str) -> str:
+def _parse_framework(value: str) -> str:
     if value not in FRAMEWORKS:
         raise ValueError(f"one of {', '.join(FRAMEWORKS)}")
     return value
@@ -181,25 +185,25 @@ def describe(path: Path) -> Description:
         The file cannot be read, or is invalid; the text names file, line and key, and what is allowed there.
     """
     file = str(path)
-    top = _Section(file, _compose(path), "", ("project", "train"))
-    top.need("train")
-    project = top.read("project", _text)
-    train = top.section("train", "framework", "resources", "run", *FRAMEWORKS)
-    train.need("framework", "run")
-    framework = train.must("framework", _framework)
+    top = _Section(file, _parse_file(path), "", ("project", "train"))
+    top.require_keys("train")
+    project = top.read("project", _parse_text)
+    train = top.read_section("train", "framework", "resources", "run", *FRAMEWORKS)
+    train.require_keys("framework", "run")
+    framework = train.read_required("framework", _parse_framework)
     for other in FRAMEWORKS:
-        if other != framework and train.has(other):
-            train.refuse(other, f"the framework is {framework}: rename this section, or the framework")
+        if other != framework and train.has_key(other):
+            train.refuse_key(other, f"the framework is {framework}: rename this section, or the framework")
     version, distributed, workers, processes = None, False, 1, None
-    if train.has(framework):
-        own = train.section(framework, "horovod", "version")
-        version = own.read("version", _text)
-        distributed = own.has("horovod")
+    if train.has_key(framework):
+        own = train.read_section(framework, "horovod", "version")
+        version = own.read("version", _parse_text)
+        distributed = own.has_key("horovod")
         if distributed:
-            workers, processes = _workers(own.section("horovod", "workers"))
+            workers, processes = _read_workers(own.read_section("horovod", "workers"))
     gpus = cpus = mem = None
-    if train.has("resources"):
-        resources = train.section("resources", "cpus", "gpus", "mem")
+    if train.has_key("resources"):
+        resources = train.read_section("resources", "cpus", "gpus", "mem")
         gpus, cpus, mem = (
             resources.read(key, form) for key, form in (("gpus", Whole(0)), ("cpus", COUNT), ("mem", Whole(1, LARGEST)))
         )
@@ -215,24 +219,24 @@ def describe(path: Path) -> Description:
         gpus=gpus,
         cpus=cpus,
         mem=mem,
-        run=train.lines("run"),
+        run=train.read_lines("run"),
     )
 
 
-def _workers(horovod: _Section) -> tuple[int, int | None]:
+def _read_workers(horovod: _Section) -> tuple[int, int | None]:
     """Return the number of workers, and of processes of each worker; None if the file does not say the latter."""
-    horovod.need("workers")
+    horovod.require_keys("workers")
     if not horovod.is_section("workers"):
-        return horovod.must("workers", COUNT), None
-    workers = horovod.section("workers", "count", "processes")
+        return horovod.read_required("workers", COUNT), None
+    workers = horovod.read_section("workers", "count", "processes")
     processes = workers.read("processes", COUNT)
-    return workers.must("count", COUNT), None if processes is None else processes.value
+    return workers.read_required("count", COUNT), None if processes is None else processes.value
 
 
-def _compose(path: Path) -> Any:
+def _parse_file(path: Path) -> Any:
     """Parse the file into YAML nodes, which have line numbers."""
     try:
-        return yaml_files.compose(bounded_reader.read_text(path, yaml_files.LARGEST))
+        return yaml_files.parse_nodes(bounded_reader.read_text(path, yaml_files.LARGEST))
     except ModuleNotFoundError:
         raise LaunchError(f"{str(path)!r} is YAML, which needs PyYAML: 'pip install pyyaml'") from None
     except (OSError, bounded_reader.ReadError) as error:

@@ -45,7 +45,7 @@ class Child:
     returncode : int or None
         Same as in `subprocess.Popen`.
     started : int
-        Descriptor that is readable when exec has succeeded or failed; -1 once `failure` has read the result.
+        Descriptor that is readable when exec has succeeded or failed; -1 once `read_failure` has read the result.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Child:
             if collects:
                 gc.enable()
 
-    def failure(self) -> OSError | None:
+    def read_failure(self) -> OSError | None:
         """Return why the program could not be started; None if it could, or if that is not known yet (`started`)."""
         if self.started >= 0:
             try:
@@ -99,7 +99,7 @@ class Child:
         poll = select.poll()
         poll.register(self.started, select.POLLIN)
         poll.poll()
-        if (failure := self.failure()) is not None:
+        if (failure := self.read_failure()) is not None:
             self.wait(1.0)
             raise failure
 

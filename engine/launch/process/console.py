@@ -95,4 +95,4 @@ class Console:
             else:
                 view = view[written:]
                 self._written += written
-                self.writer.moved()
+                self.writer.note_progress()

@@ -45,7 +45,7 @@ class Allotment:
     crowded: bool = False
 
 
-def allot(
+def allot_cpus(
     facts: Facts,
     ranks: int,
     environment: Mapping[str, str],

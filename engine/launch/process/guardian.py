@@ -2,7 +2,7 @@
 
 A rank dies with the launcher by PR_SET_PDEATHSIG. Its child processes, such as a shell's child or a data loader's
 worker, do not. The guardian is a fork of the launcher that sleeps on a pipe, over which it learns the process groups of
-the job. When the pipe ends without a farewell, it kills those groups and every process with the job's `ENGINE_JOB`.
+the job. When the pipe ends without a dismissal, it kills those groups and every process with the job's `ENGINE_JOB`.
 
 In an elastic job the guardian of an agent on another host than the launcher's also enforces the lease. It kills the
 agent and all its workers if the agent is stopped, or gets no message of the launcher for the length of the lease. By
@@ -62,15 +62,15 @@ class Guardian:
                 os._exit(0)
         os.close(reading)
 
-    def watch(self, group: int) -> None:
+    def watch_group(self, group: int) -> None:
         """Add a process group to those that it guards."""
         self._tell(f"+{group}\n")
 
-    def forget(self, group: int) -> None:
+    def forget_group(self, group: int) -> None:
         """Remove a process group that is empty, and whose number the system may reuse."""
         self._tell(f"-{group}\n")
 
-    def renew(self, until: float) -> None:
+    def renew_lease(self, until: float) -> None:
         """Set a new end of the lease.
 
         Parameters
@@ -80,15 +80,15 @@ class Guardian:
         """
         self._tell(f"={until:.3f}\n")
 
-    def dismiss(self) -> None:
+    def stop(self) -> None:
         """End the guardian, because no process is left to guard."""
         self._tell(".\n")
         os.close(self._pipe)
-        if not self._ended(DISMISSAL):  # it was stopped by a signal
+        if not self._await_end(DISMISSAL):  # it was stopped by a signal
             processes.send(self.pid, signal.SIGKILL)
-            self._ended(DISMISSAL)
+            self._await_end(DISMISSAL)
 
-    def _ended(self, seconds: float) -> bool:
+    def _await_end(self, seconds: float) -> bool:
         """Wait up to `seconds` for its end, and return whether it has ended."""
         patience = Patience(seconds)
         while True:
@@ -115,23 +115,23 @@ def boot_time() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-class _Told:
+class _GuardianInput:
     """Parser and state of the messages to the guardian; a read may end in the middle of a line.
 
     Attributes
     ----------
     groups : set of int
         Existing process groups of the job.
-    farewell : bool
+    dismissed : bool
         Whether the guardian was dismissed.
     """
 
     def __init__(self) -> None:
         self.groups: set[int] = set()
-        self.farewell = False
+        self.dismissed = False
         self._rest = b""
 
-    def take(self, part: bytes) -> list[float]:
+    def parse_part(self, part: bytes) -> list[float]:
         """Parse bytes that were read, and return the new ends of the lease."""
         *lines, self._rest = (self._rest + part).split(b"\n")
         renewals = []
@@ -144,7 +144,7 @@ class _Told:
             elif kind == b"=":
                 renewals.append(float(value))
             else:
-                self.farewell = True
+                self.dismissed = True
         return renewals
 
 
@@ -156,45 +156,45 @@ class _Lease:
         self._until = boot_time() + seconds
         self.held = False
 
-    def renew(self, until: float) -> None:
+    def renew_lease(self, until: float) -> None:
         left = until - boot_time()
         if left > 0:
             self._until = until
             self._patience.reset(left)
 
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         return self._until - boot_time()
 
-    def hopeless(self) -> bool:
+    def is_hopeless(self) -> bool:
         return not self._patience.seconds_left()
 
     def wait(self) -> float:
         """Return the seconds until the lease must be examined again."""
-        return min(self._patience.wait(), max(self.left(), 0.0) if not self.held else 1.0)
+        return min(self._patience.wait(), max(self.seconds_left(), 0.0) if not self.held else 1.0)
 
 
 def _run_guardian(
     pipe: int, job: str, discard: Callable[[], None], host: str | None, launcher: int, seconds: float | None
 ) -> None:
-    """Run the guardian in the forked process: wait for the end of pipe or lease; kill all if no farewell came."""
+    """Run the guardian in the forked process: wait for the end of pipe or lease; kill all if it was not dismissed."""
     os.setsid()
     for signum in (*ENDING_SIGNALS, *PASSED_SIGNALS, signal.SIGTSTP):
         signal.signal(signum, signal.SIG_IGN)
     pipe = _keep_only(pipe)
     processes.call_prctl(processes.PR_SET_NAME, b"enginerun-guard")
-    told = _Told()
+    told = _GuardianInput()
     lease = None if seconds is None else _Lease(seconds)
-    while not told.farewell:
+    while not told.dismissed:
         if lease is not None and not _told_in_time(pipe, lease, told.groups):
             processes.send(launcher, signal.SIGKILL)
             break
         part = os.read(pipe, 4096)
         if not part:
             break
-        for until in told.take(part):
+        for until in told.parse_part(part):
             if lease is not None:
-                lease.renew(until)
-    if told.farewell:
+                lease.renew_lease(until)
+    if told.dismissed:
         return
     for group in told.groups:
         processes.send_group(group, signal.SIGKILL)
@@ -209,8 +209,8 @@ def _told_in_time(pipe: int, lease: _Lease, groups: Collection[int]) -> bool:
     """
     poll = select.poll()
     poll.register(pipe, select.POLLIN)
-    while not lease.hopeless():
-        if lease.held != (lease.left() <= 0):
+    while not lease.is_hopeless():
+        if lease.held != (lease.seconds_left() <= 0):
             lease.held = not lease.held
             for group in groups:
                 processes.send_group(group, signal.SIGSTOP if lease.held else signal.SIGCONT)
@@ -257,14 +257,14 @@ def end_all(job: str, host: str | None) -> bool:
     found = [
         process.pid
         for process in processes.list_processes()
-        if runs(process) and process.pid != os.getpid() and _is_of_job(process.pid, job, host)
+        if is_running(process) and process.pid != os.getpid() and _is_of_job(process.pid, job, host)
     ]
     for pid in found:
         processes.send(pid, signal.SIGKILL)
     return bool(found)
 
 
-def runs(process: processes.Process) -> bool:
+def is_running(process: processes.Process) -> bool:
     """Return whether a process runs; one whose first thread has ended may still have others."""
     if process.state not in ("Z", "X"):
         return True

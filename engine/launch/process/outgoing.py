@@ -1,7 +1,7 @@
 """Buffered, non-blocking output to a process that may read slowly, over a pipe or a connection.
 
 Data that cannot be written now waits in memory, and above a limit in an unnamed file. Agents apply back-pressure to
-their ranks long before that (`full`); only data that a launcher sends to many hosts at once gets so long.
+their ranks long before that (`is_full`); only data that a launcher sends to many hosts at once gets so long.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Backlog:
                 self._read_at = self._write_at = 0
         return bytes(self._head[:size])
 
-    def drop(self, size: int) -> None:
+    def drop_bytes(self, size: int) -> None:
         """Remove the first bytes, at most as many as `peek` gave."""
         del self._head[:size]
 
@@ -97,7 +97,7 @@ class Outgoing:
         """True if data waits for the reader to have room."""
         return bool(self._backlog)
 
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """Return whether producers should pause, because more than `BEHIND` bytes wait."""
         return len(self._backlog) > BEHIND
 
@@ -111,9 +111,9 @@ class Outgoing:
         except OSError:  # no room for a backlog on the disk
             self.give_up()
         if not behind:
-            self.pump()
+            self.write_available()
 
-    def pump(self) -> None:
+    def write_available(self) -> None:
         """Write as much as possible without blocking."""
         while self.waiting and self._write_portion():
             pass
@@ -129,7 +129,7 @@ class Outgoing:
     def _write_portion(self) -> bool:
         """Write once, and return whether that succeeded."""
         try:
-            self._backlog.drop(retry_short(os.write, self.descriptor, self._backlog.peek(PORTION)))
+            self._backlog.drop_bytes(retry_short(os.write, self.descriptor, self._backlog.peek(PORTION)))
         except BlockingIOError:
             return False
         except OSError:  # the reader has gone

@@ -163,14 +163,14 @@ class Display:
             self._tag = b"\x1b[%dm%s\x1b[0m" % (COLOURS[rank % len(COLOURS)], self._tag)
         files.put(self._open)
 
-    def take(self, data: bytes) -> None:
+    def write_output(self, data: bytes) -> None:
         """Write data to the file, and show the lines that are complete."""
         self.taken += len(data)
         self._tail.add(data)
         self._files.put(functools.partial(self._write_file, data), len(data))
         self._show_lines(self._lines.feed(data))
 
-    def tail(self, since: int) -> tuple[bytes, bool]:
+    def read_tail(self, since: int) -> tuple[bytes, bool]:
         """Return the end of the stream after its first `since` bytes, and whether some of it was cut off."""
         size = max(0, self.taken - since)
         return (bytes(self._tail)[-size:], size > TAIL_BYTES) if size else (b"", False)
@@ -184,7 +184,7 @@ class Display:
         self.flush()
         self._files.put(self._close)
 
-    def lack(self) -> str:
+    def describe_loss(self) -> str:
         """Return a text on what is missing in the file, once its writer has finished; empty if it is complete."""
         if self.problem is not None:
             return f"{self.path} is not complete: {linux.explain_briefly(self.problem)}"
@@ -211,7 +211,7 @@ class Display:
                 written = os.write(self._file, view)
                 view = view[written:]
                 self._kept += written
-                self._files.moved()
+                self._files.note_progress()
         except OSError as error:
             self.problem = error
 

@@ -45,7 +45,7 @@ class Crew:
     ranks: tuple[int, ...]
     name: str = ""
 
-    def cross(self, local_rank: int) -> tuple[int, int]:
+    def cross_rank(self, local_rank: int) -> tuple[int, int]:
         """Return this host's index among the hosts that have a local rank, and their number (cross rank and size)."""
         having = [host for host, size in enumerate(self.sizes) if size > local_rank]
         return having.index(self.host), len(having)
@@ -223,7 +223,7 @@ def _place_variables(job: Job, rank: int, local_rank: int, crew: Crew | None) ->
     if job.counters:
         place["ENGINE_COUNTERS"] = job.counters[local_rank]
     if job.horovod:
-        cross_rank, cross_size = (0, 1) if crew is None else crew.cross(local_rank)
+        cross_rank, cross_size = (0, 1) if crew is None else crew.cross_rank(local_rank)
         place |= {
             "HOROVOD_RANK": number,
             "HOROVOD_SIZE": size,

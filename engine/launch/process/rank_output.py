@@ -81,9 +81,9 @@ class RankOutput:
             display.close()
         self.files.finish()
 
-    def lacks(self) -> Iterator[str]:
+    def list_losses(self) -> Iterator[str]:
         """Yield a line on each file that is not complete, once the files are closed."""
-        yield from (lack for display in self.displays.values() if (lack := display.lack()))
+        yield from (lack for display in self.displays.values() if (lack := display.describe_loss()))
         for path, problem in self.problems.items():
             yield f"{path} is not complete: {linux.explain_briefly(problem)}"
 

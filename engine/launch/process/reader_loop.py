@@ -89,7 +89,7 @@ class ReaderLoop:
             Longest wait in seconds; infinity: no limit.
         """
         self._watch_room()
-        full = [sink for sink in self._sinks if sink.full()]  # calls full() of all of them, which has effects
+        full = [sink for sink in self._sinks if sink.is_full()]  # calls is_full() of all of them, which has effects
         for hold in self._holders:
             hold(bool(full))
         if full:
@@ -120,7 +120,7 @@ class ReaderLoop:
             if out.descriptor < 0:  # it is closed
                 continue
             if out.waiting and out.descriptor not in registered:
-                self._selector.register(out.descriptor, selectors.EVENT_WRITE, out.pump)
+                self._selector.register(out.descriptor, selectors.EVENT_WRITE, out.write_available)
             elif not out.waiting and out.descriptor in registered:
                 self._selector.unregister(out.descriptor)
 

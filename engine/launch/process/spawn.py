@@ -38,7 +38,7 @@ DESCRIPTORS_PER_RANK = 8
 
 
 @dataclass
-class Rank:
+class RankProcess:
     """A started rank.
 
     Attributes
@@ -74,7 +74,7 @@ class Rank:
         """Id of the process, and of its process group."""
         return self.process.pid
 
-    def runs(self) -> bool:
+    def is_running(self) -> bool:
         """Return whether the supervisor has not reaped it yet."""
         return self.process.returncode is None
 
@@ -122,7 +122,7 @@ def start(
     descriptors: tuple[int, int],
     inherited: Sequence[int] = (),
     awaited: bool = True,
-) -> Rank:
+) -> RankProcess:
     """Start one rank.
 
     Parameters
@@ -174,7 +174,7 @@ def start(
         raise LaunchError(
             f"rank {plan.rank}: its process cannot be watched: {linux.explain_refusal('pidfd_open', error)}"
         ) from error
-    return Rank(plan, process, pidfd, out_read, err_read, page, started)
+    return RankProcess(plan, process, pidfd, out_read, err_read, page, started)
 
 
 def start_command(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:

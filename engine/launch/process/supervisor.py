@@ -28,7 +28,7 @@ from .job_signals import ending_line, handle_signals
 from .output import Stream
 from .rank_end import RankEnd, describe_code
 from .reader_loop import ReaderLoop
-from .spawn import Rank
+from .spawn import RankProcess
 from .writer import LOOK
 
 PIPE_DRAIN = 4 << 20
@@ -40,7 +40,7 @@ UNKILLABLE = 10.0  # seconds after SIGKILL, after which a rank that has not ende
 TRACED = 5.0  # seconds for which a debugger may hold a rank that has ended
 
 
-class Stage(IntEnum):
+class EndingStage(IntEnum):
     """Stage in the ending of a job."""
 
     RUNNING = 0
@@ -100,7 +100,7 @@ class Supervisor:
         wakeup: socket.socket,
         grace: float,
         say: Callable[[str], None],
-        ended: Callable[[Rank, RankEnd], None] = lambda *_: None,
+        ended: Callable[[RankProcess, RankEnd], None] = lambda *_: None,
     ) -> None:
         self._loop = loop
         self._guardian = guardian
@@ -111,29 +111,31 @@ class Supervisor:
         self._tell_end = ended
         loop.add_reader(wakeup.fileno(), self._handle_signals)
         loop.hold_by(self._hold_streams)
-        self._alive: dict[int, Rank] = {}
+        self._alive: dict[int, RankProcess] = {}
         self._streams: dict[int, list[Stream]] = {}
         self._groups: set[int] = set()
         self._ends: list[RankEnd] = []
-        self._stage = Stage.RUNNING
+        self._stage = EndingStage.RUNNING
         self._patience: Patience | None = None
         self._signum: int | None = None
         self._why = ""
         self._hurry = False
         self._held = False
         self._asked: set[int] = set()
-        self._traced: list[tuple[Rank, float, Patience]] = []  # ended ranks that a debugger holds, and when they ended
+        self._traced: list[
+            tuple[RankProcess, float, Patience]
+        ] = []  # ended ranks that a debugger holds, and when they ended
         self._foreign = {process.pid for process in processes.list_processes() if process.parent == os.getpid()}
 
-    def add(self, rank: Rank) -> None:
+    def add(self, rank: RankProcess) -> None:
         """Watch one more rank.
 
         Parameters
         ----------
-        rank : Rank
+        rank : RankProcess
             Rank that has just been started.
         """
-        self._guardian.watch(rank.pid)
+        self._guardian.watch_group(rank.pid)
         self._groups.add(rank.pid)
         self._alive[rank.number] = rank
         self._streams[rank.number] = []
@@ -151,7 +153,7 @@ class Supervisor:
         self._streams[stream.rank].append(stream)
         self._loop.add_reader(stream.pipe, functools.partial(self._read, stream))
 
-    def hold(self) -> None:
+    def hold_open(self) -> None:
         """Keep `run` from returning until `release` is called: ranks on other hosts may still run."""
         self._held = True
 
@@ -167,22 +169,22 @@ class Supervisor:
         why : str
             Reason that is shown with ranks that do not end by themselves.
         """
-        if self._stage == Stage.RUNNING and self._signum is None:
+        if self._stage == EndingStage.RUNNING and self._signum is None:
             self._why = why
-            self._enter(Stage.ENDING)
+            self._enter(EndingStage.ENDING)
 
     def kill(self) -> None:
         """Kill all ranks and their process groups now."""
         self._hurry = True
-        self._enter(Stage.KILLING)
+        self._enter(EndingStage.KILLING)
 
     def run(self) -> Outcome:
         """Serve the ranks until all have ended and no process of theirs is left."""
-        while (seconds := self.advance()) is not None:
+        while (seconds := self.advance_stages()) is not None:
             self._loop.step(seconds)
         return self.finish()
 
-    def advance(self) -> float | None:
+    def advance_stages(self) -> float | None:
         """Do what is due; return the seconds until more may be, or None once all ranks have ended.
 
         The caller handles events of the loop between two calls.
@@ -204,7 +206,7 @@ class Supervisor:
                 self._close(stream)
         return Outcome(sorted(self._ends, key=lambda end: end.rank), self._signum, self._hurry)
 
-    def abandon(self) -> None:
+    def kill_all(self) -> None:
         """Kill all ranks, because some could not be started, and wait for their end."""
         self.kill()
         self.run()
@@ -224,7 +226,7 @@ class Supervisor:
                 elif not self._loop.has_reader(stream.pipe):
                     self._loop.add_reader(stream.pipe, functools.partial(self._read, stream))
 
-    def _note_end(self, rank: Rank) -> None:
+    def _note_end(self, rank: RankProcess) -> None:
         """Reap a rank that has ended, unless a debugger traces it, which must see its end first."""
         self._loop.remove_reader(rank.pidfd)
         os.close(rank.pidfd)
@@ -249,10 +251,10 @@ class Supervisor:
                 self._traced.remove(entry)
                 self._record_end(rank, code, ended)
 
-    def _record_end(self, rank: Rank, code: int, now: float) -> None:
+    def _record_end(self, rank: RankProcess, code: int, now: float) -> None:
         """Record the end of a reaped rank, show its last output, and begin the ending of the job if it failed."""
         del self._alive[rank.number]
-        by_launcher = self._stage >= Stage.TERMINATING or self._signum is not None
+        by_launcher = self._stage >= EndingStage.TERMINATING or self._signum is not None
         end = RankEnd(rank.number, code, now, by_launcher, report=take_page(rank.page))
         self._ends.append(end)
         self._forget_empty()
@@ -262,10 +264,10 @@ class Supervisor:
         if code != 0:
             self._handle_failure(rank, end)
 
-    def _handle_failure(self, rank: Rank, end: RankEnd) -> None:
+    def _handle_failure(self, rank: RankProcess, end: RankEnd) -> None:
         """End all ranks after the failure of one, and ask a rank that it blames for a stall where it stands."""
         self.end(f"after the first rank failed (rank {rank.number}, {describe_code(end.code)})")
-        if self._stage == Stage.ENDING and (stalled := end.report.stalled_rank) is not None:
+        if self._stage == EndingStage.ENDING and (stalled := end.report.stalled_rank) is not None:
             self.ask_where(stalled)
 
     def ask_where(self, number: int) -> None:
@@ -303,7 +305,7 @@ class Supervisor:
 
     def end_job_by(self, signum: int) -> None:
         """Forward a signal to end to the ranks; if it is the second one, or a rank has failed before, kill them."""
-        if self._stage == Stage.RUNNING and self._signum is None:
+        if self._stage == EndingStage.RUNNING and self._signum is None:
             self._signum = signum
             self._why = f"after {processes.signal_name(signum)}"
             self._say(ending_line(signum, self._grace))
@@ -312,7 +314,7 @@ class Supervisor:
             self._patience = Patience(self._grace)
         else:
             self._hurry = True
-            self._enter(Stage.KILLING)
+            self._enter(EndingStage.KILLING)
 
     def pass_on(self, signum: int) -> None:
         """Forward a signal to each rank, or its child processes, that have a handler; it would kill others."""
@@ -327,7 +329,7 @@ class Supervisor:
             name = processes.signal_name(signum)
             self._say(f"{name}: not passed on to {readable.ranks(deaf)}, which would die of it")
 
-    def _find_handlers(self, rank: Rank, signum: int) -> list[int]:
+    def _find_handlers(self, rank: RankProcess, signum: int) -> list[int]:
         """Return the pids that handle a signal: the rank's, or, as below a shell, those of its topmost handlers."""
         if processes.catches_signal(rank.pid, signum):
             return [rank.pid]
@@ -337,10 +339,10 @@ class Supervisor:
 
     def _enter_next_stage(self) -> None:
         """Enter the next stage, because the grace period is over."""
-        if self._stage == Stage.KILLING:
+        if self._stage == EndingStage.KILLING:
             self._leave_unkillable()
         else:
-            self._enter(Stage.KILLING if self._signum is not None else Stage(self._stage + 1))
+            self._enter(EndingStage.KILLING if self._signum is not None else EndingStage(self._stage + 1))
 
     def _leave_unkillable(self) -> None:
         """Give up ranks that SIGKILL does not end."""
@@ -355,20 +357,20 @@ class Supervisor:
             os.close(rank.pidfd)
             self._record_end(rank, -signal.SIGKILL, time.time())
 
-    def _enter(self, stage: Stage) -> None:
+    def _enter(self, stage: EndingStage) -> None:
         """Enter a stage of the ending and send its signal; do nothing if the stage has been reached."""
         if stage <= self._stage:
             return
         self._stage = stage
-        self._patience = Patience(UNKILLABLE if stage == Stage.KILLING else self._grace)
-        if stage == Stage.ENDING or not self._groups:
+        self._patience = Patience(UNKILLABLE if stage == EndingStage.KILLING else self._grace)
+        if stage == EndingStage.ENDING or not self._groups:
             return
         if self._alive and not self._hurry:
-            action = "SIGTERM" if stage == Stage.TERMINATING else "SIGKILL"
+            action = "SIGTERM" if stage == EndingStage.TERMINATING else "SIGKILL"
             self._say(f"{readable.ranks(self._alive)} did not end within the grace period {self._why}: {action}")
         stopped = {rank.pid for rank in self._alive.values() if _is_stopped(rank.pid)}
         for group in self._groups:
-            kill = stage == Stage.KILLING or group in stopped  # a stopped process acts on no other signal
+            kill = stage == EndingStage.KILLING or group in stopped  # a stopped process acts on no other signal
             processes.send_group(group, signal.SIGKILL if kill else signal.SIGTERM)
 
     def _reap_orphans(self) -> None:
@@ -389,7 +391,7 @@ class Supervisor:
         for group in self._groups - {rank.pid for rank in self._alive.values()}:
             if not processes.send_group(group, 0):
                 self._groups.discard(group)
-                self._guardian.forget(group)
+                self._guardian.forget_group(group)
 
     def _end_leftovers(self) -> None:
         """End the processes that ranks have left, whatever their group or session: all descend from this process."""

@@ -1,6 +1,6 @@
 """A thread for writes that may block, so that the supervisor of processes never waits for a file.
 
-Its queue is bounded. The supervisor calls `full` in each step, and leaves the pipes of ranks unread while it returns
+Its queue is bounded. The supervisor calls `is_full` in each step, and leaves the pipes of ranks unread while it returns
 True. By this back-pressure a slow disk slows down the ranks, as it would without a launcher, and no output is lost. If
 a disk makes no progress for `STANDSTILL` seconds, output beyond the bound is dropped and counted instead. A training is
 worth more than its log.
@@ -80,7 +80,7 @@ class Writer:
         Parameters
         ----------
         task : callable
-            Function that may block. It calls `moved` whenever a part is done, and raises nothing.
+            Function that may block. It calls `note_progress` whenever a part is done, and raises nothing.
         size : int
             Number of bytes that it holds.
 
@@ -99,11 +99,11 @@ class Writer:
         self._tasks.put((task, size))
         return True
 
-    def moved(self) -> None:
+    def note_progress(self) -> None:
         """Report progress: a part of a task is done. Tasks call this."""
         self._moves += 1
 
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """Return whether the producer should pause, and call this again after `LOOK` seconds."""
         if self.behind <= (LOW if self._holding else HIGH):
             self._holding = self._losing = False

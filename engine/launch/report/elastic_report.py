@@ -85,7 +85,7 @@ class Last:
             return ""
         return f"{readable.plain(raised.type)} in {readable.plain(raised.file)}, line {raised.line}"
 
-    def quoted(self) -> list[str]:
+    def quote_lines(self) -> list[str]:
         """Return the lines that the report quotes: the exception and the program's innermost frame, or the last lines.
 
         The rest of a traceback was shown when the worker wrote it.
@@ -120,16 +120,16 @@ def _is_code(line: str) -> bool:
 
 def last_of(code: int, report: ExitReport, stderr: Display, since: int) -> Last:
     """Return the end of a worker whose output begins at byte `since` of its slot's stderr."""
-    return Last(code, stderr.path, tail_lines(*stderr.tail(since)), report)
+    return Last(code, stderr.path, tail_lines(*stderr.read_tail(since)), report)
 
 
-def how(code: int, came: bool) -> str:
+def describe_end(code: int, came: bool) -> str:
     """Return a clause on how a worker ended, without a subject, such as `was killed by SIGKILL`."""
     never = "" if came else ", and never came to elastic.run"
     return (f"ended with exit code {code}" if code >= 0 else f"was killed by {processes.signal_name(-code)}") + never
 
 
-def reason(cause: Cause, places: Mapping[int, WorldPlace]) -> str:
+def describe_cause(cause: Cause, places: Mapping[int, WorldPlace]) -> str:
     """Return a text on why a world has ended, which names the worker that caused it by its rank, if it had one."""
     place = None if cause.worker is None else places.get(cause.worker)
     if cause.worker is None or place is None:
@@ -141,7 +141,7 @@ def reason(cause: Cause, places: Mapping[int, WorldPlace]) -> str:
     return f"of {who}: {cause.text}"
 
 
-def resets(causes: Sequence[Cause]) -> list[str]:
+def describe_resets(causes: Sequence[Cause]) -> list[str]:
     """Return the lines on how often worlds have ended, and why; those in the middle of a long list are left out."""
     if not causes:
         return []
@@ -164,4 +164,4 @@ def first_failure(cause: Cause | None, why: str, last: Last | None) -> list[str]
     # A process killed by SIGKILL could not react: its output is from before.
     which = "before that it had written to" if last.code == -signal.SIGKILL else "from its"
     lines.append(f"first failure: {cause.text}; {which} stderr ({last.path}):")
-    return lines + [f"{QUOTE}{line}" for line in last.quoted()]
+    return lines + [f"{QUOTE}{line}" for line in last.quote_lines()]

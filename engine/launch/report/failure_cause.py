@@ -109,11 +109,11 @@ def find_failure_cause(ends: Sequence[RankEnd], claims: Sequence[Claim]) -> Fail
     if not since:
         since = {end.rank: end.time for end in failures}
 
-    def order(rank: int) -> tuple[float, bool, int]:
+    def sort_key(rank: int) -> tuple[float, bool, int]:
         killed = rank in own and own[rank].code < 0
         return since[rank], not killed, rank
 
-    culprit = min(since, key=order)
+    culprit = min(since, key=sort_key)
     told = [claim for claim in claims if claim.culprit == culprit]
     return FailureCause(
         culprit=culprit,

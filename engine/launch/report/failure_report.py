@@ -72,7 +72,7 @@ def tail_lines(data: bytes, cut: bool) -> list[str]:
     return lines
 
 
-def investigate(ends: Sequence[RankEnd], clocks: Mapping[int, float] | None = None) -> FailureCause | None:
+def find_first_failure(ends: Sequence[RankEnd], clocks: Mapping[int, float] | None = None) -> FailureCause | None:
     """Find the first failure of a job from its ranks' ends and exit reports.
 
     Parameters

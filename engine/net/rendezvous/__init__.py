@@ -28,10 +28,10 @@ from ...host import linux
 from .cancellation import CancellationToken
 from .local_client import LocalClient
 from .local_server import LocalServer
-from .messages import Gathered, introduce
+from .messages import Gathered, make_hello
 from .options import RendezvousOptions
 
-__all__ = ["CancellationToken", "Gathered", "RendezvousOptions", "compared_values", "gather"]
+__all__ = ["CancellationToken", "Gathered", "RendezvousOptions", "compared_values", "gather_ranks"]
 
 
 def compared_values(build: dict[str, str | int], sockets: int, lanes: str, several_hosts: bool) -> dict[str, str | int]:
@@ -46,7 +46,7 @@ def compared_values(build: dict[str, str | int], sockets: int, lanes: str, sever
     return {"enginerun": __version__, **build, "lanes": lanes, "sockets_per_lane": sockets}
 
 
-def gather(world: World, options: RendezvousOptions, cancel: CancellationToken | None = None) -> Gathered:
+def gather_ranks(world: World, options: RendezvousOptions, cancel: CancellationToken | None = None) -> Gathered:
     """Meet the other ranks and exchange descriptors. Collective.
 
     Parameters
@@ -69,14 +69,14 @@ def gather(world: World, options: RendezvousOptions, cancel: CancellationToken |
     rendezvous: LocalServer | LocalClient | None = None
     try:
         values = compared_values(options.build, options.sockets, options.lanes, world.several_hosts)
-        hello = introduce(world, options.generation, values, options.levels, options.failure)
+        hello = make_hello(world, options.generation, values, options.levels, options.failure)
         rendezvous = (LocalServer if world.leads else LocalClient)(world, hello, options, cancel)
         return rendezvous.run()
     except Exception as error:
         known = rendezvous is not None and (rendezvous.introduced or isinstance(error, EngineError))
         if not known and not options.failure:
             with contextlib.suppress(Exception):  # What this rank raises is the first error.
-                gather(world, replace(options, levels=(), failure=format_exception(error)), cancel)
+                gather_ranks(world, replace(options, levels=(), failure=format_exception(error)), cancel)
         if isinstance(error, EngineError):
             raise
         reason = linux.explain_error(error) if isinstance(error, OSError) else format_exception(error)

@@ -20,9 +20,9 @@ from ..acceptor import Acceptor
 from ..connection import GRACE, Connection
 from ..event_loop import Coroutine
 from ..frames import MALFORMED
-from .inter_host import STRANGERS, HubDecision, InterHostRendezvous, accept_ranks, refused
+from .inter_host import STRANGERS, HubDecision, InterHostRendezvous, accept_ranks, raise_refusal
 from .layout import Layout
-from .messages import TELLING, Hello, common_kernels, compare, failed_start
+from .messages import TELLING, Hello, common_kernels, compare_hellos, failed_start
 
 
 @dataclass(eq=False)
@@ -43,7 +43,7 @@ class Host:
         Process id of each rank that has come there.
     hellos : list of Hello
         Hellos of all its ranks; empty until all have come.
-    door : Address or None
+    lane_address : Address or None
         Address at which its leader accepts lanes; None for the hub if lanes use its trunks' address.
     ready : bool
         Whether its memory is made and its lanes are open.
@@ -58,7 +58,7 @@ class Host:
     connection: Connection | None = None
     pids: dict[int, int] = field(default_factory=dict)
     hellos: list[Hello] = field(default_factory=list)
-    door: Address | None = None
+    lane_address: Address | None = None
     ready: bool = False
 
     address: str = ""
@@ -79,38 +79,38 @@ class Hub(InterHostRendezvous):
         self.hurried = False
         self.lane_acceptor: Acceptor | None = None  # port for lanes, if they have an interface of their own
 
-    def begin(self) -> None:
-        """Listen for the leaders of other hosts; raises as `InterHostRendezvous.begin` does."""
-        self._hurry()
+    def begin_meeting(self) -> None:
+        """Listen for the leaders of other hosts; raises as `InterHostRendezvous.begin_meeting` does."""
+        self._shorten_wait()
         chosen = self.chosen_address()
-        listeners = _listening(self.address, self.world.size, chosen)
-        self.acceptor = accept_ranks(self.loop, listeners, self.key, self._welcome)
+        listeners = _open_listeners(self.address, self.world.size, chosen)
+        self.acceptor = accept_ranks(self.loop, listeners, self.key, self._handle_connection)
         if chosen is not None:
             listener = network.listen(chosen, 0, self.world.size + STRANGERS)
-            self.lane_acceptor = accept_ranks(self.loop, [listener], self.key, self._welcome)
-            self.own.door = self.lane_acceptor.address
+            self.lane_acceptor = accept_ranks(self.loop, [listener], self.key, self._handle_connection)
+            self.own.lane_address = self.lane_acceptor.address
 
-    def entered(self, hello: Hello) -> None:
+    def record_rank(self, hello: Hello) -> None:
         """Record a rank of this host that has come."""
         self.note_failure(hello)
-        self._come(self.own, {hello.rank: hello.pid})
-        self._hurry()
+        self._record_processes(self.own, {hello.rank: hello.pid})
+        self._shorten_wait()
 
-    def complete(self, hellos: list[Hello]) -> None:
+    def record_all_ranks(self, hellos: list[Hello]) -> None:
         """Record that all ranks of this host have come."""
         self.own.hellos = hellos
-        self._decide()
+        self._decide_layout()
 
-    def trunks(self) -> dict[int, Connection]:
-        """Return the connection to each host's leader, by host number; the numbers are final after `_decide`."""
+    def list_trunks(self) -> dict[int, Connection]:
+        """Return the connection to each host's leader, by host number; the numbers are final after `_decide_layout`."""
         connections = [host.connection for host in self.hosts if host.connection is not None]
         return dict(enumerate(connections, 1))
 
-    def memory_is_made(self) -> None:
+    def record_memory(self) -> None:
         """Record that the memory of this host's ranks is made."""
-        super().memory_is_made()
+        super().record_memory()
         self.own.ready = True
-        self._finish()
+        self._finish_if_ready()
 
     def give_way(self) -> bool:
         """Close an unauthenticated connection to free its descriptor; return False if there is none."""
@@ -122,11 +122,11 @@ class Hub(InterHostRendezvous):
         if self.lane_acceptor is not None:
             self.lane_acceptor.close()
 
-    def overdue(self, absent: int) -> RendezvousError:
+    def make_timeout_error(self, absent: int) -> RendezvousError:
         """Return the error of a timeout: the ranks that came, those that did not, and the connections turned away."""
-        if self.terms is not None:
+        if self.decision is not None:
             late = ", ".join(str(host) for host in self.hosts if not host.ready)
-            return RendezvousError(f"{late} did not make memory and connections within {self.terms.seconds:.3g} s")
+            return RendezvousError(f"{late} did not make memory and connections within {self.decision.seconds:.3g} s")
         known = {rank for host in self.hosts for rank in host.pids}
         missing_ranks = [rank for rank in range(self.world.size) if rank not in known]
         missing = readable.ranks(missing_ranks)
@@ -149,7 +149,7 @@ class Hub(InterHostRendezvous):
         lines += [f"somebody at {host} {wrong}" for host, wrong in self.acceptor.rejected.items()]
         return RendezvousError("\n  ".join(lines), missing_ranks[0] if missing_ranks else None)
 
-    def _welcome(self, connection: Connection, greeting: dict[str, Any]) -> Coroutine[None] | None:
+    def _handle_connection(self, connection: Connection, greeting: dict[str, Any]) -> Coroutine[None] | None:
         """Continue with an authenticated connection: a lane, or one of a leader."""
         if greeting.get("role") == "lane":
             self.answer_lane(connection, greeting, self.own.pids)
@@ -193,32 +193,32 @@ class Hub(InterHostRendezvous):
     def _handle_leader_message(self, host: Host, message: dict[str, Any]) -> None:
         """Handle a message of an authenticated leader, which may run another version of the engine."""
         try:
-            self._hear(host, message)
+            self._apply_leader_message(host, message)
         except MALFORMED as error:
             raise RendezvousError(
                 f"rank {host.leader} (pid {host.pid}), which leads the ranks on {host}, says what no leader says: "
                 f"{shorten(repr(error), 200)}; install the same version on all hosts"
             ) from None
 
-    def _hear(self, host: Host, message: dict[str, Any]) -> None:
+    def _apply_leader_message(self, host: Host, message: dict[str, Any]) -> None:
         """Handle a leader's message: `come`, `crew`, `ready` or a refusal."""
-        refused(message)
+        raise_refusal(message)
         if "come" in message:
-            self._come(host, _processes(message["come"]))
+            self._record_processes(host, _parse_processes(message["come"]))
             failures = dict(message.get("failures", ()))
-            self.failures |= {_rank(rank): readable.plain(str(text)) for rank, text in failures.items()}
-            self._hurry()
+            self.failures |= {_parse_rank(rank): readable.plain(str(text)) for rank, text in failures.items()}
+            self._shorten_wait()
         elif "crew" in message:
             host.hellos = [Hello.read(hello) for hello in message["crew"]]
             if sorted(hello.rank for hello in host.hellos) != sorted(host.pids):
                 raise ValueError("ranks that have not come there")
-            host.door = network.read_address(message["door"])
-            self._decide()
+            host.lane_address = network.read_address(message["lane_address"])
+            self._decide_layout()
         elif "ready" in message:
             host.ready = True
-            self._finish()
+            self._finish_if_ready()
 
-    def _come(self, host: Host, pids: dict[int, int]) -> None:
+    def _record_processes(self, host: Host, pids: dict[int, int]) -> None:
         """Record processes that have come to a host; raise a `RendezvousError` for a rank that is taken or invalid."""
         for rank, pid in pids.items():
             if not 0 <= rank < self.world.size:
@@ -231,13 +231,13 @@ class Hub(InterHostRendezvous):
                     )
         host.pids |= pids
 
-    def _hurry(self) -> None:
+    def _shorten_wait(self) -> None:
         """Shorten the wait for the others to `TELLING` seconds, once it is known that the start fails."""
         if self.failures and not self.hurried:
             self.hurried = True
             self.patience.reset(min(self.patience.seconds_left(), TELLING))
 
-    def _decide(self) -> None:
+    def _decide_layout(self) -> None:
         """If all ranks have come, compare them and send the layout to every leader."""
         hellos = sorted((hello for host in self.hosts for hello in host.hellos), key=lambda hello: hello.rank)
         if len(hellos) < self.world.size:
@@ -245,13 +245,13 @@ class Hub(InterHostRendezvous):
         self.hosts.sort(key=lambda host: host.leader)
         kernels = common_kernels(hellos)
         places = {hello.rank: f" on {host}" for host in self.hosts for hello in host.hellos}
-        compare(hellos, places, {"kernels"} if kernels else ())
+        compare_hellos(hellos, places, {"kernels"} if kernels else ())
         self._check_addresses()
         left = max(self.patience.seconds_left(), GRACE)
-        self.terms = HubDecision(
-            list(Layout.of([hello.rank for hello in host.hellos] for host in self.hosts).hosts),
+        self.decision = HubDecision(
+            list(Layout.from_crews([hello.rank for hello in host.hellos] for host in self.hosts).hosts),
             [str(host) for host in self.hosts],
-            [host.door for host in self.hosts],
+            [host.lane_address for host in self.hosts],
             [hello.pid for hello in hellos],
             [hello.processors for hello in hellos],
             kernels,
@@ -259,28 +259,28 @@ class Hub(InterHostRendezvous):
             max(hello.worlds for hello in hellos),
         )
         self.patience.reset(left + GRACE)
-        self._tell({"layout": asdict(self.terms)})
+        self._send_to_leaders({"layout": asdict(self.decision)})
 
     def _check_addresses(self) -> None:
         """Raise a `RendezvousError` for a loopback address, unless all hosts are on one machine."""
         if all(network.is_loopback(host.address) for host in self.hosts):
             return
         for host in self.hosts:
-            if host.door is not None and network.is_loopback(host.door.host):
+            if host.lane_address is not None and network.is_loopback(host.lane_address.host):
                 raise RendezvousError(
-                    f"rank {host.leader} on {host.name} gives {host.door.host} as its address, where no other host "
-                    "reaches it. Set ENGINE_INTERFACE there to the interface that leads to the others, or ENGINE_HUB "
-                    "everywhere to an address of rank 0's host that is not its loopback."
+                    f"rank {host.leader} on {host.name} gives {host.lane_address.host} as its address, where no "
+                    "other host reaches it. Set ENGINE_INTERFACE there to the interface that leads to the others, or "
+                    "ENGINE_HUB everywhere to an address of rank 0's host that is not its loopback."
                 )
 
-    def _finish(self) -> None:
+    def _finish_if_ready(self) -> None:
         """If all hosts are ready, tell them so. This is the last message: the engines use the connections next."""
         if all(host.ready for host in self.hosts):
             assert self.lanes_are_open()
             self.done = True
-            self._tell({"go": True})
+            self._send_to_leaders({"go": True})
 
-    def _tell(self, message: dict[str, Any]) -> None:
+    def _send_to_leaders(self, message: dict[str, Any]) -> None:
         for host in self.hosts:
             if host.connection is not None:
                 try:
@@ -292,7 +292,7 @@ class Hub(InterHostRendezvous):
                     ) from None
 
 
-def _rank(digits: Any) -> int:
+def _parse_rank(digits: Any) -> int:
     """Parse a rank, which JSON represents as a string where it is a field's name."""
     rank = natural(str(digits))
     if rank is None:
@@ -300,10 +300,10 @@ def _rank(digits: Any) -> int:
     return rank
 
 
-def _processes(told: Any) -> dict[int, int]:
+def _parse_processes(entries: Any) -> dict[int, int]:
     """Parse a leader's list of ranks and process ids."""
     try:
-        found = dict(told)
+        found = dict(entries)
     except TypeError:
         raise ValueError("no list of processes") from None
     if not all(type(number) is int and 0 <= number < 1 << 31 for pair in found.items() for number in pair):
@@ -311,7 +311,7 @@ def _processes(told: Any) -> dict[int, int]:
     return found
 
 
-def _listening(hub: HubAddress, size: int, chosen: str | None) -> list[socket.socket]:
+def _open_listeners(hub: HubAddress, size: int, chosen: str | None) -> list[socket.socket]:
     """Return the listening socket that the launcher has left for rank 0, if it is still open; else open new ones."""
     if hub.descriptor is not None:
         try:
@@ -334,7 +334,7 @@ def _own_listeners(hub: HubAddress, size: int, chosen: str | None) -> list[socke
         with contextlib.ExitStack() as opened:
             listeners = [
                 opened.enter_context(network.listen(address, hub.port, size + STRANGERS))
-                for address in _bound(hub, chosen)
+                for address in _choose_addresses(hub, chosen)
             ]
             opened.pop_all()
             return listeners
@@ -345,7 +345,7 @@ def _own_listeners(hub: HubAddress, size: int, chosen: str | None) -> list[socke
         ) from None
 
 
-def _bound(hub: HubAddress, chosen: str | None) -> list[str | None]:
+def _choose_addresses(hub: HubAddress, chosen: str | None) -> list[str | None]:
     """Return the addresses to listen on; None stands for all addresses.
 
     If an interface is chosen and the other hosts look for rank 0 at its address, that is the only one. They may look

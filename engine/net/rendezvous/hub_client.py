@@ -18,7 +18,15 @@ from ...text.logs import logger
 from ..connection import GRACE, Connection, connect, connect_again
 from ..event_loop import Coroutine, Wait
 from ..stream import AuthenticationError
-from .inter_host import FAREWELL, SECONDS, STRANGERS, HubDecision, InterHostRendezvous, accept_ranks, refused
+from .inter_host import (
+    REFUSAL_SECONDS,
+    SECONDS,
+    STRANGERS,
+    HubDecision,
+    InterHostRendezvous,
+    accept_ranks,
+    raise_refusal,
+)
 from .messages import Hello
 
 _TRIED = 4  # most addresses of the hub that a message names
@@ -41,38 +49,38 @@ class HubClient(InterHostRendezvous):
         self.tried: dict[str, str] = {}  # address of the hub -> result of the last try
         self.calling: Coroutine[None] | None = None  # the conversation with the hub
 
-    def begin(self) -> None:
-        """Begin calling the hub; raises as `InterHostRendezvous.begin` does."""
-        self.calling = self._with_hub(self.chosen_address())
+    def begin_meeting(self) -> None:
+        """Begin calling the hub; raises as `InterHostRendezvous.begin_meeting` does."""
+        self.calling = self._talk_to_hub(self.chosen_address())
         self.loop.start(self.calling)
 
-    def entered(self, hello: Hello) -> None:
+    def record_rank(self, hello: Hello) -> None:
         """Record a rank of this host that has come, and report it to the hub."""
         self.pids[hello.rank] = hello.pid
         self.note_failure(hello)
-        self._tell_come()
+        self._report_processes()
 
-    def complete(self, hellos: list[Hello]) -> None:
+    def record_all_ranks(self, hellos: list[Hello]) -> None:
         """Record that all ranks of this host have come, and send their hellos to the hub."""
         self.hellos = hellos
-        self._tell_crew()
+        self._report_crew()
 
-    def trunks(self) -> dict[int, Connection]:
+    def list_trunks(self) -> dict[int, Connection]:
         """Return the connection to the hub; empty before it is open."""
         return {} if self.connection is None else {0: self.connection}
 
-    def memory_is_made(self) -> None:
+    def record_memory(self) -> None:
         """Record that the memory of this host's ranks is made."""
-        super().memory_is_made()
-        self._say_ready()
+        super().record_memory()
+        self._report_ready()
 
-    def overdue(self, absent: int) -> RendezvousError:
+    def make_timeout_error(self, absent: int) -> RendezvousError:
         """Return the error of a timeout; `absent` is the number of this host's processes that have not come."""
         if self.calling is not None:
             self.loop.cancel(self.calling)
         if self.connection is not None:
             return RendezvousError(f"rank 0 on {self.hub_name} fell silent while the ranks were gathering")
-        tried = self._told_tries()
+        tried = self._describe_tries()
         text = (
             f"rank 0 did not come within {self.timeout:g} s (ENGINE_START_TIMEOUT): rank {self.world.rank} on "
             f"{self.name} did not reach it at {self.address}"
@@ -81,36 +89,36 @@ class HubClient(InterHostRendezvous):
             tried.append(f"of {self.name} itself, {absent} of {self.world.local_size} processes did not come either")
         return RendezvousError("\n  ".join([text, *tried]), absent=0)
 
-    def _told_tries(self) -> list[str]:
+    def _describe_tries(self) -> list[str]:
         tried = [f"{address}: {what}" for address, what in list(self.tried.items())[:_TRIED]]
         if any("loopback" in each for each in tried):
             tried.append("an address of the loopback never leads to another host: see /etc/hosts, or set ENGINE_HUB")
         return tried
 
-    def refuse(self, error: RendezvousError) -> None:
-        """Tell the hub why this start fails. If a call is still pending, wait `FAREWELL` seconds for its answer."""
-        patience = Patience(FAREWELL)
+    def send_refusal(self, error: RendezvousError) -> None:
+        """Tell the hub why this start fails. If a call is still pending, wait `REFUSAL_SECONDS` for its answer."""
+        patience = Patience(REFUSAL_SECONDS)
         try:
             while self.connection is None and self.calling in self.loop and patience.seconds_left():
-                wait_readable([self.fileno()], min(patience.wait(), self.loop.timeout()))
+                wait_readable([self.fileno()], min(patience.wait(), self.loop.next_timeout()))
                 self.loop.run_ready()
         except RendezvousError:
             pass  # `error` is the first cause.
-        super().refuse(error)
+        super().send_refusal(error)
 
-    def _with_hub(self, chosen: str | None) -> Coroutine[None]:
+    def _talk_to_hub(self, chosen: str | None) -> Coroutine[None]:
         """Call the hub, and handle its messages until all hosts are ready."""
-        connection, told = yield from self._reach_hub()
-        self.connection, self.hub_name = connection, readable.plain(str(told.get("name")))
+        connection, answer = yield from self._reach_hub()
+        self.connection, self.hub_name = connection, readable.plain(str(answer.get("name")))
         try:
-            seconds = number(told, "seconds", 0, SECONDS)
+            seconds = number(answer, "seconds", 0, SECONDS)
         except ReadError as error:
             raise self._not_a_hub(error) from None
         self.patience.reset(seconds + 2 * GRACE)  # The hub knows which ranks are missing.
         listener = network.listen(chosen or connection.here.host, 0, self.world.size + STRANGERS)
-        self.acceptor = accept_ranks(self.loop, [listener], self.key, self._welcome)
-        self._tell_come()
-        self._tell_crew()
+        self.acceptor = accept_ranks(self.loop, [listener], self.key, self._accept_lane)
+        self._report_processes()
+        self._report_crew()
         while not self.done:
             try:
                 message = yield from connection.receive_message()
@@ -118,18 +126,18 @@ class HubClient(InterHostRendezvous):
                 raise RendezvousError(
                     f"rank 0 on {self.hub_name} ended or was cut off while the ranks were gathering"
                 ) from None
-            refused(message)
+            raise_refusal(message)
             if "layout" in message:
                 try:
-                    terms = HubDecision.read(message["layout"])
-                    if len(terms.hosts) != self.world.size:
-                        raise ValueError(f"terms of {len(terms.hosts)} ranks")
-                    own = [rank for rank, host in enumerate(terms.hosts) if host == terms.hosts[self.world.rank]]
+                    decision = HubDecision.read(message["layout"])
+                    if len(decision.hosts) != self.world.size:
+                        raise ValueError(f"a layout of {len(decision.hosts)} ranks")
+                    own = [rank for rank, host in enumerate(decision.hosts) if host == decision.hosts[self.world.rank]]
                     if own != sorted(self.pids):
                         raise ValueError(f"{readable.ranks(own)} on {self.name}")
                 except ValueError as error:
                     raise self._not_a_hub(error) from None
-                self._open_lanes(terms, connection)
+                self._open_lanes(decision, connection)
             self.done = "go" in message
 
     def _not_a_hub(self, error: ValueError) -> RendezvousError:
@@ -152,7 +160,7 @@ class HubClient(InterHostRendezvous):
         soon = Patience(_SOON)
         said = False
         while True:
-            addresses, unproven = self._addresses(), 0
+            addresses, unproven = self._resolve_addresses(), 0
             for address in addresses:
                 kind = ", on the loopback of this host" if network.is_loopback(address.host) else ""
                 try:
@@ -161,7 +169,7 @@ class HubClient(InterHostRendezvous):
                     unproven += 1
                     self.tried[f"{address}{kind}"] = "whoever listens there does not know this job's secret"
                 except (OSError, ValueError) as error:
-                    self.tried[f"{address}{kind}"] = _text(error)
+                    self.tried[f"{address}{kind}"] = _error_text(error)
             if addresses and unproven == len(addresses):  # Else rank 0 may still begin to listen at another address.
                 raise RendezvousError(
                     f"rank {world.rank} on {self.name}: whoever listens at {addresses[-1]} for rank 0 does not know "
@@ -176,13 +184,13 @@ class HubClient(InterHostRendezvous):
                     self.name,
                     self.address,
                     self.timeout,
-                    "\n  ".join(self._told_tries()),
+                    "\n  ".join(self._describe_tries()),
                 )
             answering = min(2 * answering, _ANSWERING)  # rank 0 may be slow
             yield Wait(Patience(pause))
             pause = min(pause * 1.5, 0.25)
 
-    def _addresses(self) -> list[Address]:
+    def _resolve_addresses(self) -> list[Address]:
         """Resolve the addresses at which the hub may listen."""
         found = []
         for host in (self.address.host, *self.address.others):
@@ -192,54 +200,56 @@ class HubClient(InterHostRendezvous):
                 self.tried[host] = f"no such host ({error.strerror})"
         return found
 
-    def _welcome(self, connection: Connection, greeting: dict[str, Any]) -> None:
+    def _accept_lane(self, connection: Connection, greeting: dict[str, Any]) -> None:
         """Accept a lane from the leader of a host of higher number."""
         self.answer_lane(connection, greeting, self.pids)
-        self._say_ready()
+        self._report_ready()
 
-    def _open_lanes(self, terms: HubDecision, connection: Connection) -> None:
+    def _open_lanes(self, decision: HubDecision, connection: Connection) -> None:
         """Take the layout, and open lanes to the leaders of hosts of lower number."""
-        self.terms = terms
-        self.patience.reset(terms.seconds + 2 * GRACE)
+        self.decision = decision
+        self.patience.reset(decision.seconds + 2 * GRACE)
         for rank, other in self.lanes:
-            host = terms.hosts[other]
-            for socket_number in range(self.sockets if host < terms.hosts[rank] else 0):
+            host = decision.hosts[other]
+            for socket_number in range(self.sockets if host < decision.hosts[rank] else 0):
                 lane = (rank, other, socket_number)
-                self.loop.start(self._open_lane(lane, host, terms.doors[host] or connection.there))
-        self._say_ready()
+                self.loop.start(self._open_lane(lane, host, decision.lane_addresses[host] or connection.there))
+        self._report_ready()
 
     def _open_lane(self, lane: tuple[int, int, int], host: int, address: Address) -> Coroutine[None]:
-        assert self.terms is not None
+        assert self.decision is not None
         rank, other, number = lane
-        patience = Patience(self.terms.seconds)
+        patience = Patience(self.decision.seconds)
         greeting = {"role": "lane", "rank": rank, "to": other, "number": number}
         try:
             self.open[lane] = yield from connect_again(address, self.key, greeting, patience)
         except (OSError, ValueError) as error:
             # A host that fails closes its port before the hub tells the others why: wait for that reason.
-            yield Wait(Patience(FAREWELL))
+            yield Wait(Patience(REFUSAL_SECONDS))
             raise RendezvousError(
-                f"rank {rank} on {self.name} cannot reach rank {other} on {self.terms.names[host]} at {address}: "
-                f"{_text(error)}. Every host must reach every other, also through a firewall: ENGINE_INTERFACE "
+                f"rank {rank} on {self.name} cannot reach rank {other} on {self.decision.names[host]} at {address}: "
+                f"{_error_text(error)}. Every host must reach every other, also through a firewall: ENGINE_INTERFACE "
                 "chooses on which network."
             ) from None
-        self._say_ready()
+        self._report_ready()
 
-    def _say_ready(self) -> None:
+    def _report_ready(self) -> None:
         """If memory and lanes of this host are ready, tell the hub once."""
-        if self.said_ready or self.terms is None or not self.prepared or not self.lanes_are_open():
+        if self.said_ready or self.decision is None or not self.prepared or not self.lanes_are_open():
             return
         self.said_ready = True
-        self._tell({"ready": True})
+        self._send_to_hub({"ready": True})
 
-    def _tell_come(self) -> None:
-        self._tell({"come": list(self.pids.items()), "failures": list(self.failures.items())})
+    def _report_processes(self) -> None:
+        self._send_to_hub({"come": list(self.pids.items()), "failures": list(self.failures.items())})
 
-    def _tell_crew(self) -> None:
+    def _report_crew(self) -> None:
         if self.hellos and self.acceptor is not None:
-            self._tell({"crew": [hello.told() for hello in self.hellos], "door": list(self.acceptor.address)})
+            self._send_to_hub(
+                {"crew": [hello.to_message() for hello in self.hellos], "lane_address": list(self.acceptor.address)}
+            )
 
-    def _tell(self, message: dict[str, Any]) -> None:
+    def _send_to_hub(self, message: dict[str, Any]) -> None:
         """Send a message to the hub, if it is connected."""
         if self.connection is not None:
             try:
@@ -248,6 +258,6 @@ class HubClient(InterHostRendezvous):
                 return  # Its end will be noticed after its earlier messages are read.
 
 
-def _text(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     """Return the text of an error: the system's message, the exception's text, or its class name."""
     return (isinstance(error, OSError) and error.strerror) or exception_text(error) or type(error).__name__

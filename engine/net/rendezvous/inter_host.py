@@ -7,7 +7,8 @@ the lower one accepts. Each rank receives its connections from its leader. The c
 stays open as a *trunk*. With many hosts the trunks go to ranks of the hub's host that do not coordinate.
 
     leader -> hub    come: the processes of its host so far; crew: all their hellos, and its address for lanes
-    hub -> leader    layout: each rank's host, pid and processors; each host's door; the kernels; seconds left
+    hub -> leader    layout: each rank's host, pid and processors; each host's address for lanes; the kernels; the
+                     seconds left
     leader -> hub    ready: its memory is made, its lanes are open
     hub -> leader    go: all are ready
                      either way, at any time, a refusal, which every rank raises
@@ -42,7 +43,7 @@ from .messages import KINDS, Hello, derive_leaders_key
 
 STRANGERS = 128  # most unauthenticated connections at once; with more, one of them is closed
 SECONDS = 1e9  # longest time limit of a start
-FAREWELL = 2.0  # seconds in which the other side receives a refusal
+REFUSAL_SECONDS = 2.0  # seconds in which the other side receives a refusal
 
 
 def accept_ranks(loop: CoroutineLoop, listeners: Sequence[socket.socket], key: bytes, handle: Handler) -> Acceptor:
@@ -75,7 +76,7 @@ class HubDecision:
         Host number of each rank.
     names : list of str
         Name of each host in messages.
-    doors : list of Address or None
+    lane_addresses : list of Address or None
         Address of each host at which its leader accepts lanes; None for the hub: the address of the trunk.
     pids, processors : list
         Process id of each rank, and the processors to which it is bound.
@@ -89,7 +90,7 @@ class HubDecision:
 
     hosts: list[int]
     names: list[str]
-    doors: list[Address | None]
+    lane_addresses: list[Address | None]
     pids: list[int]
     processors: list[list[int]]
     kernels: str | None
@@ -106,29 +107,37 @@ class HubDecision:
             No hub sends such a message.
         """
         try:
-            doors = [None if door is None else network.read_address(door) for door in message["doors"]]
-            told: dict[str, Any] = {entry.name: message[entry.name] for entry in fields(cls)} | {"doors": doors}
-            hosts = len(told["names"])
+            lane_addresses = [
+                None if address is None else network.read_address(address) for address in message["lane_addresses"]
+            ]
+            found: dict[str, Any] = {entry.name: message[entry.name] for entry in fields(cls)} | {
+                "lane_addresses": lane_addresses
+            }
+            hosts = len(found["names"])
             sound = (
-                len(told["hosts"]) == len(told["pids"]) == len(told["processors"])
-                and len(doors) == hosts
-                and all(isinstance(name, str) for name in told["names"])
-                and all(type(host) is int for host in told["hosts"])
-                and {*told["hosts"]} == {*range(hosts)}
-                and all(type(number) is int and 0 <= number < 1 << 31 for number in (*told["pids"], told["generation"]))
-                and all(type(number) is int and number >= 0 for each in told["processors"] for number in each)
-                and isinstance(told["kernels"], str | None)
-                and 0 < told["seconds"] < SECONDS
+                len(found["hosts"]) == len(found["pids"]) == len(found["processors"])
+                and len(lane_addresses) == hosts
+                and all(isinstance(name, str) for name in found["names"])
+                and all(type(host) is int for host in found["hosts"])
+                and {*found["hosts"]} == {*range(hosts)}
+                and all(
+                    type(number) is int and 0 <= number < 1 << 31 for number in (*found["pids"], found["generation"])
+                )
+                and all(type(number) is int and number >= 0 for each in found["processors"] for number in each)
+                and isinstance(found["kernels"], str | None)
+                and 0 < found["seconds"] < SECONDS
             )
         except MALFORMED:
             sound = False
         if not sound:
-            raise ValueError("no terms of a hub")
-        return cls(**told)
+            raise ValueError("no decision of a hub")
+        return cls(**found)
 
 
 class InterHostRendezvous:
-    """The rendezvous of a leader with other leaders, from `begin` to `close`; its owner calls `turn` repeatedly.
+    """The rendezvous of a leader with other leaders, from `begin_meeting` to `close`.
+
+    Its owner calls `handle_events` repeatedly.
 
     Parameters
     ----------
@@ -151,7 +160,7 @@ class InterHostRendezvous:
         self.name = world.host_name or socket.gethostname()
         self.loop = CoroutineLoop()
         self.acceptor: Acceptor | None = None
-        self.terms: HubDecision | None = None
+        self.decision: HubDecision | None = None
         self.prepared = False  # whether the memory of this host's ranks is made
         self.done = False  # whether every host is ready
         self.open: dict[tuple[int, int, int], Connection] = {}  # lanes, by the rank here, the rank there, and number
@@ -164,7 +173,7 @@ class InterHostRendezvous:
         if hello.failure:
             self.failures[hello.rank] = f"{hello.failure} on {self.name}"
 
-    def begin(self) -> None:
+    def begin_meeting(self) -> None:
         """Begin to listen for other leaders, or to call the hub.
 
         Raises
@@ -175,55 +184,55 @@ class InterHostRendezvous:
         raise NotImplementedError
 
     def chosen_address(self) -> str | None:
-        """Return the address of the chosen interface; None if none was chosen. Raises as `begin` does."""
+        """Return the address of the chosen interface; None if none was chosen. Raises as `begin_meeting` does."""
         try:
             return None if self.interface is None else network.interface_address(self.interface)
         except ValueError as error:
             raise RendezvousError(f"rank {self.world.rank} on {self.name}: ENGINE_INTERFACE: {error}") from None
 
-    def entered(self, hello: Hello) -> None:
+    def record_rank(self, hello: Hello) -> None:
         """Record a rank of this host that has come."""
         raise NotImplementedError
 
-    def complete(self, hellos: list[Hello]) -> None:
+    def record_all_ranks(self, hellos: list[Hello]) -> None:
         """Record that all ranks of this host have come."""
         raise NotImplementedError
 
-    def overdue(self, absent: int) -> RendezvousError:
+    def make_timeout_error(self, absent: int) -> RendezvousError:
         """Return the error of a timeout; `absent` is the number of this host's processes that have not come."""
         raise NotImplementedError
 
-    def trunks(self) -> dict[int, Connection]:
+    def list_trunks(self) -> dict[int, Connection]:
         """Return the connections to leaders by host number: on the hub to all others, elsewhere to the hub."""
         raise NotImplementedError
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable when `turn` has work to do."""
+        """Return a descriptor that is readable when `handle_events` has work to do."""
         return self.loop.fileno()
 
     def wait(self) -> float:
-        """Return the seconds that may pass before `turn` must be called again."""
-        return min(self.patience.wait(), self.loop.timeout())
+        """Return the seconds that may pass before `handle_events` must be called again."""
+        return min(self.patience.wait(), self.loop.next_timeout())
 
-    def turn(self) -> None:
+    def handle_events(self) -> None:
         """Handle what is ready, without blocking. A `RendezvousError` that it raises is for all ranks."""
         self.loop.run_ready()
 
-    def memory_is_made(self) -> None:
+    def record_memory(self) -> None:
         """Record that the memory of this host's ranks is made."""
         self.prepared = True
 
     @cached_property
     def layout(self) -> Layout:
         """Distribution of the ranks over hosts; available once the hub has decided."""
-        assert self.terms is not None
-        return Layout(tuple(self.terms.hosts))
+        assert self.decision is not None
+        return Layout(tuple(self.decision.hosts))
 
     @cached_property
     def lanes(self) -> list[tuple[int, int]]:
         """Lanes of this host as pairs: a rank here and a rank elsewhere; available once the hub has decided."""
         crew = self.layout.crews[self.layout.hosts[self.world.rank]]
-        return [(rank, other) for rank in crew for other in self.layout.lanes(rank)]
+        return [(rank, other) for rank in crew for other in self.layout.lane_ranks(rank)]
 
     def lanes_are_open(self) -> bool:
         """Return whether all lanes of this host are open."""
@@ -253,28 +262,28 @@ class InterHostRendezvous:
         """Close an unauthenticated connection to free its descriptor; return False if there is none."""
         return self.acceptor is not None and self.acceptor.give_way()
 
-    def refuse(self, error: RendezvousError) -> None:
+    def send_refusal(self, error: RendezvousError) -> None:
         """Send the other leaders the error with which this start fails."""
-        message = refusal(error)
-        farewell([trunk for trunk in self.trunks().values() if tell(trunk, message)])
+        message = make_refusal(error)
+        await_closing([trunk for trunk in self.list_trunks().values() if try_to_send(trunk, message)])
 
     def close(self) -> None:
         """Close the port, and every connection that was not handed over."""
         self.loop.close()
         if self.acceptor is not None:
             self.acceptor.close()
-        for connection in (*self.open.values(), *self.trunks().values()):
+        for connection in (*self.open.values(), *self.list_trunks().values()):
             connection.close()
 
-    def taken_trunks(self, rank: int) -> dict[int, int]:
+    def detach_trunks(self, rank: int) -> dict[int, int]:
         """Hand the descriptors of the trunks of `rank` over to the caller, by the rank elsewhere."""
         taken: dict[int, int] = {}
-        connections = self.trunks()
-        for there in self.layout.trunks(rank):
+        connections = self.list_trunks()
+        for there in self.layout.trunk_ranks(rank):
             taken[there] = connections[self.layout.hosts[there]].socket.detach()
         return taken
 
-    def taken_lanes(self, rank: int) -> dict[int, list[int]]:
+    def detach_lanes(self, rank: int) -> dict[int, list[int]]:
         """Hand the descriptors of the lanes of `rank` over to the caller, by the rank elsewhere."""
         taken: dict[int, list[int]] = {}
         own = {lane: connection.socket for lane, connection in sorted(self.open.items()) if lane[0] == rank}
@@ -283,13 +292,13 @@ class InterHostRendezvous:
         return taken
 
 
-def refusal(error: RendezvousError) -> dict[str, Any]:
-    """Return the message that makes other ranks raise an error by `refused`."""
+def make_refusal(error: RendezvousError) -> dict[str, Any]:
+    """Return the message that makes other ranks raise an error by `raise_refusal`."""
     kind = next((name for name, kind in KINDS.items() if type(error) is kind), RendezvousError.__name__)
     return {"refused": kind, "message": str(error), "absent": error.absent}
 
 
-def refused(message: dict[str, Any]) -> None:
+def raise_refusal(message: dict[str, Any]) -> None:
     """Raise the error of a message, if it is a refusal."""
     if "refused" in message:
         kind = KINDS.get(str(message["refused"]), RendezvousError)
@@ -299,7 +308,7 @@ def refused(message: dict[str, Any]) -> None:
         raise error
 
 
-def tell(connection: Connection, message: dict[str, Any]) -> bool:
+def try_to_send(connection: Connection, message: dict[str, Any]) -> bool:
     """Send a last message, and return whether that succeeded."""
     try:
         connection.send_message(message)
@@ -308,12 +317,12 @@ def tell(connection: Connection, message: dict[str, Any]) -> bool:
     return True
 
 
-def farewell(connections: Iterable[Connection]) -> None:
-    """Wait up to `FAREWELL` seconds until the other sides have received the last message and closed.
+def await_closing(connections: Iterable[Connection]) -> None:
+    """Wait up to `REFUSAL_SECONDS` seconds until the other sides have received the last message and closed.
 
     If a connection is closed with bytes unread, data that it has sent is lost.
     """
-    end = time.monotonic() + FAREWELL
+    end = time.monotonic() + REFUSAL_SECONDS
     with selectors.DefaultSelector() as selector:
         for connection in connections:
             try:

@@ -25,7 +25,7 @@ class Layout:
     hosts: tuple[int, ...]
 
     @classmethod
-    def of(cls, crews: Iterable[Iterable[int]]) -> Layout:
+    def from_crews(cls, crews: Iterable[Iterable[int]]) -> Layout:
         """Make a layout of the rank lists of its hosts, which may come in any order."""
         numbered = enumerate(sorted(sorted(crew) for crew in crews))
         of_rank = {rank: host for host, crew in numbered for rank in crew}
@@ -39,45 +39,45 @@ class Layout:
             crews[host].append(rank)
         return crews
 
-    def place(self, rank: int) -> int:
+    def local_rank(self, rank: int) -> int:
         """Return the local rank of a rank: its index among the ranks of its host."""
         return self.crews[self.hosts[rank]].index(rank)
 
-    def carrier(self, rank: int, host: int) -> int:
+    def carrier_rank(self, rank: int, host: int) -> int:
         """Return the rank on another host with which `rank` exchanges data."""
         crew = self.crews[host]
-        return crew[self.place(rank) % len(crew)]
+        return crew[self.local_rank(rank) % len(crew)]
 
-    def lanes(self, rank: int) -> list[int]:
+    def lane_ranks(self, rank: int) -> list[int]:
         """Return the ranks on other hosts to which `rank` has a lane: its carriers, and the ranks that it carries."""
         own = self.hosts[rank]
         others = [other for other in range(len(self.hosts)) if self.hosts[other] != own]
         return [
             other
             for other in others
-            if self.carrier(rank, self.hosts[other]) == other or self.carrier(other, own) == rank
+            if self.carrier_rank(rank, self.hosts[other]) == other or self.carrier_rank(other, own) == rank
         ]
 
-    def keeper(self, host: int) -> int:
+    def keeper_rank(self, host: int) -> int:
         """Return the rank on rank 0's host that has the trunk to another host's leader."""
         others = self.crews[0][1:]
         if not others or len(self.crews) - 1 <= SPOKEN_TO:
             return 0
         return others[host % len(others)]
 
-    def trunks(self, rank: int) -> list[int]:
+    def trunk_ranks(self, rank: int) -> list[int]:
         """Return the ranks to which `rank` has a trunk.
 
         A keeper on rank 0's host has trunks to leaders of other hosts; such a leader has one to its keeper.
         """
         host = self.hosts[rank]
         if host == 0:
-            return [crew[0] for other, crew in enumerate(self.crews) if other and self.keeper(other) == rank]
-        return [self.keeper(host)] if rank == self.crews[host][0] else []
+            return [crew[0] for other, crew in enumerate(self.crews) if other and self.keeper_rank(other) == rank]
+        return [self.keeper_rank(host)] if rank == self.crews[host][0] else []
 
-    def cross(self, rank: int) -> tuple[int, int]:
+    def cross_rank(self, rank: int) -> tuple[int, int]:
         """Return the cross rank of a rank (its index among the ranks with its local rank) and the cross size."""
-        place = self.place(rank)
+        place = self.local_rank(rank)
         alike = [host for host, crew in enumerate(self.crews) if len(crew) > place]
         return alike.index(self.hosts[rank]), len(alike)
 

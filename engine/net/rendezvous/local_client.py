@@ -19,15 +19,15 @@ from ..connection import GRACE
 from ..stream import CLIENT, AuthenticatedStream, AuthenticationError, StreamError
 from ..unix_sockets import close_all, peer_uid, receive_with_descriptors
 from .cancellation import CancellationToken
-from .inter_host import SECONDS, refused
+from .inter_host import SECONDS, raise_refusal
 from .messages import (
     TELLING,
     WITH_DESCRIPTORS,
     Gathered,
     Hello,
-    address,
     derive_local_key,
     expect_welcome,
+    make_socket_name,
     own_pidfd,
 )
 from .options import RendezvousOptions
@@ -46,7 +46,7 @@ class LocalClient:
         self.taken: list[int] = []  # the descriptors that have come with it
         self.cancel = cancel
         self.hello = hello
-        self.address = address(world)
+        self.address = make_socket_name(world)
         self.leader, self.leader_rank = ("local rank 0", -1) if world.several_hosts else ("rank 0", 0)
         self.key = derive_local_key(world)
         self.stream = AuthenticatedStream(self.key, CLIENT)
@@ -77,7 +77,7 @@ class LocalClient:
         while True:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
                 if self._connect(connection):
-                    answer = self._talk(connection)
+                    answer = self._exchange_messages(connection)
                     if answer is not None:
                         return answer
             if not self.patience.seconds_left():
@@ -110,18 +110,18 @@ class LocalClient:
             )
         return True
 
-    def _talk(self, connection: socket.socket) -> Gathered | None:
+    def _exchange_messages(self, connection: socket.socket) -> Gathered | None:
         """Hold one conversation with the leader; return None if it broke off before this rank was introduced."""
         received: list[int] = []
         self.stream = AuthenticatedStream(self.key, CLIENT)
         try:
-            opening = self._message(connection, received, Patience(GRACE))
+            opening = self._receive_message(connection, received, Patience(GRACE))
             if opening is None or not received:
                 return None
             leader, pid = whole(opening, "rank", 0, self.hello.size - 1), whole(opening, "pid", 1, 1 << 31)
             seconds = number(opening, "seconds", 0, SECONDS)
             self.leader, self.leader_rank = f"rank {leader}", leader
-            hello = self.stream.encode(self.hello.told())
+            hello = self.stream.encode(self.hello.to_message())
             try:
                 sent = retry_short(socket.send_fds, connection, [hello], [self.pidfd])
                 send_all(connection, hello[sent:], GRACE)
@@ -130,8 +130,8 @@ class LocalClient:
             self.introduced = True
             patience = Patience(seconds + GRACE)
             try:
-                admitted = self._message(connection, received, patience)
-                self.answer = None if admitted is None else self._message(connection, received, patience)
+                admitted = self._receive_message(connection, received, patience)
+                self.answer = None if admitted is None else self._receive_message(connection, received, patience)
                 if self.answer is None:
                     # A dying process closes its sockets a moment before its pidfd becomes readable.
                     if wait_readable(received[:1], 1.0):
@@ -139,7 +139,7 @@ class LocalClient:
                     else:
                         end = "went on without this process: either all its ranks had come, or it fell silent"
                     raise RendezvousError(f"{self.leader} (pid {pid}) {end}")
-                return self._verdict(connection, self.answer)
+                return self._receive_welcome(connection, self.answer)
             except EngineError:
                 raise
             except Exception as error:
@@ -156,7 +156,7 @@ class LocalClient:
             send_all(connection, self.stream.encode({"failed": format_exception(error)}), GRACE)
         with contextlib.suppress(Exception):  # `error` is the first cause
             for _ in range(2):  # first the empty answer to the greeting, if that has not been read
-                self.answer = self.answer or self._message(connection, received, Patience(GRACE))
+                self.answer = self.answer or self._receive_message(connection, received, Patience(GRACE))
             assert self.answer is not None
             expect_welcome(self.answer, self.hello.size)  # raises for a refusal: then no rank has the memory
             while not self.taken and receive_with_descriptors(connection, 1, self.taken):
@@ -164,18 +164,18 @@ class LocalClient:
             if self.taken:
                 self.abort(self.taken[0], self.answer["hosts"], error)
 
-    def _verdict(self, connection: socket.socket, message: dict[str, Any]) -> Gathered:
+    def _receive_welcome(self, connection: socket.socket, message: dict[str, Any]) -> Gathered:
         """Receive the descriptors of a welcome, or raise the error of a refusal."""
-        refused(message)
+        raise_refusal(message)
         expect_welcome(message, self.hello.size)
         while len(self.taken) < message["descriptors"]:
             data = receive_with_descriptors(connection, 1, self.taken)
             if data != WITH_DESCRIPTORS:  # a refusal: the leader cannot send them
                 self.stream.feed(data)
-                refusal = self._message(connection, [], Patience(GRACE)) if data else None
+                refusal = self._receive_message(connection, [], Patience(GRACE)) if data else None
                 if refusal is None:
                     raise RendezvousError(f"{self.leader} ended in the middle of its welcome")
-                return self._verdict(connection, refusal)
+                return self._receive_welcome(connection, refusal)
         control, arena, *rest = self.taken
         crew, lanes, sockets = message["crew"], message["lanes"], message["sockets"]
         links = iter(rest[len(crew) :])
@@ -192,7 +192,9 @@ class LocalClient:
         self.taken = []  # they are the caller's
         return gathered
 
-    def _message(self, connection: socket.socket, descriptors: list[int], patience: Patience) -> dict[str, Any] | None:
+    def _receive_message(
+        self, connection: socket.socket, descriptors: list[int], patience: Patience
+    ) -> dict[str, Any] | None:
         """Receive the next message; None if the other side closes or dies, or sends nothing in time."""
         while (message := self._next_message()) is None:
             # The first descriptor is the leader's pidfd: its death shows even while a forked child holds the socket.
@@ -205,7 +207,7 @@ class LocalClient:
                 return None
             # Read exactly this message: the bytes after it carry descriptors.
             try:
-                data = receive_with_descriptors(connection, self.stream.missing(), descriptors, most=2)
+                data = receive_with_descriptors(connection, self.stream.missing_bytes(), descriptors, most=2)
             except (ConnectionError, TimeoutError):
                 return None
             if len(descriptors) > 1:

@@ -28,16 +28,16 @@ from ..unix_sockets import GROUP, close_all, peer_uid, receive_with_descriptors
 from .cancellation import CancellationToken
 from .hub import Hub
 from .hub_client import HubClient
-from .inter_host import InterHostRendezvous, refusal
+from .inter_host import InterHostRendezvous, make_refusal
 from .messages import (
     TELLING,
     WITH_DESCRIPTORS,
     Gathered,
     Hello,
-    address,
-    compare,
+    compare_hellos,
     derive_local_key,
     failed_start,
+    make_socket_name,
     own_pidfd,
 )
 from .options import RendezvousOptions
@@ -68,7 +68,7 @@ class _Visitor:
             The connection is broken.
         """
         while (message := self.stream.receive()) is None:
-            nbytes = min(self.stream.missing(), 1 << 16)
+            nbytes = min(self.stream.missing_bytes(), 1 << 16)
             try:
                 data = receive_with_descriptors(self.connection, nbytes, self.descriptors, most=2)
             except BlockingIOError:
@@ -144,17 +144,17 @@ class LocalServer:
                 self.inter_host.note_failure(self.hello)
                 self.selector.register(self.inter_host, selectors.EVENT_READ)
                 self.introduced = True
-                self.inter_host.begin()
+                self.inter_host.begin_meeting()
             if self.cancel is not None:
                 self.cancel.check()
-            if self.size > 1 and not self._survives(self._listen):
+            if self.size > 1 and not self._run_step(self._listen):
                 self._listen()
-            return self._welcome()
+            return self._welcome_ranks()
         except BaseException as error:
             if not isinstance(error, RendezvousError):
-                self._refuse(failed_start({self.world.rank: format_exception(error)}))
+                self._refuse_members(failed_start({self.world.rank: format_exception(error)}))
             else:
-                self._refuse(error)
+                self._refuse_members(error)
             os.close(self.pidfd)
             raise
         finally:
@@ -167,7 +167,7 @@ class LocalServer:
     def _listen(self) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             try:
-                listener.bind(address(self.world))
+                listener.bind(make_socket_name(self.world))
             except OSError as error:
                 raise RendezvousError(
                     f"rank {self.world.rank}: another process holds this job's socket ({error.strerror}). Two jobs "
@@ -179,11 +179,11 @@ class LocalServer:
             self.introduced = True
             try:
                 while len(self.members) < self.size - 1:
-                    self._survives(lambda: self._turn(listener))
+                    self._run_step(lambda: self._handle_events(listener))
             finally:
                 self.selector.unregister(listener)
 
-    def _survives(self, step: Callable[[], None]) -> bool:
+    def _run_step(self, step: Callable[[], None]) -> bool:
         """Run a step of the rendezvous, and return whether it succeeded.
 
         After the first unexpected error the rendezvous goes on for a moment, so that ranks that come later learn of it.
@@ -205,11 +205,11 @@ class LocalServer:
             raise error
         self.hello.failure = format_exception(error)
         if self.inter_host is not None:
-            self.inter_host.entered(self.hello)
+            self.inter_host.record_rank(self.hello)
         else:
             self._note_failure(self.hello)
 
-    def _turn(self, listener: socket.socket | None = None) -> None:
+    def _handle_events(self, listener: socket.socket | None = None) -> None:
         """Wait for events once and handle them, then drop late connections and check the deadline.
 
         Events come first: a connection may look late only because this process was.
@@ -218,16 +218,16 @@ class LocalServer:
         waits = {id(visitor): visitor.patience.wait() for visitor in self.strangers}
         late = [visitor for visitor in self.strangers if not waits[id(visitor)]]
         others = left if self.inter_host is None else self.inter_host.wait()
-        self._hear(listener, min(left, others, *waits.values()))
+        self._poll_events(listener, min(left, others, *waits.values()))
         if self.inter_host is not None:
-            self.inter_host.turn()
+            self.inter_host.handle_events()
         for visitor in late:
             if visitor in self.strangers:
-                self._drop(visitor)
+                self._drop_stranger(visitor)
         if self.inter_host is not None:
             if not self.patience.seconds_left():
-                raise self.inter_host.overdue(self.size - 1 - len(self.members))
-        elif not left and (absent := self._absent()):
+                raise self.inter_host.make_timeout_error(self.size - 1 - len(self.members))
+        elif not left and (absent := self._list_absent()):
             missing = readable.ranks(absent)
             if self.failures:
                 raise failed_start(self.failures, missing)
@@ -235,10 +235,10 @@ class LocalServer:
                 f"{missing} did not come within {self.options.timeout:g} s (ENGINE_START_TIMEOUT)", absent[0]
             )
 
-    def _hear(self, listener: socket.socket | None, seconds: float) -> None:
+    def _poll_events(self, listener: socket.socket | None, seconds: float) -> None:
         for key, _ in self.selector.select(seconds):
             if key.fileobj is self.inter_host:
-                continue  # `_turn` handles it next.
+                continue  # `_handle_events` handles it next.
             if self.cancel is not None and key.fileobj == self.cancel.descriptor:
                 self.cancel.check()
                 continue
@@ -249,9 +249,9 @@ class LocalServer:
             elif key.fileobj is key.data.connection:
                 self._receive(key.data)
             else:
-                self._lose(key.data, dead=True)
+                self._handle_lost_member(key.data, dead=True)
 
-    def _absent(self, besides: int = 0) -> list[int]:
+    def _list_absent(self, besides: int = 0) -> list[int]:
         """Return the ranks that have not come, except `besides`."""
         return [rank for rank in range(1, self.world.size) if rank not in self.members and rank != besides]
 
@@ -282,7 +282,7 @@ class LocalServer:
             return
         displaced = self.strangers.add(visitor)
         if displaced is not None:
-            self._drop(displaced)
+            self._drop_stranger(displaced)
         self.selector.register(connection, selectors.EVENT_READ, visitor)
 
     def _give_way(self) -> bool:
@@ -291,10 +291,10 @@ class LocalServer:
             return True
         displaced = self.strangers.displace_next()
         if displaced is not None:
-            self._drop(displaced)
+            self._drop_stranger(displaced)
         return displaced is not None
 
-    def _drop(self, visitor: _Visitor) -> None:
+    def _drop_stranger(self, visitor: _Visitor) -> None:
         self.strangers.remove(visitor)
         self.selector.unregister(visitor.connection)
         visitor.close()
@@ -305,7 +305,7 @@ class LocalServer:
             if visitor.connection.fileno() < 0:
                 return
         else:
-            return self._lose(visitor, dead=False)
+            return self._handle_lost_member(visitor, dead=False)
         try:
             greeting = visitor.read()
             if greeting is None:
@@ -313,22 +313,22 @@ class LocalServer:
             retry_short(visitor.connection.send, visitor.stream.encode({}), socket.MSG_NOSIGNAL)
         except (OSError, StreamError) as error:
             if isinstance(error, AuthenticationError):
-                self._send(visitor, visitor.stream.refuse())
-            return self._drop(visitor)
+                self._send(visitor, visitor.stream.make_refusal())
+            return self._drop_stranger(visitor)
         try:
-            self._admit(visitor, greeting)
+            self._admit_visitor(visitor, greeting)
         except EngineError:
             raise
         except Exception as error:
             self._note_own_failure(error)  # also sent to this visitor
-            self._admit(visitor, greeting)
+            self._admit_visitor(visitor, greeting)
 
-    def _admit(self, visitor: _Visitor, greeting: dict[str, Any]) -> None:
+    def _admit_visitor(self, visitor: _Visitor, greeting: dict[str, Any]) -> None:
         """Make an authenticated visitor a member, or close its connection if its greeting is malformed."""
         try:
             self._add_member(visitor, greeting)
         except ValueError:
-            self._drop(visitor)
+            self._drop_stranger(visitor)
 
     def _add_member(self, visitor: _Visitor, greeting: dict[str, Any]) -> None:
         """Make a visitor a member; raise a `RendezvousError` if its rank cannot be one."""
@@ -338,16 +338,16 @@ class LocalServer:
         visitor.hello = hello
         leader = self.world.rank
         if hello.size == self.world.size and hello.rank == leader:
-            self._enter(visitor, -hello.pid)
+            self._enter_member(visitor, -hello.pid)
             raise RendezvousError(f"two processes say they are rank {leader}: pid {os.getpid()} and pid {hello.pid}")
         if hello.size != self.world.size or not 0 <= hello.rank < self.world.size:
-            self._enter(visitor, -hello.pid)
+            self._enter_member(visitor, -hello.pid)
             raise RendezvousError(
                 f"a process (pid {hello.pid}) says it is rank {hello.rank} of {hello.size}, but rank {leader} "
                 f"(pid {os.getpid()}) belongs to a world of {self.world.size}"
             )
         if hello.rank < leader:
-            self._enter(visitor, -hello.pid)
+            self._enter_member(visitor, -hello.pid)
             host = self.world.host_name or socket.gethostname()
             raise RendezvousError(
                 f"rank {leader} says it is the first on {host} (local rank 0), where rank {hello.rank} "
@@ -355,13 +355,13 @@ class LocalServer:
             )
         other = self.members.get(hello.rank)
         if other is not None and other.hello is not None:
-            self._enter(visitor, -hello.pid)
+            self._enter_member(visitor, -hello.pid)
             raise RendezvousError(
                 f"two processes say they are rank {hello.rank}: pid {other.hello.pid} and pid {hello.pid}"
             )
-        self._enter(visitor, hello.rank)
+        self._enter_member(visitor, hello.rank)
         if self.inter_host is not None:
-            self.inter_host.entered(hello)
+            self.inter_host.record_rank(hello)
         elif hello.failure:
             self._note_failure(hello)
 
@@ -371,13 +371,13 @@ class LocalServer:
             self.patience.reset(min(self.patience.seconds_left(), TELLING))
         self.failures[hello.rank] = hello.failure
 
-    def _enter(self, visitor: _Visitor, rank: int) -> None:
+    def _enter_member(self, visitor: _Visitor, rank: int) -> None:
         """Add a visitor to the members, which all get the answer; a negative number stands for a refused process."""
         self.strangers.remove(visitor)
         self.members[rank] = visitor
         self.selector.register(visitor.descriptors[0], selectors.EVENT_READ, visitor)
 
-    def _lose(self, visitor: _Visitor, dead: bool) -> None:
+    def _handle_lost_member(self, visitor: _Visitor, dead: bool) -> None:
         """Raise a `RendezvousError` for a member whose process or connection has ended, or that gives up."""
         assert visitor.hello is not None
         rank = visitor.hello.rank
@@ -390,50 +390,50 @@ class LocalServer:
         if last is not None and "failed" in last:
             raise failed_start({rank: str(last["failed"])})
         self.members.pop(rank).close()
-        absent = self._absent(besides=rank) if self.inter_host is None else []
+        absent = self._list_absent(besides=rank) if self.inter_host is None else []
         place = f" on {self.inter_host.name}" if self.inter_host is not None else ""
         raise RendezvousError(
             f"rank {rank} (pid {visitor.hello.pid}{place}) ended while the ranks were gathering"
             + (f"; {readable.ranks(absent)} had not come yet" if absent else "")
         )
 
-    def _agree(self, hellos: list[Hello]) -> tuple[int, int]:
+    def _make_memory(self, hellos: list[Hello]) -> tuple[int, int]:
         """Check that the ranks can work together, then make the memory and return its descriptors."""
         free_descriptors(self._give_way, SPARE)
         if self.inter_host is None:
-            compare(hellos, {})
+            compare_hellos(hellos, {})
             return self.options.create()
-        self.inter_host.complete(hellos)
-        while self.inter_host.terms is None:
-            self._survives(self._turn)
+        self.inter_host.record_all_ranks(hellos)
+        while self.inter_host.decision is None:
+            self._run_step(self._handle_events)
         memory = self.options.create()
         try:
-            self.inter_host.memory_is_made()
+            self.inter_host.record_memory()
             while not self.inter_host.done:
-                self._turn()
+                self._handle_events()
         except BaseException:
             close_all([*memory])
             raise
         return memory
 
-    def _welcome(self) -> Gathered:
+    def _welcome_ranks(self) -> Gathered:
         visitors = [self.members[rank] for rank in sorted(self.members)]
         hellos = [self.hello, *(visitor.hello for visitor in visitors if visitor.hello is not None)]
-        control, arena = self._agree(hellos)
+        control, arena = self._make_memory(hellos)
         try:
-            return self._pass_on(control, arena, hellos, visitors)
+            return self._send_welcomes(control, arena, hellos, visitors)
         except BaseException as error:
-            terms = None if self.inter_host is None else self.inter_host.terms
+            decision = None if self.inter_host is None else self.inter_host.decision
             with contextlib.suppress(OSError):  # ranks that have been welcomed do not wait for this one any more
-                self.options.abort(control, () if terms is None else terms.hosts, error)
+                self.options.abort(control, () if decision is None else decision.hosts, error)
             close_all([control, arena])
             raise
 
-    def _pass_on(self, control: int, arena: int, hellos: list[Hello], visitors: list[_Visitor]) -> Gathered:
+    def _send_welcomes(self, control: int, arena: int, hellos: list[Hello], visitors: list[_Visitor]) -> Gathered:
         """Send the welcomes, and return this rank's own result."""
-        gathered = self._gathered(control, arena, hellos)
+        gathered = self._make_result(control, arena, hellos)
         try:
-            self._send_all(gathered, hellos, visitors)
+            self._welcome_members(gathered, hellos, visitors)
         except BaseException:
             close_all([*gathered.trunks.values(), *chain(*gathered.lanes.values())])  # other hosts notice it by that
             raise
@@ -441,7 +441,7 @@ class LocalServer:
             visitor.descriptors = []  # kept open: they are in `peers`
         return gathered
 
-    def _send_all(self, gathered: Gathered, hellos: list[Hello], visitors: list[_Visitor]) -> None:
+    def _welcome_members(self, gathered: Gathered, hellos: list[Hello], visitors: list[_Visitor]) -> None:
         """Send the other ranks of this host their welcomes."""
         pidfds = [self.pidfd, *(visitor.descriptors[0] for visitor in visitors)]
         for hello, pidfd in zip(hellos, pidfds, strict=True):
@@ -454,19 +454,19 @@ class LocalServer:
             "crew": [hello.rank for hello in hellos],
         }
         for visitor, hello in zip(visitors, hellos[1:], strict=True):
-            lanes = {} if self.inter_host is None else self.inter_host.taken_lanes(hello.rank)
-            trunks = {} if self.inter_host is None else self.inter_host.taken_trunks(hello.rank)
+            lanes = {} if self.inter_host is None else self.inter_host.detach_lanes(hello.rank)
+            trunks = {} if self.inter_host is None else self.inter_host.detach_trunks(hello.rank)
             links = [*trunks.values(), *chain(*lanes.values())]
             try:
                 descriptors = [gathered.control, gathered.arena, *pidfds, *links]
-                told = {**message, "trunks": list(trunks), "lanes": list(lanes), "sockets": self.options.sockets}
-                told["descriptors"] = len(descriptors)
-                if self._send(visitor, visitor.stream.encode(told)):
-                    self._pass(visitor, descriptors)
+                welcome = {**message, "trunks": list(trunks), "lanes": list(lanes), "sockets": self.options.sockets}
+                welcome["descriptors"] = len(descriptors)
+                if self._send(visitor, visitor.stream.encode(welcome)):
+                    self._send_descriptors(visitor, descriptors)
             finally:
                 close_all(links)
 
-    def _gathered(self, control: int, arena: int, hellos: list[Hello]) -> Gathered:
+    def _make_result(self, control: int, arena: int, hellos: list[Hello]) -> Gathered:
         """Return this rank's result of the rendezvous, without the pidfds."""
         peers = [-1] * self.world.size
         if self.inter_host is None:
@@ -474,15 +474,15 @@ class LocalServer:
                 *(control, arena, peers, [hello.pid for hello in hellos], [hello.processors for hello in hellos]),
                 generation=max(hello.worlds for hello in hellos),
             )
-        terms = self.inter_host.terms
-        assert terms is not None
+        decision = self.inter_host.decision
+        assert decision is not None
         rank = self.world.rank
         return Gathered(
-            *(control, arena, peers, terms.pids, terms.processors, tuple(terms.hosts), terms.hosts[rank]),
-            generation=terms.generation,
-            kernels=terms.kernels,
-            trunks=self.inter_host.taken_trunks(rank),
-            lanes=self.inter_host.taken_lanes(rank),
+            *(control, arena, peers, decision.pids, decision.processors, tuple(decision.hosts), decision.hosts[rank]),
+            generation=decision.generation,
+            kernels=decision.kernels,
+            trunks=self.inter_host.detach_trunks(rank),
+            lanes=self.inter_host.detach_lanes(rank),
         )
 
     def _send(self, visitor: _Visitor, data: bytes) -> bool:
@@ -494,7 +494,7 @@ class LocalServer:
             return False
         return True
 
-    def _pass(self, visitor: _Visitor, descriptors: list[int]) -> None:
+    def _send_descriptors(self, visitor: _Visitor, descriptors: list[int]) -> None:
         patience = Patience(GRACE)
         for start in range(0, len(descriptors), GROUP):
             while True:
@@ -511,12 +511,12 @@ class LocalServer:
                         return
                     raise
 
-    def _refuse(self, error: RendezvousError) -> None:
+    def _refuse_members(self, error: RendezvousError) -> None:
         """Send an error to all ranks that came, so that every rank raises the same."""
         for visitor in self.members.values():
             if visitor.hello is not None:
-                self._send(visitor, visitor.stream.encode(refusal(error)))
+                self._send(visitor, visitor.stream.encode(make_refusal(error)))
         if self.inter_host is not None and self.inter_host.done:
             return  # The engines use the connections between hosts by now, and notice that they end.
         if self.inter_host is not None and not isinstance(error, CalledOff):  # The driver tells every host of it.
-            self.inter_host.refuse(error)
+            self.inter_host.send_refusal(error)

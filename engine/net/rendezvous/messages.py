@@ -57,7 +57,7 @@ class Gathered:
     kernels: str | None = None
     """Best kernels that all ranks have; None if all would choose the same anyway."""
     trunks: dict[int, int] = field(default_factory=dict)
-    """Control connection to each rank on another host that has one with this rank; see `Layout.trunks`."""
+    """Control connection to each rank on another host that has one with this rank; see `Layout.trunk_ranks`."""
     lanes: dict[int, list[int]] = field(default_factory=dict)
     """Data connections to each rank on another host that has some with this rank, the same number to each."""
     generation: int = 1
@@ -94,15 +94,15 @@ class Hello:
     failure: str = ""
     """Why this rank cannot start; empty if it can."""
 
-    def told(self) -> dict[str, Any]:
+    def to_message(self) -> dict[str, Any]:
         """Return the message as a dict: the processors as a hexadecimal mask, a long failure truncated."""
         mask = sum(1 << number for number in self.processors)
         longest = LONGEST_FAILURE if self.failure.isascii() else LONGEST_FAILURE // 6  # JSON escapes the others
         return {**vars(self), "processors": f"{mask:x}", "failure": self.failure[:longest]}
 
     @classmethod
-    def read(cls, told: Any) -> Hello:
-        """Parse a dict that `Hello.told` made, perhaps on a rank that has another version of the engine.
+    def read(cls, message: Any) -> Hello:
+        """Parse a dict that `to_message` made, perhaps on a rank that has another version of the engine.
 
         Raises
         ------
@@ -110,9 +110,9 @@ class Hello:
             A field is missing, or has the wrong type.
         """
         try:
-            rank, size, pid, worlds = (told.get(name, 1) for name in ("rank", "size", "pid", "worlds"))
-            build, levels = dict(told["build"]), list(told["levels"])
-            failure, mask = told.get("failure", ""), _mask(told["processors"])
+            rank, size, pid, worlds = (message.get(name, 1) for name in ("rank", "size", "pid", "worlds"))
+            build, levels = dict(message["build"]), list(message["levels"])
+            failure, mask = message.get("failure", ""), _parse_mask(message["processors"])
         except (KeyError, TypeError, ValueError, AttributeError):
             raise ValueError("not a hello") from None
         known = all(type(number) is int and 0 <= number < 1 << 31 for number in (rank, size, pid, worlds))
@@ -141,8 +141,8 @@ def expect_welcome(message: Mapping[str, Any], size: int) -> None:
     expected = 2 + len(message["crew"]) + len(message["trunks"]) + sockets * len(message["lanes"])
     whole(message, "descriptors", expected, expected)
     whole(message, "generation")
-    told: list[Any] = [message.get(name) for name in ("pids", "processors", "hosts")]
-    pids, processors, hosts = told
+    listed: list[Any] = [message.get(name) for name in ("pids", "processors", "hosts")]
+    pids, processors, hosts = listed
     alike = _are_numbers(pids, 1 << 31) and isinstance(processors, list) and len(pids) == len(processors) == size
     if not alike or not all(_are_numbers(each, MOST_PROCESSORS) for each in processors):
         raise ValueError(f"a welcome that does not tell of {size} processes")
@@ -156,14 +156,14 @@ def _are_numbers(found: Any, end: int) -> bool:
     return isinstance(found, list) and all(type(each) is int and 0 <= each < end for each in found)
 
 
-def _mask(digits: Any) -> int:
+def _parse_mask(digits: Any) -> int:
     """Parse a mask of processors, a number written in base 16."""
     if not isinstance(digits, str) or not _DIGITS.fullmatch(digits):
         raise ValueError("no mask of processors")
     return int(digits, 16)
 
 
-def introduce(
+def make_hello(
     world: World, worlds: int, build: dict[str, str | int], levels: Sequence[str] = (), failure: str = ""
 ) -> Hello:
     """Return this process's `Hello`."""
@@ -181,10 +181,10 @@ def failed_start(failures: Mapping[int, str], missing: str = "") -> RendezvousEr
     missing : str
         Names of the ranks that had not come by then; empty if all had.
     """
-    told = "\n  ".join(f"rank {rank}: {text}" for rank, text in sorted(failures.items()))
+    reasons = "\n  ".join(f"rank {rank}: {text}" for rank, text in sorted(failures.items()))
     absent = f"\n  {missing} had not come yet" if missing else ""
     failed = f"engine.init() has failed on {readable.ranks(failures)}, so no rank starts"
-    return RendezvousError(f"{failed}\n  {told}{absent}")
+    return RendezvousError(f"{failed}\n  {reasons}{absent}")
 
 
 def common_kernels(hellos: Sequence[Hello]) -> str | None:
@@ -200,7 +200,7 @@ _MEND |= dict.fromkeys(SOURCES, "their engines are built from different sources:
 _MEND["process_sets"] = "give the same to engine.init() on every rank"
 
 
-def compare(hellos: Sequence[Hello], places: Mapping[int, str], agreed: Collection[str] = ()) -> None:
+def compare_hellos(hellos: Sequence[Hello], places: Mapping[int, str], agreed: Collection[str] = ()) -> None:
     """Check that all ranks can work together.
 
     Parameters
@@ -245,7 +245,7 @@ def derive_leaders_key(world: World) -> bytes:
     return derive_key(world.proof, "rendezvous between hosts")
 
 
-def address(world: World) -> str:
+def make_socket_name(world: World) -> str:
     """Return the name of the abstract socket of a host's ranks, made of their user and a digest of the job's key."""
     key = world.key + (f"@{world.host}" if world.several_hosts else "")
     digest = hashlib.sha256(key.encode()).hexdigest()[:40]

@@ -29,12 +29,12 @@ from ...text.bounded_reader import parse_json, text, whole
 
 BYTES = 4096  # size of the padded message: no rank but the first knows the length of its text
 ADDRESSES = 16  # most addresses of rank 0's host that are sent
-FAREWELL = 5.0  # seconds that MPI_Finalize may take at the end of the process
+FINALIZE_SECONDS = 5.0  # seconds that MPI_Finalize may take at the end of the process
 LOOK = 0.1  # seconds between two checks whether another rank has given up
 _PAUSE = 0.001  # seconds between two polls of a pending request
 
 
-def agree(world: World, seconds: float, interface: str | None) -> World | None:
+def agree_over_mpi(world: World, seconds: float, interface: str | None) -> World | None:
     """Agree on the job's name, its secret and the address of rank 0. Collective.
 
     Parameters
@@ -58,7 +58,7 @@ def agree(world: World, seconds: float, interface: str | None) -> World | None:
     ConfigError
         mpi4py finds no MPI, or another MPI than the launcher's, or MPI has been finalised.
     """
-    mpi = begin(world, seconds)
+    mpi = initialise_mpi(world, seconds)
     if mpi is None:
         return None
     hub = world.hub
@@ -66,12 +66,12 @@ def agree(world: World, seconds: float, interface: str | None) -> World | None:
     if world.rank == 0:
         if hub is None:
             hub = _listen(world, interface)
-        told = {"job": secrets.token_hex(8), "secret": secrets.token_hex(32), "hosts": (hub.host, *hub.others)}
-        message = json.dumps({**told, "port": hub.port}).encode()
-    told = parse_json(_broadcast(mpi, message, world, seconds), "what rank 0 has told over MPI")
-    job, secret, port = text(told, "job"), text(told, "secret"), whole(told, "port", 1, MOST_PORTS)
+        meeting = {"job": secrets.token_hex(8), "secret": secrets.token_hex(32), "hosts": (hub.host, *hub.others)}
+        message = json.dumps({**meeting, "port": hub.port}).encode()
+    found = parse_json(_broadcast(mpi, message, world, seconds), "what rank 0 has sent over MPI")
+    job, secret, port = text(found, "job"), text(found, "secret"), whole(found, "port", 1, MOST_PORTS)
     if hub is None:
-        first, *others = (str(host) for host in told["hosts"])
+        first, *others = (str(host) for host in found["hosts"])
         hub = HubAddress(first, port, others=tuple(others))
     return replace(world, job=f"mpi={job}", secret=world.secret or secret, hub=hub)
 
@@ -85,8 +85,10 @@ def nobody_failed() -> bool:
     return False
 
 
-def begin(world: World, seconds: float, other_failed: Callable[[], bool] = nobody_failed) -> Any:
-    """Initialise MPI, unless that is done, and check that it is the launcher's. Collective; raises as `agree` does.
+def initialise_mpi(world: World, seconds: float, other_failed: Callable[[], bool] = nobody_failed) -> Any:
+    """Initialise MPI, unless that is done, and check that it is the launcher's. Collective.
+
+    Raises the errors of `agree_over_mpi`.
 
     `other_failed` is polled while this rank waits for others; if it returns True, an `OtherFailedError` is raised.
 
@@ -108,7 +110,7 @@ def begin(world: World, seconds: float, other_failed: Callable[[], bool] = nobod
     if MPI.Is_finalized():
         raise ConfigError(f"MPI has been finalised in this process, and ranks cannot agree over it. {_WITHOUT}")
     if not MPI.Is_initialized():
-        _initialise(ctypes.CDLL(MPI.__file__), MPI.THREAD_MULTIPLE, world, seconds, other_failed)
+        _await_initialisation(ctypes.CDLL(MPI.__file__), MPI.THREAD_MULTIPLE, world, seconds, other_failed)
         MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)
     rank, size = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
     if (rank, size) != (world.rank, world.size):
@@ -126,25 +128,25 @@ _WITHOUT = "Or set ENGINE_SECRET and ENGINE_HUB in every process, and MPI is not
 _begun: list[threading.Event] = []  # set when the pending MPI_Init has ended; kept for a second try of init
 
 
-def _initialise(
+def _await_initialisation(
     library: ctypes.CDLL, level: int, world: World, seconds: float, other_failed: Callable[[], bool]
 ) -> None:
     """Call MPI_Init_thread in a new thread, which also calls MPI_Finalize when the process ends, as MPI requires."""
     if not _begun:
-        _begun.append(_begin_to_live(library, level))
+        _begun.append(_start_mpi_thread(library, level))
     patience = Patience(seconds)
     while not _begun[0].wait(min(patience.wait(), LOOK)):
         if other_failed():
             raise OtherFailedError
         if not patience.seconds_left():
-            raise _late(world, seconds, "MPI_Init has not ended")
+            raise _make_timeout_error(world, seconds, "MPI_Init has not ended")
 
 
-def _begin_to_live(library: ctypes.CDLL, level: int) -> threading.Event:
+def _start_mpi_thread(library: ctypes.CDLL, level: int) -> threading.Event:
     """Start the thread of MPI, and return an event that is set when MPI is initialised."""
     begun, leave, ended = threading.Event(), threading.Event(), threading.Event()
 
-    def live() -> None:
+    def run_mpi() -> None:
         library.MPI_Init_thread(None, None, level, ctypes.byref(ctypes.c_int()))  # A failure ends the process.
         begun.set()
         leave.wait()
@@ -158,9 +160,9 @@ def _begin_to_live(library: ctypes.CDLL, level: int) -> threading.Event:
         library.MPI_Finalized(ctypes.byref(finalised))
         if not finalised.value:
             leave.set()
-            ended.wait(FAREWELL)
+            ended.wait(FINALIZE_SECONDS)
 
-    threading.Thread(target=live, name="engine-mpi", daemon=True).start()
+    threading.Thread(target=run_mpi, name="engine-mpi", daemon=True).start()
     atexit.register(end)
     return begun
 
@@ -185,7 +187,7 @@ def _broadcast(mpi: Any, message: bytes, world: World, seconds: float) -> bytes:
     """Broadcast rank 0's message, and return it padded to `BYTES`."""
     buffer = bytearray(message.ljust(BYTES))
     request = mpi.COMM_WORLD.Ibcast([buffer, mpi.BYTE], root=0)
-    wait(request, world, seconds, "rank 0 has told nothing")
+    wait(request, world, seconds, "rank 0 has sent nothing")
     return bytes(buffer)
 
 
@@ -195,12 +197,12 @@ def wait(
     """Wait for a request in which all ranks take part.
 
     If it is not complete in time, a `RendezvousError` is raised with `what` in its text. `other_failed` is the same as
-    in `begin`.
+    in `initialise_mpi`.
     """
     patience, soon = Patience(seconds), Patience(LOOK)
     while not request.Test():
         if not patience.seconds_left():
-            raise _late(world, seconds, what)
+            raise _make_timeout_error(world, seconds, what)
         if not soon.seconds_left():
             soon.reset(LOOK)
             if other_failed():
@@ -208,7 +210,7 @@ def wait(
         time.sleep(_PAUSE)
 
 
-def _late(world: World, seconds: float, what: str) -> RendezvousError:
+def _make_timeout_error(world: World, seconds: float, what: str) -> RendezvousError:
     return RendezvousError(
         f"rank {world.rank}: {what} within {seconds:g} s (ENGINE_START_TIMEOUT), by which ranks on several hosts agree "
         f"where to meet. Does each of the {world.size} ranks call engine.init(), and has mpi4py? {_WITHOUT}"

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...config.world import World
 from ...errors import ConfigError
-from .mpi_bootstrap import begin, nobody_failed, wait
+from .mpi_bootstrap import initialise_mpi, nobody_failed, wait
 
 FUNCTIONS = ("isend", "irecv", "test", "cancel", "iallreduce")
 _TAGS = 1 << 15  # number of tags that every MPI has
@@ -20,7 +20,7 @@ _left: list[Any] = []  # communicators of single worlds, never freed: an unfinis
 _unfinished: list[tuple[Any, Any]] = []  # communicators and requests of a failed start, which the next start uses
 
 
-def library(
+def prepare_library(
     world: World, generation: int, seconds: float, other_failed: Callable[[], bool] = nobody_failed
 ) -> dict[str, Any]:
     """Return the functions and handles that the engine needs to call MPI. Collective.
@@ -52,7 +52,7 @@ def library(
     OtherFailedError
         `other_failed` returned True.
     """
-    mpi = begin(world, seconds, other_failed)
+    mpi = initialise_mpi(world, seconds, other_failed)
     if mpi is None:
         raise ConfigError(
             "lanes over MPI (ENGINE_LANES=mpi) need mpi4py: `pip install mpi4py`, and `mpirun` as launcher"
@@ -64,8 +64,8 @@ def library(
             "MPI_THREAD_MULTIPLE, as mpi4py does unless mpi4py.rc says otherwise"
         )
     if not _kept:
-        _kept.append(_duplicate(mpi, world, seconds, other_failed))
-    _left.append(_duplicate(mpi, world, seconds, other_failed))
+        _kept.append(_duplicate_communicator(mpi, world, seconds, other_failed))
+    _left.append(_duplicate_communicator(mpi, world, seconds, other_failed))
     functions = ctypes.CDLL(mpi.__file__)
     addresses = {
         name: ctypes.cast(getattr(functions, f"MPI_{name.capitalize()}"), ctypes.c_void_p).value for name in FUNCTIONS
@@ -84,7 +84,7 @@ def library(
     }
 
 
-def _duplicate(mpi: Any, world: World, seconds: float, other_failed: Callable[[], bool]) -> Any:
+def _duplicate_communicator(mpi: Any, world: World, seconds: float, other_failed: Callable[[], bool]) -> Any:
     """Make a communicator of all ranks that returns errors. Collective."""
     comm, request = _unfinished.pop() if _unfinished else mpi.COMM_WORLD.Idup()
     try:

@@ -85,9 +85,9 @@ class SetConnector:
         meeting = _SetRendezvous(layout, me, key, self._sockets)
         try:
             meeting.listen(self._own)
-            told = exchange(json.dumps(meeting.address).encode())
-            meeting.connect([told[rank] for rank in ranks], Patience(self._timeout), ended)
-            return meeting.taken()
+            addresses = exchange(json.dumps(meeting.address).encode())
+            meeting.connect([addresses[rank] for rank in ranks], Patience(self._timeout), ended)
+            return meeting.detach_connections()
         finally:
             meeting.close()
 
@@ -99,39 +99,39 @@ class _SetRendezvous:
         self.layout, self.me, self.key = layout, me, key
         self.loop = CoroutineLoop()
         self.connections: dict[_Name, Connection] = {}
-        self.wanted = _connections(layout, me, sockets) if me >= 0 else set()
+        self.wanted = _name_connections(layout, me, sockets) if me >= 0 else set()
         self.failures: dict[int, str] = {}  # rank -> why the call to it failed
         self.acceptor: Acceptor | None = None
         self.address: Address | None = None
 
     def listen(self, own: str) -> None:
         """Open a port at address `own`, if another rank is to call this one."""
-        if any(self._answers(other) for _, other, _ in self.wanted):
+        if any(self._is_called_by(other) for _, other, _ in self.wanted):
             listener = network.listen(own, 0, backlog=256)
-            self.acceptor = accept_ranks(self.loop, [listener], self.key, self._welcome)
+            self.acceptor = accept_ranks(self.loop, [listener], self.key, self._take_connection)
             self.address = self.acceptor.address
 
-    def _answers(self, other: int) -> bool:
+    def _is_called_by(self, other: int) -> bool:
         return self.layout.hosts[self.me] < self.layout.hosts[other]
 
-    def connect(self, told: list[bytes], patience: Patience, ended: Ended) -> None:
+    def connect(self, addresses: list[bytes], patience: Patience, ended: Ended) -> None:
         """Call and answer until all connections are open; raise a `RendezvousError` if one fails, or the world ends."""
         for name in sorted(self.wanted):
-            if not self._answers(name[1]):
-                self.loop.start(self._call(name, read_address(parse(told[name[1]])), patience))
+            if not self._is_called_by(name[1]):
+                self.loop.start(self._open_connection(name, read_address(parse(addresses[name[1]])), patience))
         while missing := self.wanted - self.connections.keys():
             if ended():
                 raise RendezvousError("the world has ended")
             if self.failures or not patience.seconds_left():
                 lost = sorted({(kind, other) for kind, other, _ in missing})
-                raise RendezvousError("; ".join(self._told(kind, other) for kind, other in lost))
-            self.loop.poll(min(patience.wait(), self.loop.timeout()))
+                raise RendezvousError("; ".join(self._describe_failure(kind, other) for kind, other in lost))
+            self.loop.poll(min(patience.wait(), self.loop.next_timeout()))
             self.loop.run_ready()
 
-    def _told(self, kind: str, other: int) -> str:
+    def _describe_failure(self, kind: str, other: int) -> str:
         return f"no {kind} to rank {other} of the set: {self.failures.get(other, 'it did not come in time')}"
 
-    def _call(self, name: _Name, address: Address, patience: Patience) -> Coroutine[None]:
+    def _open_connection(self, name: _Name, address: Address, patience: Patience) -> Coroutine[None]:
         kind, other, number = name
         greeting = {"kind": kind, "rank": self.me, "to": other, "number": number}
         try:
@@ -141,7 +141,7 @@ class _SetRendezvous:
         except (OSError, ValueError) as error:
             self.failures[other] = f"{address}: {error}"
 
-    def _welcome(self, connection: Connection, greeting: dict[str, Any]) -> None:
+    def _take_connection(self, connection: Connection, greeting: dict[str, Any]) -> None:
         found = text(greeting, "kind"), whole(greeting, "rank"), whole(greeting, "number")
         if greeting.get("to") != self.me or found not in self.wanted or found in self.connections:
             connection.close()
@@ -149,7 +149,7 @@ class _SetRendezvous:
         self.connections[found] = connection
         connection.send_message({})
 
-    def taken(self) -> Connections:
+    def detach_connections(self) -> Connections:
         """Hand the descriptors of lanes and trunks, by rank, over to the caller."""
         lanes: dict[int, list[int]] = {}
         trunks: dict[int, int] = {}
@@ -170,7 +170,7 @@ class _SetRendezvous:
             connection.close()
 
 
-def _connections(layout: Layout, rank: int, sockets: int) -> set[_Name]:
+def _name_connections(layout: Layout, rank: int, sockets: int) -> set[_Name]:
     """Return the names of the connections of a rank: its lanes and trunks."""
-    lanes = {("lane", other, number) for other in layout.lanes(rank) for number in range(sockets)}
-    return lanes | {("trunk", other, 0) for other in layout.trunks(rank)}
+    lanes = {("lane", other, number) for other in layout.lane_ranks(rank) for number in range(sockets)}
+    return lanes | {("trunk", other, 0) for other in layout.trunk_ranks(rank)}
