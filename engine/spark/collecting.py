@@ -18,7 +18,7 @@ CANCELLED = 3.0  # seconds that Spark has to end a job that was cancelled
 AGAIN = 1.0  # seconds between two cancellations
 
 
-class Late(Exception):
+class LateStartError(Exception):
     """The job has not begun in time, and was cancelled."""
 
 
@@ -46,7 +46,7 @@ class Collecting:
         self._done = threading.Event()
         InheritableThread(target=self._collect, session=session, daemon=True).start()
 
-    def rows(self, late: threading.Event, excused: Callable[[], bool]) -> list[Any]:
+    def await_rows(self, late: threading.Event, excused: Callable[[], bool]) -> list[Any]:
         """Wait for the rows.
 
         Parameters
@@ -58,7 +58,7 @@ class Collecting:
 
         Raises
         ------
-        Late
+        LateStartError
             The job should have begun, and is not excused.
         Exception
             Exception of Spark.
@@ -69,7 +69,7 @@ class Collecting:
                 if late.is_set() and not asked:
                     asked = True
                     if not excused():
-                        raise Late
+                        raise LateStartError
         except BaseException:
             self._cancel()
             raise

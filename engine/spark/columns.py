@@ -9,7 +9,7 @@ import numpy as np
 from .manifest import DataError, check_length
 
 
-def prepared(frame: Any, columns: list[str]) -> Any:
+def select_numbers(frame: Any, columns: list[str]) -> Any:
     """Return a DataFrame of these columns, each converted by `as_numbers`.
 
     Parameters
@@ -127,7 +127,7 @@ def integers_of(table: Any) -> dict[str, bool]:
     return {name: not pa.types.is_floating(value) for name, value in values.items()}
 
 
-def arrays(table: Any) -> dict[str, np.ndarray[Any, Any]]:
+def to_arrays(table: Any) -> dict[str, np.ndarray[Any, Any]]:
     """Convert each column to an array.
 
     Parameters

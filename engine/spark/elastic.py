@@ -31,15 +31,15 @@ from ..launch.errors import JobError, LaunchError
 from ..launch.process import leftovers
 from ..runner.function import CALL, arguments_of, check_call, rank_command, read_results
 from . import slots, task_relay
-from .collecting import Collecting, Late
-from .hosting import Offer, host_agents
+from .collecting import Collecting, LateStartError
+from .hosting import HostSpec, host_agents
 from .job import (
-    dumps,
+    find_spark_reason,
     listening_address,
     own_addresses,
+    pickle_call,
     read_ranks,
     read_start_timeout,
-    reason,
     session_of,
     settings_of,
 )
@@ -120,8 +120,8 @@ def run_elastic(
     """
     check_call(fn, args, kwargs)
     session = session_of(spark)
-    least = _ranks("min_num_proc", _first(min_num_proc, min_np))
-    most, num_proc = _ranks("max_num_proc", _first(max_num_proc, max_np)), _ranks("num_proc", num_proc)
+    least = _read_ranks("min_num_proc", _first_given(min_num_proc, min_np))
+    most, num_proc = _read_ranks("max_num_proc", _first_given(max_num_proc, max_np)), _read_ranks("num_proc", num_proc)
     slots.check_elastic(session, least or num_proc or 1)
     size = num_proc if num_proc is not None else max(least or 1, slots.default_size(session))
     least, most = least or size, most or size
@@ -140,25 +140,25 @@ def run_elastic(
         "--prefix-output-with-timestamp": prefix_output_with_timestamp,
         "--quiet": not verbose,
     }
-    call = dumps(_make_call, (dumps(fn, args, kwargs), is_installed()), None)
+    call = pickle_call(_make_call, (pickle_call(fn, args, kwargs), is_installed()), None)
     home = Path(tempfile.mkdtemp(prefix="enginerun-call-"))
     lock = leftovers.lock(home)
     try:
         private_files.write(home / SETTINGS, json.dumps(settings_of(env, None)).encode())
         # The empty name matches no Python interpreter, so that the executors' paths come first.
         private_files.write(home / CALL, pickle.dumps((sys.path, "", call)))
-        job = _Job(session, home, executable or "", (stdout or sys.stdout, stderr or sys.stderr))
+        job = _ElasticJob(session, home, executable or "", (stdout or sys.stdout, stderr or sys.stderr))
         return job.run(options, least, size, most, seconds)
     finally:
         os.close(lock)
         shutil.rmtree(home, ignore_errors=True)
 
 
-def _ranks(name: str, number: int | None) -> int | None:
+def _read_ranks(name: str, number: int | None) -> int | None:
     return None if number is None else read_ranks(name, number)
 
 
-def _first(*values: int | None) -> int | None:
+def _first_given(*values: int | None) -> int | None:
     return next((value for value in values if value is not None), None)
 
 
@@ -170,7 +170,7 @@ def _make_call(call: bytes, horovod: bool) -> Any:
     return fn(*args, **kwargs)
 
 
-class _Job:
+class _ElasticJob:
     """Elastic job, which may find room in Spark.
 
     Parameters
@@ -198,12 +198,12 @@ class _Job:
         own = listening_address(self._session)
         with TaskRegistry(most, secret, own, self._home) as registry:
             addresses = tuple((host, registry.port) for host in own_addresses(self._session, own))
-            rows = self._ask(Offer(addresses, secret, self._executable), most)
+            rows = self._submit_tasks(HostSpec(addresses, secret, self._executable), most)
             tasks = threading.Thread(target=self._await_end, args=(rows,), daemon=True)
             tasks.start()
             try:
                 self._await_tasks(registry, least, size, most, seconds)
-                self._launch(options)
+                self._run_launcher(options)
             finally:
                 registry.close()
                 tasks.join(FAREWELL)  # tasks that have room end by themselves
@@ -211,20 +211,20 @@ class _Job:
                 tasks.join()
         return read_results(self._home)
 
-    def _ask(self, offer: Offer, most: int) -> Collecting:
+    def _submit_tasks(self, spec: HostSpec, most: int) -> Collecting:
         """Submit the tasks to Spark."""
 
-        def task(batches: Any) -> Any:
-            return host_agents(offer, batches)
+        def run_task(batches: Any) -> Any:
+            return host_agents(spec, batches)
 
-        frame = self._session.range(0, most, 1, most).mapInArrow(task, "nothing string")
+        frame = self._session.range(0, most, 1, most).mapInArrow(run_task, "nothing string")
         return Collecting(self._session, frame, f"spark-{secrets.token_hex(8)}")
 
     def _await_end(self, rows: Collecting) -> None:
         """Wait, in a thread, until Spark has ended the job."""
         try:
-            rows.rows(self._over, lambda: False)
-        except Late:
+            rows.await_rows(self._over, lambda: False)
+        except LateStartError:
             pass  # it was cancelled after the end of the job
         except BaseException as error:  # raised again in the thread that waits
             self._spark_error = error
@@ -248,9 +248,9 @@ class _Job:
 
     def _check_spark(self) -> None:
         if self._spark_error is not None:
-            raise JobError(f"Spark has ended the job: {reason(self._spark_error)}") from self._spark_error  # type: ignore[arg-type]
+            raise JobError(f"Spark has ended the job: {find_spark_reason(self._spark_error)}") from self._spark_error  # type: ignore[arg-type]
 
-    def _launch(self, options: Mapping[str, Any]) -> None:
+    def _run_launcher(self, options: Mapping[str, Any]) -> None:
         """Start the launcher, and wait for its end."""
         home = self._home
         carry = f"import sys; sys.path.insert(0, {ROOT!r}); from {task_relay.__name__} import main; sys.exit(main())"
@@ -275,7 +275,7 @@ class _Job:
             start_new_session=True,
         )
         pumps = [
-            threading.Thread(target=_pump, args=pair, daemon=True)
+            threading.Thread(target=_show_output, args=pair, daemon=True)
             for pair in zip((launcher.stdout, launcher.stderr), self._streams, strict=True)
         ]
         for pump in pumps:
@@ -296,7 +296,7 @@ class _Job:
                     pump.join(FAREWELL)
 
 
-def _pump(source: IO[bytes], stream: TextIO) -> None:
+def _show_output(source: IO[bytes], stream: TextIO) -> None:
     """Show output of the launcher, line by line; an error of the user's stream does not affect the job."""
     for line in source:
         try:

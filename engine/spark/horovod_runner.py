@@ -73,10 +73,10 @@ class HorovodRunner:
         if self._shows:
             return run(main, kwargs=kwargs, num_proc=size)[0]
         with open(os.devnull, "w") as nowhere:
-            return run(main, kwargs=kwargs, num_proc=size, stdout=_Told(), stderr=nowhere, verbose=0)[0]
+            return run(main, kwargs=kwargs, num_proc=size, stdout=_DriverStream(), stderr=nowhere, verbose=0)[0]
 
 
-class _Told(io.StringIO):
+class _DriverStream(io.StringIO):
     """Stream that shows the lines for the driver, and no others."""
 
     def write(self, text: str) -> int:

@@ -23,13 +23,13 @@ from ..host.sockets import retry_short
 from ..launch.process.plan import without_places
 from ..net.stream import Seal
 from .task_channel import BEGIN, reach_driver
-from .task_relay import RELAY, relay
+from .task_relay import RELAY, relay_bytes
 
 UNREACHED = "it does not reach the driver under any of its addresses"
 
 
 @dataclass(frozen=True)
-class Offer:
+class HostSpec:
     """Instructions for every task.
 
     Attributes
@@ -51,7 +51,7 @@ class UnreachableError(RuntimeError):
     """A task cannot reach the driver."""
 
 
-def host_agents(offer: Offer, batches: Iterable[Any]) -> Iterator[Any]:
+def host_agents(spec: HostSpec, batches: Iterable[Any]) -> Iterator[Any]:
     """Serve as a host of the job until the driver is gone. Spark calls this function in a task. Yields nothing."""
     from pyspark import TaskContext
 
@@ -61,23 +61,23 @@ def host_agents(offer: Offer, batches: Iterable[Any]) -> Iterator[Any]:
     assert context is not None
     task, attempt = context.partitionId(), context.attemptNumber()
     known = False
-    while (channel := reach_driver(offer.addresses, offer.secret, task)) is not None:
+    while (channel := reach_driver(spec.addresses, spec.secret, task)) is not None:
         known = True
-        channel.send("offer", attempt=attempt, pid=os.getpid())
+        channel.send("host", attempt=attempt, pid=os.getpid())
         assert channel.sealed is not None
         seal = Seal(channel.sealed.derive_key(RELAY), "agent", "launcher")
         connection = socket.socket(fileno=os.dup(channel.reading))
         channel.close()
         with connection:
-            if not _begins(connection):
+            if not _await_order(connection):
                 break
-            _agent(offer, connection, seal)
+            _run_agent(spec, connection, seal)
     if not known:
         raise UnreachableError(f"task {task}: {UNREACHED}")
     yield from ()
 
 
-def _begins(connection: socket.socket) -> bool:
+def _await_order(connection: socket.socket) -> bool:
     """Wait without a timeout until an agent is wanted; False if the driver has gone."""
     poll = select.poll()
     poll.register(connection, select.POLLIN)
@@ -88,7 +88,7 @@ def _begins(connection: socket.socket) -> bool:
         return False
 
 
-def _agent(offer: Offer, connection: socket.socket, seal: Seal) -> None:
+def _run_agent(spec: HostSpec, connection: socket.socket, seal: Seal) -> None:
     """Run an agent to its end, and relay its channel to the launcher."""
     environment = without_places(os.environ)
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))  # includes modules that Spark has distributed
@@ -96,7 +96,7 @@ def _agent(offer: Offer, connection: socket.socket, seal: Seal) -> None:
     with ours:
         with theirs:
             agent = subprocess.Popen(
-                [offer.executable or sys.executable, "-P", "-m", "engine.launch.agent"],
+                [spec.executable or sys.executable, "-P", "-m", "engine.launch.agent"],
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
                 env=environment,
@@ -105,6 +105,6 @@ def _agent(offer: Offer, connection: socket.socket, seal: Seal) -> None:
                 # safe: this process has one thread, as long as no agent runs.
                 preexec_fn=functools.partial(processes.die_with, os.getpid()),
             )
-        relay(connection, ours.fileno(), ours.fileno(), seal)
+        relay_bytes(connection, ours.fileno(), ours.fileno(), seal)
         ours.shutdown(socket.SHUT_RDWR)  # at which the agent ends
         agent.wait()

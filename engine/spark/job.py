@@ -28,11 +28,11 @@ from ..launch.process.rank_end import RankEnd
 from ..launch.report import failure_report
 from ..runner.function import check_call
 from ..text import readable
-from .collecting import Collecting, Late
-from .progress import Progress
-from .record import SCHEMA, Record, read_rows
+from .collecting import Collecting, LateStartError
+from .progress import StageProgress
+from .record import SCHEMA, RankRecord, read_rows
 from .slots import check, context_of, default_size, held_by_others
-from .task import FIRST, LAST, Orders, serve
+from .task import FIRST, LAST, JobSpec, serve
 from .task_listener import TaskListener
 
 START_TIMEOUT = 600.0
@@ -114,19 +114,19 @@ def run(
     secret = secrets.token_hex(32)
     own = listening_address(session)
     with TaskListener(size, secret, own, streams, prefix_output_with_timestamp) as listener:
-        say: Callable[[str], None] = listener.say if verbose else lambda line: None
+        say: Callable[[str], None] = listener.show_line if verbose else lambda line: None
         check(session, size, patience, say)
-        orders = Orders(
+        spec = JobSpec(
             size=size,
             name=f"spark-{secrets.token_hex(8)}",
             secret=secret,
             addresses=tuple((host, listener.port) for host in own_addresses(session, own)),
-            call=dumps(fn, args, kwargs),
+            call=pickle_call(fn, args, kwargs),
             settings=settings_of(env, nics),
             executable=executable or "",
             horovod=is_installed(),
         )
-        return _Job(session, orders, listener, say).run(patience)
+        return _Job(session, spec, listener, say).run(patience)
 
 
 def read_ranks(name: str, number: object) -> int:
@@ -152,78 +152,78 @@ class _Job:
     Parameters
     ----------
     session : SparkSession
-    orders : Orders
+    spec : JobSpec
     listener : TaskListener
     say : callable
         Shows a line.
     """
 
-    def __init__(self, session: Any, orders: Orders, listener: TaskListener, say: Callable[[str], None]) -> None:
+    def __init__(self, session: Any, spec: JobSpec, listener: TaskListener, say: Callable[[str], None]) -> None:
         self._session = session
-        self._orders = orders
+        self._spec = spec
         self._listener = listener
         self._say = say
         self._late = threading.Event()
-        self._progress = Progress(orders.size)
+        self._progress = StageProgress(spec.size)
 
     def run(self, seconds: float) -> list[Any]:
         """Run the job, and return the results of its ranks."""
-        orders, session, size = self._orders, self._session, self._orders.size
+        spec, session, size = self._spec, self._session, self._spec.size
 
-        def task(batches: Any) -> Any:
-            return serve(orders, batches)
+        def run_task(batches: Any) -> Any:
+            return serve(spec, batches)
 
-        frame = session.range(0, size, 1, size).mapInArrow(task, SCHEMA, barrier=True)
+        frame = session.range(0, size, 1, size).mapInArrow(run_task, SCHEMA, barrier=True)
         began = time.time()
-        self._listener.expect(seconds, self._late.set)
+        self._listener.set_deadline(seconds, self._late.set)
         waiting = threading.Timer(SOON, self._tell_of_waiting)
         waiting.daemon = True
         waiting.start()
         try:
-            with self._progress.followed(session):
-                rows = Collecting(session, frame, orders.name).rows(self._late, self._runs_unseen)
+            with self._progress.follow_session(session):
+                rows = Collecting(session, frame, spec.name).await_rows(self._late, self._runs_unseen)
         except Exception as error:
-            raise self._failure(error, seconds, began) from error
+            raise self._explain_failure(error, seconds, began) from error
         finally:
             waiting.cancel()
         records = read_rows((row.name, row.data) for row in rows)
         if self._listener.came == 0:
             self._say("the executors do not reach this process: what ranks wrote is in the executors' stderr")
         if any(record.end.failed for record in records.values()):
-            raise self._verdict(records, began)
-        return [_result(records, rank) for rank in range(size)]
+            raise self._explain_rank_failure(records, began)
+        return [_read_result(records, rank) for rank in range(size)]
 
     def _tell_of_waiting(self) -> None:
         """Report which jobs hold the slots, if no task has come: tasks of a barrier stage start all together."""
         if self._listener.came == 0:
             with contextlib.suppress(Exception):  # Spark may have ended
-                if line := held_by_others(self._session, self._orders.size):
+                if line := held_by_others(self._session, self._spec.size):
                     self._say(line)
 
     def _runs_unseen(self) -> bool:
         """Return whether Spark runs tasks of the job that cannot reach this process; such tasks are not late."""
-        context, size = context_of(self._session), self._orders.size
+        context, size = context_of(self._session), self._spec.size
         if context is None:
             return self._progress.all_began
         tracker = context.statusTracker()
-        jobs = [tracker.getJobInfo(job) for job in context._jsc.sc().statusTracker().getJobIdsForTag(self._orders.name)]
+        jobs = [tracker.getJobInfo(job) for job in context._jsc.sc().statusTracker().getJobIdsForTag(self._spec.name)]
         stages = [tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds]
         return any(
             info.numTasks == size == info.numActiveTasks + info.numCompletedTasks for info in stages if info is not None
         )
 
-    def _failure(self, error: Exception, seconds: float, began: float) -> Exception:
+    def _explain_failure(self, error: Exception, seconds: float, began: float) -> Exception:
         """Return the exception for the user after Spark has failed the job."""
-        self._listener.settle(SETTLE)
-        if isinstance(error, Late):
+        self._listener.await_reports(SETTLE)
+        if isinstance(error, LateStartError):
             return LaunchError(
-                f"{self._listener.came} of {self._orders.size} tasks came within {seconds:g} s: Spark has no room for "
+                f"{self._listener.came} of {self._spec.size} tasks came within {seconds:g} s: Spark has no room for "
                 "them, or the executors do not start; see Spark's user interface, or give a longer start_timeout"
             )
         told = self._listener.records
         lost = self._listener.lost
         failed = any(record.end.failed for record in (*told.values(), *lost.values()))
-        found = self._verdict({**lost, **told}, began) if failed else None
+        found = self._explain_rank_failure({**lost, **told}, began) if failed else None
         if found is not None and found.rank not in lost:
             return found
         said = re.search(f"{re.escape(FIRST)}(.*?){re.escape(LAST)}", exception_text(error), re.DOTALL)
@@ -231,23 +231,21 @@ class _Job:
             number = re.search(r"rank ([0-9]{1,9})\b", said[1])
             return JobError(said[1], int(number[1]) if number else None)
         if found is not None:
-            return JobError(f"{found}\nSpark: {reason(error)}", found.rank)
-        return JobError(f"Spark has ended the job: {reason(error)}")
+            return JobError(f"{found}\nSpark: {find_spark_reason(error)}", found.rank)
+        return JobError(f"Spark has ended the job: {find_spark_reason(error)}")
 
-    def _verdict(self, records: Mapping[int, Record], began: float) -> JobError:
+    def _explain_rank_failure(self, records: Mapping[int, RankRecord], began: float) -> JobError:
         """Return an error that names the rank that failed first, determined as in `enginerun`."""
         now = time.time()
-        cut = {
-            rank: RankEnd(rank, -9, now, by_launcher=True) for rank in range(self._orders.size) if rank not in records
-        }
-        ends = [cut[rank] if rank in cut else records[rank].end for rank in range(self._orders.size)]
+        cut = {rank: RankEnd(rank, -9, now, by_launcher=True) for rank in range(self._spec.size) if rank not in records}
+        ends = [cut[rank] if rank in cut else records[rank].end for rank in range(self._spec.size)]
         with tempfile.TemporaryDirectory(prefix="enginerun-report-") as home:
             for record in records.values():
                 record.write(Path(home))
             cause = failure_report.find_first_failure(ends)
             assert cause is not None
             rank = cause.culprit
-            hosts = {each: records[each].host if each in records else "" for each in range(self._orders.size)}
+            hosts = {each: records[each].host if each in records else "" for each in range(self._spec.size)}
             found = records.get(rank)
             if found is not None and found.end.lost:
                 others = readable.ranks([end.rank for end in ends if end.rank != rank])
@@ -282,7 +280,7 @@ def session_of(spark: Any = None) -> Any:
         ) from error
 
 
-def reason(error: Exception) -> str:
+def find_spark_reason(error: Exception) -> str:
     """Return the line of Spark's exception that says why it has ended a job, without the stack."""
     text = exception_text(error)
     found = re.search(r"Job aborted due to stage failure: ([^\n]*)|([^\n]*(?:ExecutorLost|cancelled)[^\n]*)", text)
@@ -291,14 +289,14 @@ def reason(error: Exception) -> str:
     return next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
 
 
-def _result(records: Mapping[int, Record], rank: int) -> Any:
+def _read_result(records: Mapping[int, RankRecord], rank: int) -> Any:
     record = records.get(rank)
     if record is None or RESULT not in record.files:
         raise JobError(f"rank {rank} ended before the function returned, with exit code 0", rank)
     return pickle.loads(record.files[RESULT])
 
 
-def dumps(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes:
+def pickle_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes:
     """Pickle a call.
 
     Raises
@@ -328,7 +326,7 @@ def settings_of(env: Mapping[str, str] | None, nics: str | Sequence[str] | None)
     return chosen | {name: str(value) for name, value in (env or {}).items()}
 
 
-def elsewhere(session: Any) -> bool:
+def has_remote_executors(session: Any) -> bool:
     """Return whether executors may be on other hosts than this process."""
     context = context_of(session)
     return context is None or re.match(r"local($|\[|-cluster\[)", str(context.master)) is None
@@ -340,7 +338,7 @@ def listening_address(session: Any) -> str | None:
     It is that of `spark.driver.bindAddress`, if the user has chosen one for Spark's own ports, and the loopback address
     if Spark is local.
     """
-    if not elsewhere(session):
+    if not has_remote_executors(session):
         return "127.0.0.1"
     context = context_of(session)
     chosen = "" if context is None else context.getConf().get("spark.driver.bindAddress", "")
@@ -360,7 +358,7 @@ def own_addresses(session: Any, bound: str | None) -> list[str]:
     bound : str or None
         Result of `listening_address`: the only address on which this process listens, or None.
     """
-    if not elsewhere(session):
+    if not has_remote_executors(session):
         return ["127.0.0.1"]
     context = context_of(session)
     known = [] if context is None else [context.getConf().get("spark.driver.host", "")]

@@ -55,11 +55,11 @@ class Manifest:
     parts: tuple[Part, ...]
     lengths: Mapping[str, int]
 
-    def rows(self, split: str = TRAIN) -> int:
+    def count_rows(self, split: str = TRAIN) -> int:
         """Return the number of rows of a split."""
         return sum(sum(part.groups) for part in self.parts if part.split == split)
 
-    def groups(self, split: str = TRAIN) -> list[tuple[str, int, int]]:
+    def list_groups(self, split: str = TRAIN) -> list[tuple[str, int, int]]:
         """Return the non-empty row groups of a split: file, number in the file, number of rows."""
         return [
             (part.name, number, rows)
@@ -69,19 +69,19 @@ class Manifest:
             if rows
         ]
 
-    def text(self) -> str:
+    def to_json(self) -> str:
         """Return the manifest as JSON, for `read`."""
         return json.dumps({"parts": [asdict(part) for part in self.parts], "lengths": dict(self.lengths)})
 
     @classmethod
     def read(cls, text: str | bytes) -> Manifest:
-        """Parse a manifest that `text` has written."""
+        """Parse a manifest that `to_json` has written."""
         found = json.loads(text)
         parts = [Part(**part | {"groups": tuple(part["groups"])}) for part in found["parts"]]
         return cls(tuple(parts), found["lengths"])
 
     @classmethod
-    def of(cls, parts: Iterable[Part]) -> Manifest:
+    def combine_parts(cls, parts: Iterable[Part]) -> Manifest:
         """Combine the files that tasks have written.
 
         Raises
@@ -160,4 +160,4 @@ def of_parquet(fs: Any, path: str, columns: Sequence[str], split: str = TRAIN) -
                         )
     if not parts:
         raise DataError(f"there are no Parquet files with rows in {path}")
-    return Manifest.of(parts)
+    return Manifest.combine_parts(parts)

@@ -12,16 +12,16 @@ from pyspark.ml.base import Model
 from pyspark.ml.param import TypeConverters
 
 from .columns import as_numbers
-from .params import Stage, param
+from .params import SavedStage, make_param
 from .store import Store
-from .training import dump, load, shaped
+from .training import dump, load, reshape_columns
 
 Compute = Callable[[Any, list[Any]], list[Any]]
 """Takes a model and the arrays of its features, and returns an array for each output, [rows, ...]."""
 
 
-class TrainedModel(Model, Stage):
-    """Stage that computes a model's outputs on the executors.
+class TrainedModel(Model, SavedStage):
+    """SavedStage that computes a model's outputs on the executors.
 
     Parameters
     ----------
@@ -47,14 +47,14 @@ class TrainedModel(Model, Stage):
     """
 
     OBJECT_NAMES: tuple[str, ...] = ("model", "store", "history")
-    run_id = param("run_id", "the run that has made the model", TypeConverters.toString)
-    feature_cols = param("feature_cols", "columns that the model takes", TypeConverters.toListString)
-    label_cols = param("label_cols", "columns that it has learnt", TypeConverters.toListString)
-    input_shapes = param("input_shapes", "shape of each feature, without the rows")
-    feature_lengths = param("feature_lengths", "length of each feature's lists", TypeConverters.toListInt)
-    vector_cols = param("vector_cols", "labels whose outputs become vectors", TypeConverters.toListString)
-    output_cols = param("output_cols", "names of the outputs", TypeConverters.toListString)
-    batch_size = param("batch_size", "rows that are computed at once", TypeConverters.toInt)
+    run_id = make_param("run_id", "the run that has made the model", TypeConverters.toString)
+    feature_cols = make_param("feature_cols", "columns that the model takes", TypeConverters.toListString)
+    label_cols = make_param("label_cols", "columns that it has learnt", TypeConverters.toListString)
+    input_shapes = make_param("input_shapes", "shape of each feature, without the rows")
+    feature_lengths = make_param("feature_lengths", "length of each feature's lists", TypeConverters.toListInt)
+    vector_cols = make_param("vector_cols", "labels whose outputs become vectors", TypeConverters.toListString)
+    output_cols = make_param("output_cols", "names of the outputs", TypeConverters.toListString)
+    batch_size = make_param("batch_size", "rows that are computed at once", TypeConverters.toInt)
 
     def __init__(
         self,
@@ -74,10 +74,10 @@ class TrainedModel(Model, Stage):
         given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         super().__init__()
         self._setDefault(batch_size=1024, vector_cols=[])
-        self._fill(given)
+        self._set_values(given)
 
     @staticmethod
-    def compute(model: Any, arrays: list[Any]) -> list[Any]:
+    def compute_outputs(model: Any, arrays: list[Any]) -> list[Any]:
         """Compute the outputs in the form of `Compute`, in the model's inference mode."""
         raise NotImplementedError
 
@@ -91,7 +91,7 @@ class TrainedModel(Model, Stage):
 
     def setOutputCols(self, names: Sequence[str]) -> TrainedModel:
         """Set the names of the outputs."""
-        self._fill({"output_cols": list(names)})
+        self._set_values({"output_cols": list(names)})
         return self
 
     def _transform(self, dataset: Any) -> Any:
@@ -99,20 +99,20 @@ class TrainedModel(Model, Stage):
         from pyspark.ml.functions import array_to_vector, predict_batch_udf
         from pyspark.sql import types
 
-        value, real = self._value, types.FloatType()
+        value, real = self._get_value, types.FloatType()
         features, labels = value(self.feature_cols), value(self.label_cols)
         names = value(self.output_cols) or [f"{label}__output" for label in labels]
         inputs = [as_numbers(dataset, name) for name in features]
-        widths = self._widths([np.int64 if integers else np.float32 for _, integers in inputs])
+        widths = self._find_widths([np.int64 if integers else np.float32 for _, integers in inputs])
         fields = [
             types.StructField(name, types.ArrayType(real) if width else real)
             for name, width in zip(names, widths, strict=True)
         ]
-        store, path, compute = self._store, self.publish(), self.compute
+        store, path, compute = self._store, self.publish_model(), self.compute_outputs
         shapes = [shape if shape is None else tuple(shape) for shape in value(self.input_shapes)]
 
         def make() -> Any:
-            return _predictor(compute, store, path, features, shapes, names, widths)
+            return _make_predictor(compute, store, path, features, shapes, names, widths)
 
         lengths = value(self.feature_lengths)
         predict = predict_batch_udf(
@@ -129,23 +129,23 @@ class TrainedModel(Model, Stage):
             found = found.withColumn(name, array_to_vector(column) if name in vectors else column)
         return found.drop(temporary)
 
-    def _widths(self, kinds: Sequence[Any]) -> list[int]:
+    def _find_widths(self, kinds: Sequence[Any]) -> list[int]:
         """Return the number of values of each output in a row; 0 for a number."""
-        features, shapes = self._value(self.feature_cols), self._value(self.input_shapes)
-        lengths = self._value(self.feature_lengths)
+        features, shapes = self._get_value(self.feature_cols), self._get_value(self.input_shapes)
+        lengths = self._get_value(self.feature_lengths)
         batch = {
             name: np.zeros((2, length) if length else 2, kind)
             for name, length, kind in zip(features, lengths, kinds, strict=True)
         }
-        arrays = shaped(batch, features, [None if shape is None else tuple(shape) for shape in shapes])
-        widths = [output.size // 2 for output in self.compute(self._model, arrays)]
-        vectors = self._value(self.vector_cols)
-        labels = self._value(self.label_cols)
+        arrays = reshape_columns(batch, features, [None if shape is None else tuple(shape) for shape in shapes])
+        widths = [output.size // 2 for output in self.compute_outputs(self._model, arrays)]
+        vectors = self._get_value(self.vector_cols)
+        labels = self._get_value(self.label_cols)
         return [
             0 if width == 1 and label not in vectors else width for width, label in zip(widths, labels, strict=True)
         ]
 
-    def publish(self) -> str:
+    def publish_model(self) -> str:
         """Write the model where executors find it, unless it is there already.
 
         Returns
@@ -154,17 +154,17 @@ class TrainedModel(Model, Stage):
             Path below the store. It is unique to this model: a later run of the same name, after this run was removed,
             has another path.
         """
-        path = f"{self._store.get_run_path(self._value(self.run_id))}/{self.uid}.pkl"
+        path = f"{self._store.get_run_path(self._get_value(self.run_id))}/{self.uid}.pkl"
         if not self._store.exists(path):
-            dump(self._store, path, self._kept())
+            dump(self._store, path, self._pack_model())
         return path
 
-    def _kept(self) -> Any:
+    def _pack_model(self) -> Any:
         """Return the object that is pickled for executors that compute with the model."""
         return self._model
 
 
-def _predictor(
+def _make_predictor(
     compute: Compute,
     store: Store,
     path: str,
@@ -181,7 +181,7 @@ def _predictor(
             name: values.astype(np.int64 if values.dtype.kind in "iub" else np.float32)
             for name, values in zip(features, inputs, strict=True)
         }
-        outputs = compute(model, shaped(batch, features, shapes))
+        outputs = compute(model, reshape_columns(batch, features, shapes))
         return {
             name: output.astype(np.float32, copy=False).reshape((-1, width) if width else -1)
             for name, output, width in zip(names, outputs, widths, strict=True)

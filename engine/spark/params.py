@@ -16,13 +16,13 @@ OBJECTS = "objects"  # directory of the pickle
 PIECE = 32 << 20  # bytes of the pickle in a row
 
 
-def param(name: str, doc: str, convert: Any = TypeConverters.identity) -> Param[Any]:
+def make_param(name: str, doc: str, convert: Any = TypeConverters.identity) -> Param[Any]:
     """Create a parameter, as a class attribute of a stage."""
     return Param(Params._dummy(), name, doc, convert)
 
 
-class Stage(Params, MLWritable, MLReadable[Any]):
-    """Stage of a pipeline that can be saved and loaded; its parameters are its class attributes of type `Param`.
+class SavedStage(Params, MLWritable, MLReadable[Any]):
+    """SavedStage of a pipeline that can be saved and loaded; its parameters are its class attributes of type `Param`.
 
     `OBJECT_NAMES` names attributes of any type. They are pickled, in `OBJECTS` beside the parameters. So loading a
     stage runs code: load only stages that trusted users have saved. Spark writes both, so that a path means one place.
@@ -31,7 +31,7 @@ class Stage(Params, MLWritable, MLReadable[Any]):
     OBJECT_NAMES: tuple[str, ...] = ()
     NOT_SAVED: tuple[str, ...] = ()  # names among these that a loaded stage lacks
 
-    def _fill(self, given: dict[str, Any]) -> None:
+    def _set_values(self, given: dict[str, Any]) -> None:
         """Set parameters and objects by name; None leaves the default.
 
         Raises
@@ -48,11 +48,11 @@ class Stage(Params, MLWritable, MLReadable[Any]):
             elif value is not None:
                 self.set(self.getParam(name), value)
 
-    def _value(self, param: Param[Any]) -> Any:
+    def _get_value(self, param: Param[Any]) -> Any:
         """Return the value of a parameter; None if it has neither a value nor a default."""
         return self.getOrDefault(param) if self.isDefined(param) else None
 
-    def _packed(self) -> Any:
+    def _pack_objects(self) -> Any:
         """Return the object that is pickled; unpickled, it is a dict of the objects."""
         return {name: getattr(self, f"_{name}") for name in self.OBJECT_NAMES if name not in self.NOT_SAVED}
 
@@ -73,8 +73,8 @@ class _Writer(DefaultParamsWriter):
         from pyspark import cloudpickle
 
         stage, spark = self.instance, self.sparkSession
-        assert isinstance(stage, Stage)
-        data = cloudpickle.dumps(stage._packed())
+        assert isinstance(stage, SavedStage)
+        data = cloudpickle.dumps(stage._pack_objects())
         self.saveMetadata(stage, path, spark, {"engineVersion": __version__})
         pieces = [(number, data[at : at + PIECE]) for number, at in enumerate(range(0, len(data), PIECE))]
         frame = spark.createDataFrame(pieces, "number int, data binary")
@@ -96,7 +96,7 @@ class _Reader(DefaultParamsReader[Any]):
         try:
             stage = super().load(path)
             rows = self.sparkSession.read.parquet(f"{path.rstrip('/')}/{OBJECTS}").orderBy("number").collect()
-            stage._fill(pickle.loads(b"".join(row.data for row in rows)))
+            stage._set_values(pickle.loads(b"".join(row.data for row in rows)))
         except Exception as error:
             if version == __version__:
                 raise

@@ -9,7 +9,7 @@ from typing import Any
 from .slots import context_of
 
 
-class Progress:
+class StageProgress:
     """Handler of the server's progress reports on the session's operations, by default every 2 s.
 
     Parameters
@@ -28,7 +28,7 @@ class Progress:
         self._size = size
 
     @contextmanager
-    def followed(self, session: Any) -> Iterator[None]:
+    def follow_session(self, session: Any) -> Iterator[None]:
         """Receive reports within the context, if the session is one of Spark Connect."""
         if context_of(session) is not None:
             yield

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .columns import arrays
+from .columns import to_arrays
 from .manifest import TRAIN, DataError, Manifest
 from .store import Store
 
@@ -59,7 +59,7 @@ class Reader:
         self._store = store
         self._path = path
         self._columns = [*dict.fromkeys(columns)]
-        self._groups = manifest.groups(split)
+        self._groups = manifest.list_groups(split)
         self._rank, self._size = rank, size
         self._seed = seed
         self._shuffle = shuffle
@@ -68,7 +68,7 @@ class Reader:
         if self.rows < size:
             raise DataError(f"{self.rows} {split} rows are too few for {size} ranks: each needs one")
 
-    def steps(self, batch_size: int) -> int:
+    def count_steps(self, batch_size: int) -> int:
         """Return the number of batches of an epoch, which is equal on all ranks, so that none waits for another.
 
         Parameters
@@ -79,7 +79,7 @@ class Reader:
         most, least = -(-self.rows // self._size), self.rows // self._size
         return min(-(-most // batch_size), least)
 
-    def batches(self, epoch: int, batch_size: int) -> Iterator[Batch]:
+    def read_batches(self, epoch: int, batch_size: int) -> Iterator[Batch]:
         """Iterate over the batches of an epoch, whose sizes differ by at most one row.
 
         Parameters
@@ -92,26 +92,26 @@ class Reader:
         dict of str to numpy.ndarray
             Arrays by column, [rows] or [rows, length].
         """
-        begin, end = self._range()
-        steps = self.steps(batch_size)
+        begin, end = self._find_range()
+        steps = self.count_steps(batch_size)
         bounds = [(end - begin) * step // steps for step in range(steps + 1)]
         held: list[Batch] = []
         there, step = 0, 0
-        for part in self._parts(epoch, begin, end):
+        for part in self._read_parts(epoch, begin, end):
             held.append(part)
             there += len(part[self._columns[0]])
             while step < steps and there >= (wanted := bounds[step + 1] - bounds[step]):
-                joined = _joined(held)
+                joined = _join_batches(held)
                 yield {name: values[:wanted] for name, values in joined.items()}
                 held = [{name: values[wanted:] for name, values in joined.items()}]
                 there -= wanted
                 step += 1
 
-    def _range(self) -> tuple[int, int]:
+    def _find_range(self) -> tuple[int, int]:
         """Return the bounds of this rank's rows, counted through the row groups in the epoch's order."""
         return self._rank * self.rows // self._size, (self._rank + 1) * self.rows // self._size
 
-    def _parts(self, epoch: int, begin: int, end: int) -> Iterator[Batch]:
+    def _read_parts(self, epoch: int, begin: int, end: int) -> Iterator[Batch]:
         """Read the row groups that contain rows of this rank, and yield those rows."""
         order = np.arange(len(self._groups))
         if self._shuffle:
@@ -134,13 +134,13 @@ class Reader:
             return self._cache[number]
         name, group, _ = self._groups[number]
         with self._store.fs.open(self._store.get_full_path(f"{self._path}/{name}"), "rb") as file:
-            found = arrays(pq.ParquetFile(file).read_row_group(group, columns=self._columns))
+            found = to_arrays(pq.ParquetFile(file).read_row_group(group, columns=self._columns))
         if self._cache is not None:
             self._cache[number] = found
         return found
 
 
-def _joined(parts: list[Batch]) -> Batch:
+def _join_batches(parts: list[Batch]) -> Batch:
     if len(parts) == 1:
         return parts[0]
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

@@ -27,7 +27,7 @@ SCHEMA = "name string, data binary"
 
 
 @dataclass(frozen=True)
-class Record:
+class RankRecord:
     """End of a rank.
 
     Attributes
@@ -46,7 +46,7 @@ class Record:
     files: Mapping[str, bytes]
 
     @classmethod
-    def of(cls, host: str, end: RankEnd, directory: Path, stderr: bytes) -> Record:
+    def from_directory(cls, host: str, end: RankEnd, directory: Path, stderr: bytes) -> RankRecord:
         """Collect the files that a rank has left in its directory."""
         files = {STDERR: stderr} if stderr else {}
         for name in (*SMALL, RESULT):
@@ -56,7 +56,7 @@ class Record:
                 files[name] = data if name == RESULT else data[-MOST:]
         return cls(end.rank, host, end, files)
 
-    def head(self) -> dict[str, Any]:
+    def to_head(self) -> dict[str, Any]:
         """Return the end as a JSON object. Its time is given as an age, since clocks differ between hosts."""
         end, now = self.end, time.time()
         return {
@@ -69,13 +69,13 @@ class Record:
             "files": {name: len(data) for name, data in self.files.items() if name != RESULT},
         }
 
-    def explanation(self) -> bytes:
-        """Return the concatenated files that explain a failure; `head` has their names and sizes."""
+    def join_explanations(self) -> bytes:
+        """Return the concatenated files that explain a failure; `to_head` has their names and sizes."""
         return b"".join(data for name, data in self.files.items() if name != RESULT)
 
     @classmethod
-    def read(cls, head: Mapping[str, Any], files: Mapping[str, bytes]) -> Record:
-        """Create a record from the result of `head`.
+    def read(cls, head: Mapping[str, Any], files: Mapping[str, bytes]) -> RankRecord:
+        """Create a record from the result of `to_head`.
 
         Raises
         ------
@@ -94,8 +94,8 @@ class Record:
         return cls(rank, readable.plain(str(head.get("host"))), end, files)
 
     @classmethod
-    def read_explanation(cls, head: Mapping[str, Any], explanation: bytes) -> Record:
-        """Create a record from the results of `head` and `explanation`. Raises the same errors as `read`."""
+    def read_explanation(cls, head: Mapping[str, Any], explanation: bytes) -> RankRecord:
+        """Create a record from the results of `to_head` and `join_explanations`. Raises the same errors as `read`."""
         files: dict[str, bytes] = {}
         place = 0
         sizes = head.get("files", {})
@@ -108,9 +108,9 @@ class Record:
             place += size
         return cls.read(head, files)
 
-    def rows(self) -> list[tuple[str, bytes]]:
+    def to_rows(self) -> list[tuple[str, bytes]]:
         """Return the record as rows of `SCHEMA`."""
-        return [(HEAD, json.dumps(self.head()).encode()), *((name, data) for name, data in self.files.items())]
+        return [(HEAD, json.dumps(self.to_head()).encode()), *((name, data) for name, data in self.files.items())]
 
     def write(self, directory: Path) -> None:
         """Write the files into the layout that the launcher's reports expect."""
@@ -122,15 +122,15 @@ class Record:
             private_files.write(home / name, data)
 
 
-def read_rows(rows: Iterable[tuple[str, bytes]]) -> dict[int, Record]:
+def read_rows(rows: Iterable[tuple[str, bytes]]) -> dict[int, RankRecord]:
     """Return the records of all tasks by rank, from their rows; those of a task are consecutive."""
-    records: dict[int, Record] = {}
+    records: dict[int, RankRecord] = {}
     head: dict[str, Any] = {}
     files: dict[str, bytes] = {}
     for name, data in rows:
         if name == HEAD:
             head, files = frames.parse_object(bytes(data)), {}
-            record = Record.read(head, files)
+            record = RankRecord.read(head, files)
             records[record.rank] = record
         elif name in FILES:
             files[name] = bytes(data)

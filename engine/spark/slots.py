@@ -30,7 +30,7 @@ def default_size(session: Any) -> int:
     context = context_of(session)
     if context is None:
         raise LaunchError("num_proc is not given, and Spark Connect does not tell how many slots there are: give it")
-    return max(1, _slots(context))
+    return max(1, _count_slots(context))
 
 
 def context_of(session: Any) -> Any:
@@ -116,11 +116,11 @@ def _check_idle(session: Any) -> None:
 
 def _await_slots(context: Any, size: int) -> None:
     """Give executors time to register with Spark; raise if there are too few slots after that."""
-    slots = _slots(context)
+    slots = _count_slots(context)
     end = time.monotonic() + REGISTERING
     while slots < size and time.monotonic() < end:
         time.sleep(LOOK)
-        slots = _slots(context)
+        slots = _count_slots(context)
     if slots < size:
         raise LaunchError(
             f"{size} ranks need as many slots at once, and Spark has {slots}: give num_proc={max(slots, 1)}, or more "
@@ -131,7 +131,7 @@ def _await_slots(context: Any, size: int) -> None:
 def _await_free(context: Any, size: int, seconds: float, say: Callable[[str], None]) -> None:
     end, said = time.monotonic() + seconds, float("-inf")
     while True:
-        slots, busy = _slots(context), _busy(context)
+        slots, busy = _count_slots(context), _count_busy(context)
         if slots - busy >= size:
             return
         now = time.monotonic()
@@ -142,7 +142,7 @@ def _await_free(context: Any, size: int, seconds: float, say: Callable[[str], No
             )
         if now - said > SAID_EVERY:
             said = now
-            say(_waiting(size, busy, slots))
+            say(_format_waiting(size, busy, slots))
         time.sleep(LOOK)
 
 
@@ -154,21 +154,21 @@ def held_by_others(session: Any, size: int) -> str:
     context = context_of(session)
     if context is None:
         return ""
-    slots, busy = _slots(context), _busy(context)
-    return _waiting(size, busy, slots) if busy > 0 and slots - busy < size else ""
+    slots, busy = _count_slots(context), _count_busy(context)
+    return _format_waiting(size, busy, slots) if busy > 0 and slots - busy < size else ""
 
 
-def _waiting(size: int, busy: int, slots: int) -> str:
+def _format_waiting(size: int, busy: int, slots: int) -> str:
     return f"{size} ranks wait for slots: other jobs of this application hold {busy} of {slots}"
 
 
-def _slots(context: Any) -> int:
+def _count_slots(context: Any) -> int:
     """Return how many tasks can run at once, as Spark's scheduler counts them for a barrier stage."""
     scala = context._jsc.sc()
     return int(scala.maxNumConcurrentTasks(scala.resourceProfileManager().defaultResourceProfile()))
 
 
-def _busy(context: Any) -> int:
+def _count_busy(context: Any) -> int:
     """Return how many tasks run, as Spark's scheduler counts them; its status tracker lags behind."""
     counts = context._jsc.sc().taskScheduler().runningTasksByExecutors().values().iterator()
     busy = 0

@@ -31,15 +31,15 @@ class Store:
             from fsspec.core import url_to_fs
         except ModuleNotFoundError as error:
             raise LaunchError("a Store needs fsspec: pip install '.[spark]' in the source tree") from error
-        self.prefix_path = self._normalized(prefix_path).rstrip("/")
+        self.prefix_path = self._normalize_path(prefix_path).rstrip("/")
         self.options = options
         self._url_to_fs = url_to_fs
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _made, (type(self), self.prefix_path, self.options)
+        return _make_store, (type(self), self.prefix_path, self.options)
 
     @staticmethod
-    def _normalized(path: str) -> str:
+    def _normalize_path(path: str) -> str:
         return path
 
     @staticmethod
@@ -110,7 +110,7 @@ class Store:
             self.fs.rm(self.get_full_path(path), recursive=True)
 
 
-def _made(kind: type[Store], path: str, options: dict[str, Any]) -> Store:
+def _make_store(kind: type[Store], path: str, options: dict[str, Any]) -> Store:
     return kind(path, **options)
 
 
@@ -122,7 +122,7 @@ class LocalStore(FilesystemStore):
     """Store in a directory that driver and executors share: on one machine, or on a shared file system."""
 
     @staticmethod
-    def _normalized(path: str) -> str:
+    def _normalize_path(path: str) -> str:
         """Make a path absolute, since executors have another working directory than the driver."""
         return path if "://" in path else str(machine.absolute_path(path))
 
@@ -148,6 +148,6 @@ class DBFSLocalStore(LocalStore):
         return re.match(r"dbfs:/|file:/+(dbfs|Volumes)/|/dbfs/|/Volumes/", path) is not None
 
     @staticmethod
-    def _normalized(path: str) -> str:
+    def _normalize_path(path: str) -> str:
         path = re.sub(r"^(dbfs:|file:)/+(?=Volumes/)", "/", path)
         return re.sub(r"^(dbfs:/+|file:/+dbfs/|/dbfs/)", "/dbfs/", path)

@@ -43,8 +43,8 @@ from ..launch.process.spawn import RankProcess
 from ..launch.process.supervisor import Supervisor
 from ..launch.report.failure_cause import claim_of
 from ..runner.function import rank_command
-from .places import Card, Place, arrange
-from .record import STDERR, Record
+from .rank_assignment import RankAssignment, TaskInfo, assign_ranks
+from .record import STDERR, RankRecord
 from .task_channel import reach_driver
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class RankFailedError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Orders:
+class JobSpec:
     """Instructions for every task of a job.
 
     Attributes
@@ -95,12 +95,12 @@ class Orders:
     grace: float = 5.0
 
 
-def serve(orders: Orders, batches: Iterable[Any]) -> Iterator[pa.RecordBatch]:
+def serve(spec: JobSpec, batches: Iterable[Any]) -> Iterator[pa.RecordBatch]:
     """Run this task's rank; Spark calls this function in a barrier stage.
 
     Parameters
     ----------
-    orders : Orders
+    spec : JobSpec
     batches : iterable of pyarrow.RecordBatch
         The task's part of the range of tasks; its content is ignored.
 
@@ -116,57 +116,57 @@ def serve(orders: Orders, batches: Iterable[Any]) -> Iterator[pa.RecordBatch]:
         pass
     context = BarrierTaskContext.get()
     task = context.partitionId()
-    channel = reach_driver(orders.addresses, orders.secret, task)
+    channel = reach_driver(spec.addresses, spec.secret, task)
     address = context.getTaskInfos()[task].address.rpartition(":")[0].strip("[]")
     chosen = None
-    if interfaces := orders.settings.get("ENGINE_INTERFACE"):
-        with contextlib.suppress(LaunchError):  # irrelevant on one host; on several, `Keeper` raises it
+    if interfaces := spec.settings.get("ENGINE_INTERFACE"):
+        with contextlib.suppress(LaunchError):  # irrelevant on one host; on several, `TaskSupervisor` raises it
             address = chosen = network_of(interfaces)[1]
     with network.listen(chosen, 0, backlog=256) as hub:
-        card = Card.of_this_process(address, hub.getsockname()[1])
-        cards = [Card.read(text) for text in context.allGather(card.text())]
-        place = arrange(cards)[task]
+        info = TaskInfo.of_this_process(address, hub.getsockname()[1])
+        infos = [TaskInfo.read(text) for text in context.allGather(info.to_json())]
+        place = assign_ranks(infos)[task]
         try:
-            record = Keeper(orders, place, card.name, channel).run(hub)
+            record = TaskSupervisor(spec, place, info.name, channel).run(hub)
         except Exception as error:
             why = error if isinstance(error, LaunchError) else format_whole_exception(error)
-            raise RankFailedError(f"{FIRST}rank {place.rank} on {card.name} cannot be run: {why}{LAST}") from error
+            raise RankFailedError(f"{FIRST}rank {place.rank} on {info.name} cannot be run: {why}{LAST}") from error
     if channel is None and record.end.failed:
-        _leave_the_first_word(record)
-        raise RankFailedError(f"{FIRST}{_account(record)}{LAST}")
-    for name, data in record.rows():
+        _let_culprit_fail_first(record)
+        raise RankFailedError(f"{FIRST}{_describe_failure(record)}{LAST}")
+    for name, data in record.to_rows():
         yield pa.RecordBatch.from_pydict({"name": [name], "data": pa.array([data], pa.binary())})
 
 
-def _leave_the_first_word(record: Record) -> None:
+def _let_culprit_fail_first(record: RankRecord) -> None:
     """Wait, if another rank is to blame, so that its task fails first: then Spark ends this one."""
     claim = claim_of(record.end)
     if claim is not None and claim.culprit is not None:
         time.sleep(CONSEQUENCE)
 
 
-def _account(record: Record) -> str:
+def _describe_failure(record: RankRecord) -> str:
     """Describe the failure of a rank whose task cannot reach the driver."""
     said = record.files.get(leftovers.ERROR) or record.files.get(STDERR, b"")
     how = describe_code(record.end.code)
     return f"rank {record.rank} on {record.host} failed ({how}):\n{said.decode(errors='replace')}"
 
 
-class Keeper:
+class TaskSupervisor:
     """Supervision of one rank, from its start to its end.
 
     Parameters
     ----------
-    orders : Orders
-    place : Place
+    spec : JobSpec
+    place : RankAssignment
     host : str
         Name of this host.
     channel : Channel or None
         Channel to the driver; None: the driver cannot be reached.
     """
 
-    def __init__(self, orders: Orders, place: Place, host: str, channel: Channel | None) -> None:
-        self.orders = orders
+    def __init__(self, spec: JobSpec, place: RankAssignment, host: str, channel: Channel | None) -> None:
+        self.spec = spec
         self.place = place
         self.host = host
         self.channel = channel
@@ -176,7 +176,7 @@ class Keeper:
         self._stderr = Tail()
         self._dismissed = False
 
-    def run(self, hub: socket.socket) -> Record:
+    def run(self, hub: socket.socket) -> RankRecord:
         """Start the rank, and return its record once none of its processes is left, whatever happens.
 
         Parameters
@@ -190,19 +190,21 @@ class Keeper:
             rank_plan = self._plan()
             if self.channel is not None:
                 self.channel.send("hello", rank=self.place.rank, host=self.host)
-            guardian = Guardian(self.orders.name, self._sweep, NOWHERE)
+            guardian = Guardian(self.spec.name, self._kill_processes, NOWHERE)
             processes.call_prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
             try:
                 with (
                     catch_signals(SIGNALS, lambda *_: None) as wakeup,
-                    contextlib.closing(ReaderLoop(self._out())) as self._loop,
+                    contextlib.closing(ReaderLoop(self._list_sinks())) as self._loop,
                 ):
-                    supervisor = Supervisor(self._loop, guardian, wakeup, self.orders.grace, self._say, self._ended)
-                    self._supervise(supervisor, rank_plan, hub)
+                    supervisor = Supervisor(
+                        self._loop, guardian, wakeup, self.spec.grace, self._send_line, self._record_end
+                    )
+                    self._supervise_rank(supervisor, rank_plan, hub)
             finally:
                 guardian.stop()
                 processes.call_prctl(processes.PR_SET_CHILD_SUBREAPER, 0)
-            record = Record.of(self.host, self._ends[0], own, bytes(self._stderr))
+            record = RankRecord.from_directory(self.host, self._ends[0], own, bytes(self._stderr))
             self._tell(record)
             return record
         finally:
@@ -213,33 +215,33 @@ class Keeper:
 
     def _plan(self) -> RankPlan:
         """Plan this rank, and write the call that it will make."""
-        orders, place = self.orders, self.place
-        settings = dict(orders.settings)
+        spec, place = self.spec, self.place
+        settings = dict(spec.settings)
         interfaces = settings.pop("ENGINE_INTERFACE", "")
         if interfaces and place.hub:
             settings["ENGINE_INTERFACE"] = network_of(interfaces)[0]
-        call = pickle.dumps((sys.path, sys.executable, orders.call))
+        call = pickle.dumps((sys.path, sys.executable, spec.call))
         private_files.write(self.home / remote_files.ENCLOSED, call)
         job = Job(
-            size=orders.size,
-            name=orders.name,
-            secret=orders.secret,
+            size=spec.size,
+            name=spec.name,
+            secret=spec.secret,
             port=place.port,
             directory=self.home,
             settings=settings,
-            horovod=orders.horovod,
+            horovod=spec.horovod,
             address=place.address,
             hub=place.hub,
         )
         # Spark has set the number of threads of a task; whoever started the executor has assigned its CPUs.
         plans = plan(job, Allotment(None, None, ""), without_places(os.environ), place.crew)
-        self._command = rank_command(call, orders.executable)
+        self._command = rank_command(call, spec.executable)
         return next(each for each in plans if each.rank == place.rank)
 
-    def _supervise(self, supervisor: Supervisor, rank_plan: RankPlan, hub: socket.socket) -> None:
+    def _supervise_rank(self, supervisor: Supervisor, rank_plan: RankPlan, hub: socket.socket) -> None:
         channel = self.channel
         if channel is not None:
-            self._loop.add_reader(channel.reading, lambda: self._hear(supervisor, channel))
+            self._loop.add_reader(channel.reading, lambda: self._handle_driver(supervisor, channel))
         inherited: list[int] = []
         if self.place.hub and self.place.rank == 0:
             inherited.append(hub.fileno())
@@ -249,13 +251,13 @@ class Keeper:
         hub.close()
         supervisor.add(rank)
         for name, pipe in (("stdout", rank.stdout), (STDERR, rank.stderr)):
-            supervisor.listen(Stream(rank.number, pipe, functools.partial(self.take, name)))
+            supervisor.listen(Stream(rank.number, pipe, functools.partial(self.forward_output, name)))
         self._dismissed = supervisor.run().signum is not None
 
-    def _out(self) -> tuple[Any, ...]:
+    def _list_sinks(self) -> tuple[Any, ...]:
         return () if self.channel is None else (self.channel.out,)
 
-    def _hear(self, supervisor: Supervisor, channel: Channel) -> None:
+    def _handle_driver(self, supervisor: Supervisor, channel: Channel) -> None:
         """End the rank when the driver orders it, and kill it when the driver is gone."""
         descriptor = channel.reading
         try:
@@ -269,7 +271,7 @@ class Keeper:
             channel.out.give_up()
             supervisor.kill()
 
-    def take(self, name: str, data: bytes) -> None:
+    def forward_output(self, name: str, data: bytes) -> None:
         """Forward output of the rank to the driver, or to the executor's log if the driver cannot be reached."""
         if name == STDERR:
             self._stderr.add(data)
@@ -279,30 +281,30 @@ class Keeper:
             sys.stderr.buffer.write(data)
             sys.stderr.flush()
 
-    def _say(self, line: str) -> None:
+    def _send_line(self, line: str) -> None:
         if self.channel is not None:
             self.channel.send("say", line=line)
 
-    def _ended(self, rank: RankProcess, end: RankEnd) -> None:
+    def _record_end(self, rank: RankProcess, end: RankEnd) -> None:
         self._ends.append(end)
 
-    def _tell(self, record: Record) -> None:
+    def _tell(self, record: RankRecord) -> None:
         """Report the end to the driver at once: it has other tasks to end, and Spark may kill this one first."""
         channel = self.channel
         if channel is None or channel.ended or self._dismissed:
             return  # Spark is ending this process, as if its executor had gone: the driver counts the rank as lost
-        channel.send("end", record.explanation(), **record.head())
+        channel.send("end", record.join_explanations(), **record.to_head())
         patience, poll = Patience(FAREWELL), select.poll()
         poll.register(channel.out.descriptor, select.POLLOUT)
         while channel.out.waiting and not channel.out.broken and patience.seconds_left():
             poll.poll(1000 * patience.wait())
             channel.out.write_available()
 
-    def _sweep(self) -> None:
+    def _kill_processes(self) -> None:
         """Kill all processes that the rank has started. It runs in the guardian, after this process was killed."""
         rank = str(self.place.rank)
         for process in processes.list_processes():
-            ours = processes.job_of(process.pid) == self.orders.name and process.pid != os.getpid()
+            ours = processes.job_of(process.pid) == self.spec.name and process.pid != os.getpid()
             if ours and processes.variable_of(process.pid, "ENGINE_RANK") == rank:
                 processes.send(process.pid, signal.SIGKILL)
         shutil.rmtree(self.home, ignore_errors=True)

@@ -69,7 +69,7 @@ def reach_driver(addresses: Sequence[tuple[str, int]], secret: str, task: int) -
             share = patience.seconds_left() / (len(left) - number)
             if not share:
                 return None
-            channel, displaced = _reach(address, secret, task, Patience(min(TRY, share)))
+            channel, displaced = _try_address(address, secret, task, Patience(min(TRY, share)))
             if channel is not None:
                 return channel
             again += [address] if displaced else []
@@ -77,7 +77,7 @@ def reach_driver(addresses: Sequence[tuple[str, int]], secret: str, task: int) -
     return None
 
 
-def _reach(address: tuple[str, int], secret: str, task: int, patience: Patience) -> tuple[Channel | None, bool]:
+def _try_address(address: tuple[str, int], secret: str, task: int, patience: Patience) -> tuple[Channel | None, bool]:
     """Try one address; return the channel, and whether the peer has closed it for lack of room."""
     try:
         connection = Connection(

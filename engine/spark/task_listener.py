@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import selectors
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -27,15 +28,14 @@ from ..net.connection import Connection
 from ..net.event_loop import Coroutine, CoroutineLoop, Wait
 from ..text import readable
 from ..text.bounded_reader import shorten
-from .record import Record
+from .record import RankRecord
 from .task_channel import admit_task, answer_task, task_key
 
-LOOK = 0.25  # seconds between two checks of the deadline
 UNPROVEN = 64  # most unauthenticated connections, beyond one per task; if there are more, one is closed
 
 
 @dataclass(eq=False)
-class _Caller:
+class _TaskConnection:
     """Connection of a task."""
 
     channel: Channel
@@ -62,29 +62,31 @@ class TaskListener:
     Attributes
     ----------
     port : int
-    records : dict of int to Record
+    records : dict of int to RankRecord
         Ends of ranks, by rank, as far as their tasks have reported them.
-    lost : dict of int to Record
+    lost : dict of int to RankRecord
         Ends of ranks whose tasks went away without a report, by rank.
     """
 
     def __init__(
         self, size: int, secret: str, host: str | None, streams: tuple[TextIO, TextIO], timestamps: bool = False
     ) -> None:
-        self.records: dict[int, Record] = {}
-        self.lost: dict[int, Record] = {}
+        self.records: dict[int, RankRecord] = {}
+        self.lost: dict[int, RankRecord] = {}
         self._size = size
         self._streams = dict(zip(("stdout", "stderr"), streams, strict=True))
         self._timestamps = timestamps
         self._socket = network.listen(host, 0, backlog=256)
         self.port = int(self._socket.getsockname()[1])
         self._loop = CoroutineLoop()
-        self._acceptor = Acceptor(self._loop, [self._socket], task_key(secret), self._admit, UNPROVEN + size)
-        self._callers: list[_Caller] = []
+        self._acceptor = Acceptor(self._loop, [self._socket], task_key(secret), self._admit_task, UNPROVEN + size)
+        self._peers: list[_TaskConnection] = []
         self._tasks: set[int] = set()
         self._why = ""
         self._closing = threading.Event()
         self._on_late: tuple[Patience, Callable[[], None]] | None = None
+        self._waker, self._wakes = socket.socketpair()  # by which another thread wakes this one
+        self._loop.start(self._watch_deadline())
         self._thread = threading.Thread(target=self._run, name="engine-spark-listener", daemon=True)
 
     def __enter__(self) -> TaskListener:
@@ -93,84 +95,93 @@ class TaskListener:
 
     def __exit__(self, *_: object) -> None:
         self._closing.set()
+        self._waker.send(b"\0")
         self._thread.join()
         self._loop.close()
         self._acceptor.close()
-        for caller in self._callers:
-            self._flush(caller)
-            caller.channel.close()
+        self._waker.close()
+        self._wakes.close()
+        for peer in self._peers:
+            self._flush(peer)
+            peer.channel.close()
 
     @property
     def came(self) -> int:
         """Number of tasks that have connected so far."""
         return len(self._tasks)
 
-    def expect(self, seconds: float, late: Callable[[], None]) -> None:
+    def set_deadline(self, seconds: float, late: Callable[[], None]) -> None:
         """Have `late` called once, in the thread, unless all tasks connect within `seconds`."""
         self._on_late = (Patience(seconds), late)
+        self._waker.send(b"\0")
 
-    def settle(self, seconds: float) -> None:
+    def await_reports(self, seconds: float) -> None:
         """Wait at most `seconds` until each task that has come has reported its end or gone."""
         patience = Patience(seconds)
-        while patience.seconds_left() and any(caller.rank is not None for caller in self._callers):
+        while patience.seconds_left() and any(peer.rank is not None for peer in self._peers):
             self._closing.wait(min(0.01, patience.wait()))
 
     # ---- in the thread
 
     def _run(self) -> None:
         while not self._closing.is_set():
-            self._loop.poll(min(LOOK, self._loop.next_timeout()))
+            self._loop.poll(self._loop.next_timeout())
             self._loop.run_ready()
-            late = self._on_late
-            if late is not None and self.came == self._size:
-                self._on_late = None
-            elif late is not None and not late[0].seconds_left():
-                self._on_late = None
-                late[1]()
 
-    def _admit(self, connection: Connection, greeting: dict[str, Any]) -> Coroutine[None]:
+    def _watch_deadline(self) -> Coroutine[None]:
+        """Call `late` at the deadline that another thread sets, unless all tasks have connected by then."""
+        while True:
+            deadline = self._on_late
+            if (yield Wait(None if deadline is None else deadline[0], self._wakes)):
+                self._wakes.recv(1)
+            elif deadline is not None:
+                self._on_late = None
+                if self.came < self._size:
+                    deadline[1]()
+
+    def _admit_task(self, connection: Connection, greeting: dict[str, Any]) -> Coroutine[None]:
         """Admit a task, and return the coroutine that serves it."""
         channel, task = admit_task(connection, greeting, self._size)
-        caller = _Caller(channel)
-        self._callers.append(caller)
+        peer = _TaskConnection(channel)
+        self._peers.append(peer)
         self._tasks.add(task)
         answer_task(channel)
-        return self._serve(caller)
+        return self._serve(peer)
 
-    def _serve(self, caller: _Caller) -> Coroutine[None]:
-        channel = caller.channel
+    def _serve(self, peer: _TaskConnection) -> Coroutine[None]:
+        channel = peer.channel
         how = "its task was killed, or its executor was lost"
         try:
             while not channel.ended:
                 events = selectors.EVENT_READ | (selectors.EVENT_WRITE if channel.out.waiting else 0)
-                yield Wait(Patience(LOOK), channel.reading, events)
+                yield Wait(None, channel.reading, events)
                 channel.out.write_available()
                 for message in channel.receive():
-                    self._act(caller, message)
+                    self._handle_message(peer, message)
         except Exception as error:  # this thread survives whatever a peer sends that is no task
             what = exception_text(error) if isinstance(error, ChannelError) else format_exception(error)
             how = f"its task does not speak as one does, and is given up: {readable.plain(shorten(what, 200))}"
-            self.say(f"{'a task' if caller.rank is None else f'rank {caller.rank}'}: {how}")
-        self._part(caller, how)
+            self.show_line(f"{'a task' if peer.rank is None else f'rank {peer.rank}'}: {how}")
+        self._handle_disconnect(peer, how)
 
-    def _act(self, caller: _Caller, message: Message) -> None:
+    def _handle_message(self, peer: _TaskConnection, message: Message) -> None:
         if message.kind == "hello":
-            caller.rank, caller.host = self._rank(message), readable.plain(message.get_text("host"))
+            peer.rank, peer.host = self._rank(message), readable.plain(message.get_text("host"))
             if self._why:
-                caller.channel.send("end", why=self._why)
+                peer.channel.send("end", why=self._why)
         elif message.kind == "output":
-            self._show(caller, message.get_text("stream"), message.body)
+            self._show_output(peer, message.get_text("stream"), message.body)
         elif message.kind == "say":
-            self.say(f"rank {caller.rank}: {readable.plain(message.get_text('line'))}")
+            self.show_line(f"rank {peer.rank}: {readable.plain(message.get_text('line'))}")
         elif message.kind == "end":
-            record = Record.read_explanation(message.head, message.body)
-            if record.rank != caller.rank:
-                raise ChannelError(f"the task of rank {caller.rank} tells the end of rank {record.rank}")
+            record = RankRecord.read_explanation(message.head, message.body)
+            if record.rank != peer.rank:
+                raise ChannelError(f"the task of rank {peer.rank} tells the end of rank {record.rank}")
             self.records[record.rank] = record
             if record.end.code != 0:
                 self._end(f"after rank {record.rank} failed ({describe_code(record.end.code)})")
-            self._flush(caller)
-            caller.rank = None
+            self._flush(peer)
+            peer.rank = None
         else:
             raise ChannelError(f"a task sends {message.kind!r}, which this driver does not know")
 
@@ -180,44 +191,44 @@ class TaskListener:
             raise ChannelError(f"there is no rank {rank}")
         return rank
 
-    def _part(self, caller: _Caller, how: str) -> None:
+    def _handle_disconnect(self, peer: _TaskConnection, how: str) -> None:
         """Handle the end of a connection: a task that has not reported its end is lost, and `how` says in which way."""
-        caller.channel.close()
-        self._callers.remove(caller)
-        if caller.rank is not None:
-            self._flush(caller)
-            end = RankEnd(caller.rank, -signal.SIGKILL, time.time(), by_launcher=bool(self._why), lost=how)
-            self.lost[caller.rank] = Record(caller.rank, caller.host, end, {})
-            self._end(f"after the task of rank {caller.rank} was lost")
+        peer.channel.close()
+        self._peers.remove(peer)
+        if peer.rank is not None:
+            self._flush(peer)
+            end = RankEnd(peer.rank, -signal.SIGKILL, time.time(), by_launcher=bool(self._why), lost=how)
+            self.lost[peer.rank] = RankRecord(peer.rank, peer.host, end, {})
+            self._end(f"after the task of rank {peer.rank} was lost")
 
     def _end(self, why: str) -> None:
         """Order all other tasks to end their ranks, once."""
         if not self._why:
             self._why = why
-            for caller in self._callers:
-                if caller.rank is not None:
-                    caller.channel.send("end", why=why)
+            for peer in self._peers:
+                if peer.rank is not None:
+                    peer.channel.send("end", why=why)
 
     # ---- output
 
-    def say(self, line: str) -> None:
+    def show_line(self, line: str) -> None:
         """Show a line of the engine itself."""
         self._write("stderr", f"enginerun: {line}\n")
 
-    def _show(self, caller: _Caller, name: str, data: bytes) -> None:
-        whole = caller.lines.setdefault(name, Lines()).feed(data)
+    def _show_output(self, peer: _TaskConnection, name: str, data: bytes) -> None:
+        whole = peer.lines.setdefault(name, Lines()).feed(data)
         if whole:
-            self._write(name, self._prefixed(caller, name, whole))
+            self._write(name, self._prefix_lines(peer, name, whole))
 
-    def _flush(self, caller: _Caller) -> None:
-        for name, lines in caller.lines.items():
+    def _flush(self, peer: _TaskConnection) -> None:
+        for name, lines in peer.lines.items():
             if rest := lines.flush():
-                self._write(name, self._prefixed(caller, name, rest))
-        caller.lines.clear()
+                self._write(name, self._prefix_lines(peer, name, rest))
+        peer.lines.clear()
 
-    def _prefixed(self, caller: _Caller, name: str, whole: bytes) -> str:
+    def _prefix_lines(self, peer: _TaskConnection, name: str, whole: bytes) -> str:
         now = f"{datetime.now():%Y-%m-%d %H:%M:%S}" if self._timestamps else ""
-        prefix = f"{now}[{caller.rank}]<{name}>:"
+        prefix = f"{now}[{peer.rank}]<{name}>:"
         return "".join(f"{prefix}{line}\n" for line in whole.decode(errors="replace").split("\n")[:-1])
 
     def _write(self, name: str, text: str) -> None:

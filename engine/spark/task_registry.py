@@ -79,7 +79,7 @@ class TaskRegistry:
         self._strangers: Strangers[socket.socket] = Strangers(MOST + 2 * tasks)
         self._ended = threading.Event()
         self._threads: list[threading.Thread] = []
-        self._publish()
+        self._publish_hosts()
 
     def __enter__(self) -> TaskRegistry:
         for listener, serve in ((self._socket, self._serve_task), (self._inner, self._serve_carrier)):
@@ -92,7 +92,7 @@ class TaskRegistry:
         with self._changed:
             self._changed.notify_all()
             for stranger in self._strangers:
-                _shut(stranger)
+                _shut_down(stranger)
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -108,7 +108,7 @@ class TaskRegistry:
             return len(self._hosts)
 
     def _start(self, target: object, *arguments: object) -> None:
-        thread = threading.Thread(target=target, args=arguments, name="engine-spark-offers", daemon=True)  # type: ignore[arg-type]
+        thread = threading.Thread(target=target, args=arguments, name="engine-spark-registry", daemon=True)  # type: ignore[arg-type]
         with self._changed:
             self._threads = [*(each for each in self._threads if each.is_alive()), thread]
             thread.start()
@@ -131,7 +131,7 @@ class TaskRegistry:
             displaced = self._strangers.displace_next()
         if displaced is None:
             return False
-        _shut(displaced)
+        _shut_down(displaced)
         patience = Patience(PROVING)
         while displaced.fileno() >= 0 and patience.seconds_left():
             time.sleep(PAUSE / 10)
@@ -142,17 +142,17 @@ class TaskRegistry:
     def _serve_task(self, connection: socket.socket) -> None:
         """Admit a task, and let it be a host until its connection ends."""
         with connection:
-            task = self._prove(connection)
+            task = self._authenticate_task(connection)
             if task is not None and self._take_turn(task):
                 try:
-                    self._watch(task)
+                    self._await_disconnect(task)
                 finally:
                     with self._changed:
                         del self._hosts[task.number]
-                        self._publish()
+                        self._publish_hosts()
                         self._changed.notify_all()
 
-    def _prove(self, connection: socket.socket) -> _Task | None:
+    def _authenticate_task(self, connection: socket.socket) -> _Task | None:
         """Authenticate a connection; return its task, or None if it is no task or has gone."""
         try:
             address = network.address_of(connection.getpeername()).host
@@ -161,13 +161,13 @@ class TaskRegistry:
                     return None
                 displaced = self._strangers.add(connection, address)
             if displaced is not None:
-                _shut(displaced)
+                _shut_down(displaced)
             channel, number = receive_task(connection, self._secret, self._tasks)
             if channel is None:
                 return None
             with contextlib.closing(channel):  # its descriptors are copies
                 message = next_message(channel, Patience(PROVING))
-                if message is None or message.kind != "offer":
+                if message is None or message.kind != "host":
                     return None
                 assert channel.sealed is not None
                 key = channel.sealed.derive_key(RELAY)
@@ -182,7 +182,7 @@ class TaskRegistry:
         """Wait until no other attempt of the task is a host; False if the job is over, or the connection has ended."""
         with self._changed:
             while task.number in self._hosts:
-                if self._ended.is_set() or _gone(task.connection, 0):
+                if self._ended.is_set() or _is_gone(task.connection, 0):
                     return False
                 self._changed.wait(LOOK)
             if self._ended.is_set():
@@ -190,20 +190,20 @@ class TaskRegistry:
             turn = self._numbers[task.number] = self._numbers.get(task.number, 0) + 1
             task.name = f"task{task.number}.{turn}@{task.address}"
             self._hosts[task.number] = task
-            self._publish()
+            self._publish_hosts()
             return True
 
-    def _watch(self, task: _Task) -> None:
+    def _await_disconnect(self, task: _Task) -> None:
         """Wait until the connection has ended, the launcher has released it, or the job is over; then shut it down."""
-        while not self._ended.is_set() and not _gone(task.connection, LOOK):
-            if task.carrier is not None and _gone(task.carrier, 0):
+        while not self._ended.is_set() and not _is_gone(task.connection, LOOK):
+            if task.carrier is not None and _is_gone(task.carrier, 0):
                 break
         with contextlib.suppress(OSError):
             task.connection.shutdown(socket.SHUT_RDWR)  # also ends the carrier's copy
         if task.carrier is not None:
             task.carrier.close()
 
-    def _publish(self) -> None:
+    def _publish_hosts(self) -> None:
         """Write the hosts to the file, in the order in which they came."""
         lines = "".join(f"[{task.name}]:1\n" for task in self._hosts.values())
         private_files.replace(self._directory / HOSTS, lines.encode())
@@ -226,13 +226,13 @@ class TaskRegistry:
         connection.close()
 
 
-def _shut(connection: socket.socket) -> None:
+def _shut_down(connection: socket.socket) -> None:
     """Shut down a connection that a thread waits for; the thread then closes it."""
     with contextlib.suppress(OSError):  # the peer has gone already
         connection.shutdown(socket.SHUT_RDWR)
 
 
-def _gone(connection: socket.socket, seconds: float) -> bool:
+def _is_gone(connection: socket.socket, seconds: float) -> bool:
     """Return whether the peer has closed a connection, or does within `seconds`; nothing is read."""
     poll = select.poll()
     poll.register(connection, GONE)

@@ -24,7 +24,7 @@ BYTES = 1 << 18
 RELAY = "relay"  # purpose for which the key is derived
 
 
-def relay(connection: socket.socket, reading: int, writing: int, seal: Seal) -> None:
+def relay_bytes(connection: socket.socket, reading: int, writing: int, seal: Seal) -> None:
     """Relay bytes both ways, until the peer ends the connection or fails authentication.
 
     Parameters
@@ -77,7 +77,7 @@ def main() -> int:
         readable.show(f"{host} has gone", file=sys.stderr)
         return 1
     task = socket.socket(fileno=descriptors[0])  # the driver keeps its copy until `keeper` is closed
-    relay(task, 0, 1, Seal(key, "launcher", "agent"))
+    relay_bytes(task, 0, 1, Seal(key, "launcher", "agent"))
     return 0
 
 

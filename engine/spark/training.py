@@ -73,9 +73,9 @@ class Training:
     @property
     def splits(self) -> list[str]:
         """Splits that have rows; always the training split."""
-        return [split for split in (TRAIN, VALIDATION) if split == TRAIN or self.manifest.rows(split)]
+        return [split for split in (TRAIN, VALIDATION) if split == TRAIN or self.manifest.count_rows(split)]
 
-    def reader(self, split: str, rank: int, size: int) -> Reader:
+    def make_reader(self, split: str, rank: int, size: int) -> Reader:
         """Return the reader of a rank's rows of a split."""
         return Reader(
             self.store,
@@ -90,13 +90,13 @@ class Training:
             cache=self.cache,
         )
 
-    def batches(self, reader: Reader, split: str) -> tuple[int, int]:
+    def plan_batches(self, reader: Reader, split: str) -> tuple[int, int]:
         """Return the batch size of a split, and the number of batches of an epoch."""
         size, most = (self.batch_size, self.steps) if split == TRAIN else (self.val_batch_size, self.val_steps)
-        steps = reader.steps(size)
+        steps = reader.count_steps(size)
         return size, steps if most is None else min(most, steps)
 
-    def keep(self, history: Sequence[Mapping[str, float]]) -> None:
+    def keep_history(self, history: Sequence[Mapping[str, float]]) -> None:
         """Write the history of the epochs so far, and show the last one."""
         self.store.write(f"{self.run}/{HISTORY}", json.dumps(history).encode())
         if self.verbose:
@@ -170,7 +170,7 @@ def like_shape(label: Any, shape: tuple[int, ...]) -> Any:
     return label.reshape(shape) if math.prod(shape) == math.prod(label.shape) else label
 
 
-def shaped(batch: Batch, names: Sequence[str], shapes: Sequence[tuple[int, ...] | None]) -> list[Any]:
+def reshape_columns(batch: Batch, names: Sequence[str], shapes: Sequence[tuple[int, ...] | None]) -> list[Any]:
     """Return columns of a batch, each in its shape.
 
     Parameters

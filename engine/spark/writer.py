@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..errors.formatting import exception_text
-from .columns import lengths_of, prepared
+from .columns import lengths_of, select_numbers
 from .manifest import NAME, TRAIN, VALIDATION, DataError, Manifest, Part, check_length
 from .store import Store
 
@@ -89,25 +89,25 @@ def write(
     if not 0 <= share < 1:
         raise DataError(f"validation is {validation!r}; expected a share of at least 0 and below 1, or a column's name")
     columns = [*dict.fromkeys(columns)]  # a column may be both feature and label
-    chosen = prepared(frame, columns)
+    chosen = select_numbers(frame, columns)
     if isinstance(validation, str):
         chosen = _with_split(frame, columns, validation)
     store.remove(path)
     store.fs.makedirs(store.get_full_path(path), exist_ok=True)
     writing = _Writing(store, path, share, seed, rows_per_group, bytes_per_group)
 
-    def task(batches: Any) -> Any:
+    def run_task(batches: Any) -> Any:
         return _write_partition(writing, batches)
 
     try:
-        rows = chosen.mapInArrow(task, "part string, problem string").collect()
+        rows = chosen.mapInArrow(run_task, "part string, problem string").collect()
     except Exception as error:
         raise RuntimeError(f"the data could not be written to {store.prefix_path}: {exception_text(error)}") from error
     problems = [row.problem for row in rows if row.problem]
     if problems:
         raise DataError(problems[0])
     found = [json.loads(row.part) for row in rows]
-    manifest = Manifest.of(Part(**part | {"groups": tuple(part["groups"])}) for part in found)
+    manifest = Manifest.combine_parts(Part(**part | {"groups": tuple(part["groups"])}) for part in found)
     store.fs.invalidate_cache()
     there = {name.rpartition("/")[2] for name in store.fs.ls(store.get_full_path(path), detail=False)}
     if lacking := [part.name for part in manifest.parts if part.name not in there]:
@@ -115,7 +115,7 @@ def write(
             f"executors have written {path}/{lacking[0]} into {store.prefix_path}, and it is not there on the driver: "
             "the store must be one place for driver and all executors, such as a shared directory or an object store"
         )
-    store.write(f"{path}/{NAME}", manifest.text().encode())
+    store.write(f"{path}/{NAME}", manifest.to_json().encode())
     return manifest
 
 
@@ -126,7 +126,7 @@ def _with_split(frame: Any, columns: list[str], validation: str) -> Any:
     if validation not in frame.columns:
         raise DataError(f"validation is {validation!r}, and the DataFrame has no such column")
     split = functions.coalesce(functions.col(f"`{validation}`").cast("float") > 0, functions.lit(False))
-    return prepared(frame.withColumn(SPLIT, split), [*columns, SPLIT])
+    return select_numbers(frame.withColumn(SPLIT, split), [*columns, SPLIT])
 
 
 def _write_partition(writing: _Writing, batches: Iterable[Any]) -> Iterator[Any]:

@@ -30,7 +30,7 @@ from engine.net import frames
 from engine.net.rendezvous.hub import Host, Hub
 from engine.net.rendezvous.inter_host import HubDecision
 from engine.net.rendezvous.messages import Hello, expect_welcome
-from engine.spark.record import Record
+from engine.spark.record import RankRecord
 
 from ..hostile_numbers import hostile_number
 from .meeting import BUILD, worlds
@@ -74,7 +74,7 @@ def hub() -> Hub:
 
 HELLO = Hello(1, 2, 17, [0, 1], BUILD, ["avx2"], 1, "").to_message()
 TERMS = HubDecision([0, 1], ["a", "b"], [None, Address("127.0.0.1", 5)], [1, 2], [[0], [1]], None, 10.0, 1)
-END = {  # in the form of `Record.head`
+END = {  # in the form of `RankRecord.head`
     "rank": 1, "host": "a", "code": 1, "age": 0.5, "by_launcher": False, "files": {"failure.json": 4, "stderr": 6},
 }  # fmt: skip
 WELCOME = {
@@ -134,7 +134,7 @@ def place(message: Any) -> None:
 def leave(message: Any) -> None:
     """Read a task's report of how its rank has ended."""
     if isinstance(message, dict):
-        Record.read_explanation(message, b"x" * 10)
+        RankRecord.read_explanation(message, b"x" * 10)
 
 
 KINDS: dict[str, tuple[Any, Callable[[Any], object], tuple[type[Exception], ...]]] = {

@@ -205,7 +205,7 @@ def _come_to_spark(port: int, offer: bool = False) -> None:
     assert channel is not None
     with closing(channel):
         if offer:
-            channel.send("offer", attempt=0)
+            channel.send("host", attempt=0)
             channel.await_end(SECONDS)
 
 

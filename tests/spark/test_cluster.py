@@ -44,7 +44,7 @@ def test_a_killed_executor_ends_the_job_and_leaves_nothing(spark, tmp_path, time
 
     quiet = {"stdout": io.StringIO(), "stderr": io.StringIO()}
     for time_ in range(times):
-        until(lambda: slots._slots(spark.sparkContext) == 2, "both executors are there")
+        until(lambda: slots._count_slots(spark.sparkContext) == 2, "both executors are there")
         home = tmp_path / str(time_)
         home.mkdir()
         killed: list[float] = []
@@ -63,7 +63,7 @@ def test_a_killed_executor_ends_the_job_and_leaves_nothing(spark, tmp_path, time
         assert caught.value.rank == 1
         left = [pid for rank in told(home) for pid in (rank[0], rank[2])]
         until(lambda left=left: all(map(gone, left)), f"{left} are gone", 10)
-    until(lambda: slots._slots(spark.sparkContext) == 2, "both executors are there again")
+    until(lambda: slots._count_slots(spark.sparkContext) == 2, "both executors are there again")
     out, err = io.StringIO(), io.StringIO()
     results = run(called.place, num_proc=2, stdout=out, stderr=err)
     assert [found[:4] for found in results] == [(0, 2, 0, 2), (1, 2, 1, 2)]

@@ -101,7 +101,7 @@ def test_ranks_and_tasks_are_killed_and_the_result_is_that_of_an_undisturbed_run
 @pytest.mark.slow
 def test_agents_and_executors_are_killed_and_the_result_is_that_of_an_undisturbed_run(spark, tmp_path):
     """An agent is killed, which its task restarts, and then an executor, which Spark replaces."""
-    until(lambda: slots._slots(spark.sparkContext) == 2, "both executors are there")
+    until(lambda: slots._count_slots(spark.sparkContext) == 2, "both executors are there")
 
     def kills(worlds: Worlds) -> None:
         os.kill(worlds.next()[1][1], signal.SIGKILL)
@@ -111,7 +111,7 @@ def test_agents_and_executors_are_killed_and_the_result_is_that_of_an_undisturbe
     results, said = disturbed(tmp_path, kills)
     assert results == [(rank, 2, SUMS) for rank in range(2)]
     assert said.count("was lost") == 2
-    until(lambda: slots._slots(spark.sparkContext) == 2, "both executors are there again")
+    until(lambda: slots._count_slots(spark.sparkContext) == 2, "both executors are there again")
 
 
 def test_an_exception_of_the_program_ends_the_job_with_its_traceback(spark):
@@ -156,7 +156,7 @@ def test_one_attempt_of_a_task_is_a_host_at_a_time_and_another_is_a_host_of_anot
     def offers(attempt: int) -> Any:
         channel = reach_driver([("127.0.0.1", offered.port)], "secret", 1)
         assert channel is not None
-        channel.send("offer", attempt=attempt, pid=os.getpid())
+        channel.send("host", attempt=attempt, pid=os.getpid())
         os.set_blocking(channel.reading, True)
         return channel
 

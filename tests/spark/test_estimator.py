@@ -41,7 +41,7 @@ def files(store: Store, path: str, rows: list[int], kind: type = int) -> Manifes
         groups = tuple(min(64, count - begin) for begin in range(0, count, 64))
         parts.append(Part(f"{number}.parquet", TRAIN, groups, {"x": 0}))
         at += count
-    return Manifest.of(parts)
+    return Manifest.combine_parts(parts)
 
 
 @pytest.mark.parametrize(("rows", "size"), [([500, 3, 500], 7), ([1003], 1), ([10], 7), ([64, 64], 3), ([3], 3)])
@@ -52,8 +52,8 @@ def test_ranks_read_every_row_once_and_equally_many_batches(store, rows, size, b
     orders = []
     for epoch in range(2):
         readers = [Reader(store, "data/a", manifest, ["x"], rank=rank, size=size, seed=5) for rank in range(size)]
-        read = [[batch["x"] for batch in reader.batches(epoch, batch_size)] for reader in readers]
-        assert {len(batches) for batches in read} == {readers[0].steps(batch_size)}
+        read = [[batch["x"] for batch in reader.read_batches(epoch, batch_size)] for reader in readers]
+        assert {len(batches) for batches in read} == {readers[0].count_steps(batch_size)}
         counts = [sum(map(len, batches)) for batches in read]
         assert max(counts) - min(counts) <= 1
         assert all(0 < len(batch) <= batch_size + 1 for batches in read for batch in batches)
@@ -77,7 +77,7 @@ def test_row_groups_without_rows_are_passed_over(store):
                 file.write_table(pa.table({"x": range(count), "v": [[1, 2]] * count}, file.schema))
     manifest = of_parquet(store.fs, store.get_full_path("data/e"), ["x", "v"])
     assert [part.groups for part in manifest.parts] == [(0, 3, 0, 2)] and manifest.lengths == {"x": 0, "v": 2}
-    batches = Reader(store, "data/e", manifest, ["x"], shuffle=False).batches(0, 4)
+    batches = Reader(store, "data/e", manifest, ["x"], shuffle=False).read_batches(0, 4)
     assert [int(value) for batch in batches for value in batch["x"]] == [0, 1, 2, 0, 1]
 
 
@@ -111,15 +111,15 @@ def test_what_is_written_is_what_the_manifest_says(spark, store):
     data = data.withColumn("w", functions.array("id", "id"))
     data = data.withColumn("late", functions.when(functions.col("id") >= 60, True))  # null in the other rows
     manifest = write(data, store, "data/b", ["id", "v", "w"], "late", rows_per_group=7)
-    assert (manifest.rows(TRAIN), manifest.rows(VALIDATION)) == (48, 32)
+    assert (manifest.count_rows(TRAIN), manifest.count_rows(VALIDATION)) == (48, 32)
     assert manifest.lengths == {"id": 0, "v": 2, "w": 2}
-    assert max(rows for _, _, rows in manifest.groups()) <= 7
+    assert max(rows for _, _, rows in manifest.list_groups()) <= 7
     small = write(data, store, "data/s", ["w"], bytes_per_group=20 * 3)  # 20 bytes a row, with its list's end
-    assert (small.rows(), max(rows for _, _, rows in small.groups())) == (80, 3)
+    assert (small.count_rows(), max(rows for _, _, rows in small.list_groups())) == (80, 3)
     store.write("data/b/train-00000-1-repeated.parquet", b"of a task that was run twice")
     found = Manifest.read(store.read(f"data/b/{NAME}"))
     assert found == manifest
-    (batch,) = Reader(store, "data/b", found, ["id", "v"], VALIDATION).batches(0, 100)
+    (batch,) = Reader(store, "data/b", found, ["id", "v"], VALIDATION).read_batches(0, 100)
     assert sorted(batch["id"]) == [each for each in range(60, 100) if each % 5 < 4]
     assert batch["v"].dtype == np.float32 and batch["v"].tolist() == [[each, 1] for each in batch["id"]]
 
@@ -132,11 +132,14 @@ def test_a_frame_that_differs_at_each_evaluation_is_written_once(spark, store):
 
     data = spark.range(400).withColumn("x", functions.rand())
     manifest = write(data, store, "data/c", ["id", "x"], 0.25)
-    assert manifest.rows(TRAIN) + manifest.rows(VALIDATION) == 400 and 50 < manifest.rows(VALIDATION) < 150
+    assert (
+        manifest.count_rows(TRAIN) + manifest.count_rows(VALIDATION) == 400
+        and 50 < manifest.count_rows(VALIDATION) < 150
+    )
     read = [
         int(each)
         for split in (TRAIN, VALIDATION)
-        for batch in Reader(store, "data/c", manifest, ["id"], split).batches(0, 50)
+        for batch in Reader(store, "data/c", manifest, ["id"], split).read_batches(0, 50)
         for each in batch["id"]
     ]
     assert sorted(read) == list(range(400))
@@ -277,7 +280,7 @@ def test_parquet_that_is_there_already_is_trained_on(spark, store, points):
     from engine.spark.torch import TorchEstimator
 
     points.select(vector_to_array("x", "float32").alias("x"), "y").write.parquet(store.get_full_path("data/there"))
-    assert of_parquet(store.fs, store.get_full_path("data/there"), ["x"]).rows() == 203
+    assert of_parquet(store.fs, store.get_full_path("data/there"), ["x"]).count_rows() == 203
     model, optimizer = linear()
     common = {"num_proc": 2, "store": store, "feature_cols": ["x"], "batch_size": 8, "epochs": 2, "verbose": 0}
     loss = torch.nn.functional.mse_loss
@@ -353,7 +356,7 @@ def test_gradients_of_several_batches_are_added_up_for_a_step(store):
     pytest.importorskip("pyspark", reason="needs pyspark 4", exc_type=ImportError)
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    from engine.spark.torch.training import train
+    from engine.spark.torch.training import train_rank
     from engine.spark.training import START, Training, dump
 
     manifest = files(store, "data/f", [10], float)
@@ -389,7 +392,7 @@ def test_gradients_of_several_batches_are_added_up_for_a_step(store):
 
     hook = register_optimizer_step_post_hook(note)
     try:
-        train(training)
+        train_rank(training)
     finally:
         hook.remove()
     assert seen == [0.5 + 2.5, 4.5 + 6.5, 8.5] * 2

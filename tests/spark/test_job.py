@@ -11,20 +11,20 @@ import pytest
 from engine.launch import LaunchError
 from engine.launch.process.rank_end import RankEnd
 from engine.spark import slots
-from engine.spark.collecting import Late
+from engine.spark.collecting import LateStartError
 from engine.spark.job import _Job
-from engine.spark.places import Card, arrange
-from engine.spark.record import Record
-from engine.spark.task import FIRST, LAST, Keeper, Orders
+from engine.spark.rank_assignment import TaskInfo, assign_ranks
+from engine.spark.record import RankRecord
+from engine.spark.task import FIRST, LAST, JobSpec, TaskSupervisor
 
 
-def orders(**more: Any) -> Orders:
-    return Orders(2, "spark-test", "secret", (), b"call", {}, **more)
+def spec(**more: Any) -> JobSpec:
+    return JobSpec(2, "spark-test", "secret", (), b"call", {}, **more)
 
 
 def job(session: Any = None, came: int = 0, **listener: Any) -> _Job:
-    heard = {"records": {}, "lost": {}, "came": came, "settle": lambda seconds: None}
-    return _Job(session, orders(), SimpleNamespace(**heard | listener), print)  # type: ignore[arg-type]
+    heard = {"records": {}, "lost": {}, "came": came, "await_reports": lambda seconds: None}
+    return _Job(session, spec(), SimpleNamespace(**heard | listener), print)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("came", [0, 1])
@@ -57,7 +57,7 @@ def test_spark_connect_tells_by_its_progress_that_tasks_run(tasks: int, inflight
 
     Session.__module__ = "pyspark.sql.connect.session"
     found = job(Session())
-    with found._progress.followed(Session()):
+    with found._progress.follow_session(Session()):
         (handler,) = handlers
         stage = SimpleNamespace(num_tasks=tasks, num_completed_tasks=completed)
         handler(stages=None, inflight_tasks=2, operation_id=None, done=False)
@@ -67,13 +67,15 @@ def test_spark_connect_tells_by_its_progress_that_tasks_run(tasks: int, inflight
 
 
 def test_what_a_task_has_raised_goes_before_its_lost_connection():
-    lost = Record(1, "node", RankEnd(1, -9, time.time(), by_launcher=False, lost="its task was killed"), {})
-    other = Record(0, "node", RankEnd(0, -15, time.time(), by_launcher=True), {})
+    lost = RankRecord(1, "node", RankEnd(1, -9, time.time(), by_launcher=False, lost="its task was killed"), {})
+    other = RankRecord(0, "node", RankEnd(0, -15, time.time(), by_launcher=True), {})
     found = job(lost={1: lost}, records={0: other})
     said = f"Spark's stack\n{FIRST}rank 1 on node cannot be run: OSError: no space{LAST}\n more of it"
-    assert str(found._failure(RuntimeError(said), 1.0, 0.0)) == "rank 1 on node cannot be run: OSError: no space"
-    assert str(found._failure(RuntimeError("ExecutorLost"), 1.0, 0.0)).startswith("rank 1 on node was lost")
-    assert isinstance(found._failure(Late(), 1.0, 0.0), LaunchError)
+    assert (
+        str(found._explain_failure(RuntimeError(said), 1.0, 0.0)) == "rank 1 on node cannot be run: OSError: no space"
+    )
+    assert str(found._explain_failure(RuntimeError("ExecutorLost"), 1.0, 0.0)).startswith("rank 1 on node was lost")
+    assert isinstance(found._explain_failure(LateStartError(), 1.0, 0.0), LaunchError)
 
 
 def test_a_task_says_for_which_rank_it_has_raised(monkeypatch: pytest.MonkeyPatch):
@@ -92,9 +94,9 @@ def test_a_task_says_for_which_rank_it_has_raised(monkeypatch: pytest.MonkeyPatc
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(task, "Keeper", full)
+    monkeypatch.setattr(task, "TaskSupervisor", full)
     with pytest.raises(task.RankFailedError, match=r"^\[\[rankrank 0 on .* cannot be run: OSError: .*No space"):
-        list(task.serve(orders(), []))
+        list(task.serve(spec(), []))
 
 
 @pytest.mark.parametrize(("hosts", "interface"), [("ab", "lo"), ("aa", None)])
@@ -102,13 +104,13 @@ def test_each_host_uses_the_first_interface_that_it_has(hosts: str, interface: s
     import tempfile
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    place = arrange([Card(host, host, "127.0.0.1", 1, 2) for host in hosts])[0]
-    given = Orders(2, "spark-test", "secret", (), b"call", {"ENGINE_INTERFACE": "none0,lo"})
-    assert Keeper(given, place, "a", None)._plan().environment.get("ENGINE_INTERFACE") == interface
+    place = assign_ranks([TaskInfo(host, host, "127.0.0.1", 1, 2) for host in hosts])[0]
+    given = JobSpec(2, "spark-test", "secret", (), b"call", {"ENGINE_INTERFACE": "none0,lo"})
+    assert TaskSupervisor(given, place, "a", None)._plan().environment.get("ENGINE_INTERFACE") == interface
 
 
 def test_ranks_are_by_default_as_many_as_slots(monkeypatch: pytest.MonkeyPatch):
     session = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=8))
     for found, size in ((3, 3), (0, 1)):
-        monkeypatch.setattr(slots, "_slots", lambda context, found=found: found)
+        monkeypatch.setattr(slots, "_count_slots", lambda context, found=found: found)
         assert slots.default_size(session) == size

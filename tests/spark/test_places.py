@@ -33,8 +33,8 @@ from engine.net.stream import SERVER, AuthenticatedStream
 from engine.spark import job as jobs
 from engine.spark import slots
 from engine.spark import task_listener as listening
-from engine.spark.places import Card, arrange, host_here
-from engine.spark.record import HEAD, Record, read_rows
+from engine.spark.rank_assignment import TaskInfo, assign_ranks, host_here
+from engine.spark.record import HEAD, RankRecord, read_rows
 from engine.spark.task_channel import reach_driver
 from engine.spark.task_listener import TaskListener
 
@@ -48,12 +48,12 @@ print(engine.rank(), engine.local_rank(), engine.cross_rank(), int(total[0]))
 """
 
 
-def cards(hosts: str) -> list[Card]:
-    return [Card(host, f"node-{host}", f"10.0.0.{ord(host)}", 1000 + n, 2000 + n) for n, host in enumerate(hosts)]
+def infos(hosts: str) -> list[TaskInfo]:
+    return [TaskInfo(host, f"node-{host}", f"10.0.0.{ord(host)}", 1000 + n, 2000 + n) for n, host in enumerate(hosts)]
 
 
 def test_ranks_of_a_host_follow_each_other_and_the_first_task_has_rank_0():
-    places = arrange(cards("abcab"))
+    places = assign_ranks(infos("abcab"))
     assert [place.rank for place in places] == [0, 2, 4, 1, 3]
     assert [place.crew.ranks for place in places] == [(0, 1), (2, 3), (4,), (0, 1), (2, 3)]
     assert {place.crew.sizes for place in places} == {(2, 2, 1)}
@@ -62,22 +62,22 @@ def test_ranks_of_a_host_follow_each_other_and_the_first_task_has_rank_0():
 
 
 def test_on_one_host_there_is_no_hub():
-    assert {(place.hub, place.address) for place in arrange(cards("aaa"))} == {("", "127.0.0.1")}
+    assert {(place.hub, place.address) for place in assign_ranks(infos("aaa"))} == {("", "127.0.0.1")}
 
 
 def test_a_card_survives_its_way():
-    card = Card.of_this_process("fd00::1", 5)
-    assert Card.read(card.text()) == card and card.host == host_here()
-    assert arrange([card, *cards("b")])[1].hub == "[fd00::1]:5"
+    info = TaskInfo.of_this_process("fd00::1", 5)
+    assert TaskInfo.read(info.to_json()) == info and info.host == host_here()
+    assert assign_ranks([info, *infos("b")])[1].hub == "[fd00::1]:5"
 
 
 def test_tasks_on_two_hosts_make_a_world(tmp_path: Path):
     """The hosts are pretended: rank 0's task listens, and passes the socket on."""
     with network.listen("127.0.0.1", 0, backlog=4) as hub:
         port = hub.getsockname()[1]
-        given = [Card(host, host, "127.0.0.1", port, 1) for host in "aba"]
+        given = [TaskInfo(host, host, "127.0.0.1", port, 1) for host in "aba"]
         ranks = []
-        for place in arrange(given):
+        for place in assign_ranks(given):
             (tmp_path / f"rank.{place.rank}").mkdir()
             job = Job(
                 3, f"test-{port}", "a secret of tests", place.port, tmp_path, {}, address=place.address, hub=place.hub
@@ -216,18 +216,18 @@ def test_what_is_not_sealed_ends_the_connection_of_a_task():
 def test_a_task_names_no_file_but_those_that_a_rank_leaves(name: str, tmp_path: Path):
     head = {"rank": 0, "host": "node", "code": 1, "age": 0.0, "by_launcher": False, "files": {name: 1}}
     with pytest.raises(ValueError, match="leaves no file"):
-        Record.read_explanation(head, b"x")
+        RankRecord.read_explanation(head, b"x")
     with pytest.raises(ValueError, match="leaves no file"):
         read_rows([(HEAD, json.dumps(head).encode()), (name, b"x")])
     with pytest.raises(ValueError, match="leaves no file"):
-        Record(0, "node", RankEnd(0, 1, 0.0), {name: b"x"}).write(tmp_path)
+        RankRecord(0, "node", RankEnd(0, 1, 0.0), {name: b"x"}).write(tmp_path)
     assert [path.name for path in tmp_path.rglob("*")] in ([], ["rank.0"])
 
 
 def test_a_record_comes_as_it_was_told(tmp_path: Path):
     files = {"stderr": b"\xff\0last words", "failure.json": b"{}", ERROR: b""}
-    told = Record(1, "node", RankEnd(1, -9, time.time()), files)
-    found = Record.read_explanation(json.loads(json.dumps(told.head())), told.explanation())
+    told = RankRecord(1, "node", RankEnd(1, -9, time.time()), files)
+    found = RankRecord.read_explanation(json.loads(json.dumps(told.to_head())), told.join_explanations())
     assert (found.rank, found.end.code, dict(found.files)) == (1, -9, files)
     found.write(tmp_path)
     assert {path.name: path.read_bytes() for path in (tmp_path / "rank.1").iterdir()} == files
@@ -239,7 +239,7 @@ def test_a_record_comes_as_it_was_told(tmp_path: Path):
 def test_a_record_with_numbers_that_cannot_be_is_refused(change: dict[str, Any]):
     head = {"rank": 0, "host": "node", "code": 1, "age": 0.0, "by_launcher": False, "files": {}}
     with pytest.raises(ValueError, match=r"a record|a file"):
-        Record.read_explanation(head | change, b"x")
+        RankRecord.read_explanation(head | change, b"x")
 
 
 @pytest.mark.parametrize("says", [(), ("open",), ("open", "refuse")])
@@ -274,8 +274,8 @@ def test_what_spark_would_not_do_is_told_beforehand(name: str, said: str, monkey
     conf = {name: "true"}
     context = SimpleNamespace(getConf=lambda: conf, master="yarn")
     session: Any = SimpleNamespace(sparkContext=context, conf={})
-    monkeypatch.setattr(slots, "_slots", lambda context: 2)
-    monkeypatch.setattr(slots, "_busy", lambda context: 0)
+    monkeypatch.setattr(slots, "_count_slots", lambda context: 2)
+    monkeypatch.setattr(slots, "_count_busy", lambda context: 0)
     lines: list[str] = []
     if name == "spark.dynamicAllocation.enabled":
         with pytest.raises(LaunchError, match=said):

@@ -162,7 +162,7 @@ def test_a_job_waits_for_slots_that_another_one_holds_and_says_so(spark, run, tm
     from engine.spark import slots
 
     thread, release = held_slot(spark, tmp_path)
-    until(lambda: slots._busy(spark.sparkContext) == 1, "Spark's status tells of that")
+    until(lambda: slots._count_busy(spark.sparkContext) == 1, "Spark's status tells of that")
     err = Watched("hold 1 of 2", release.touch)
     assert len(run(called.place, stderr=err)) == 2
     thread.join()
@@ -176,7 +176,7 @@ def test_a_job_that_is_asked_for_in_the_moment_of_another_says_so_later(spark, r
     thread, release = held_slot(spark, tmp_path)
     counted = slots._busy
     looks = [0]
-    monkeypatch.setattr(slots, "_busy", lambda context: looks.pop() if looks else counted(context))
+    monkeypatch.setattr(slots, "_count_busy", lambda context: looks.pop() if looks else counted(context))
     err = Watched("hold 1 of 2", release.touch)
     assert len(run(called.place, stderr=err)) == 2
     thread.join()
@@ -186,7 +186,7 @@ def test_a_job_that_is_asked_for_in_the_moment_of_another_says_so_later(spark, r
 def test_slots_that_do_not_become_free_are_an_error(spark, run, monkeypatch):
     from engine.spark import slots
 
-    monkeypatch.setattr(slots, "_busy", lambda context: 1)
+    monkeypatch.setattr(slots, "_count_busy", lambda context: 1)
     with pytest.raises(LaunchError, match=r"wait for slots since 0\.2 s: .* hold 1 of 2"):
         run(called.place, start_timeout=0.2)
 
@@ -217,9 +217,9 @@ def test_a_job_is_not_taken_for_another_one_of_its_size(run, tmp_path, monkeypat
 def test_where_the_driver_cannot_be_reached_the_first_cause_still_comes(run, monkeypatch):
     from engine.spark import job
 
-    monkeypatch.setattr(job, "Orders", functools.partial(job.Orders))
-    whole = job.Orders.func
-    monkeypatch.setattr(job, "Orders", lambda **fields: whole(**{**fields, "addresses": ()}))
+    monkeypatch.setattr(job, "JobSpec", functools.partial(job.JobSpec))
+    whole = job.JobSpec.func
+    monkeypatch.setattr(job, "JobSpec", lambda **fields: whole(**{**fields, "addresses": ()}))
     err = io.StringIO()
     assert [found[0] for found in run(called.place, stderr=err)] == [0, 1]
     assert "the executors do not reach this process" in err.getvalue()

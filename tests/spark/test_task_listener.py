@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 
 import pytest
 
@@ -46,3 +47,22 @@ def test_listener_takes_a_connection_that_ends_for_a_lost_executor():
         record = until(lambda: listener.lost.get(0), "the task is lost")
     assert record.end.lost == "its task was killed, or its executor was lost"
     assert out.getvalue() == ""
+
+
+def test_listener_calls_back_at_a_deadline_that_not_all_tasks_have_met():
+    out, late = io.StringIO(), threading.Event()
+    with TaskListener(2, SECRET, "127.0.0.1", (out, out)) as listener:
+        channel = reach_driver([("127.0.0.1", listener.port)], SECRET, 0)
+        assert channel is not None
+        listener.set_deadline(0.2, late.set)
+        assert late.wait(20) and listener.came == 1
+        channel.close()
+
+
+def test_listener_does_not_call_back_at_a_deadline_that_all_tasks_have_met():
+    out, late = io.StringIO(), threading.Event()
+    with TaskListener(1, SECRET, "127.0.0.1", (out, out)) as listener:
+        listener.set_deadline(0.5, late.set)
+        channel = reach_driver([("127.0.0.1", listener.port)], SECRET, 0)
+        assert channel is not None and not late.wait(1.0)
+        channel.close()

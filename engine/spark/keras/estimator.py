@@ -9,12 +9,12 @@ from pyspark.ml.param import TypeConverters
 
 from ...launch.errors import LaunchError
 from ..estimator import Common, JobEstimator
-from ..params import param
+from ..params import make_param
 from ..store import Store
 from ..training import load
 from .model import KerasModel
 from .packed import Packed
-from .training import CHECKPOINT, Start, train
+from .training import CHECKPOINT, Start, train_rank
 
 
 class KerasEstimator(JobEstimator):
@@ -49,8 +49,10 @@ class KerasEstimator(JobEstimator):
     )
     FRAMEWORK = "keras"
     MODEL_CLASS = KerasModel
-    work = staticmethod(train)
-    sample_weight_col = param("sample_weight_col", "column that says how much a row counts", TypeConverters.toString)
+    train_rank = staticmethod(train_rank)
+    sample_weight_col = make_param(
+        "sample_weight_col", "column that says how much a row counts", TypeConverters.toString
+    )
 
     def __init__(
         self,
@@ -68,19 +70,19 @@ class KerasEstimator(JobEstimator):
         more = {"custom_objects": custom_objects, "sample_weight_col": sample_weight_col}
         super().__init__({**own, **more, "checkpoint_callback": checkpoint_callback, **common})
 
-    def _lacking(self) -> list[str]:
+    def _list_missing_options(self) -> list[str]:
         if self._optimizer is None and self._loss is None and self._model.compiled:
             return []
         return [name for name in ("optimizer", "loss") if getattr(self, f"_{name}") is None]
 
     def _check(self) -> Store:
         store = super()._check()
-        inputs, features = self._inputs(), self._value(self.feature_cols)
+        inputs, features = self._find_inputs(), self._get_value(self.feature_cols)
         if inputs is not None and len(inputs) != len(features):
             raise LaunchError(f"the model has {len(inputs)} inputs, feature_cols {len(features)} columns: one for each")
         return store
 
-    def _inputs(self) -> list[Any] | None:
+    def _find_inputs(self) -> list[Any] | None:
         """Return the model's inputs, in their order; None if they are unknown."""
         try:
             found = self._model.inputs
@@ -88,21 +90,21 @@ class KerasEstimator(JobEstimator):
             return None
         return None if found is None else list(found)
 
-    def _shapes(self) -> list[Any]:
-        inputs = self._inputs()
-        if self._value(self.input_shapes) or inputs is None:
-            return super()._shapes()
+    def _find_shapes(self) -> list[Any]:
+        inputs = self._find_inputs()
+        if self._get_value(self.input_shapes) or inputs is None:
+            return super()._find_shapes()
         shapes = [list(each.shape[1:]) for each in inputs]
         return [None if None in shape else shape for shape in shapes]
 
-    def _weights(self) -> str:
-        return self._value(self.sample_weight_col) or ""
+    def _find_weight_column(self) -> str:
+        return self._get_value(self.sample_weight_col) or ""
 
-    def _begin(self) -> Any:
+    def _make_start(self) -> Any:
         compiled = {
             "optimizer": self._optimizer,
             "loss": self._loss,
-            "loss_weights": self._value(self.loss_weights),
+            "loss_weights": self._get_value(self.loss_weights),
             "metrics": self._metrics,
         }
         own = {} if self._optimizer is None else compiled
@@ -110,16 +112,16 @@ class KerasEstimator(JobEstimator):
         start = Start(self._model, own, list(self._callbacks or ()), objects, self._checkpoint_callback)
         return Packed(start, objects)
 
-    def _env(self) -> dict[str, str]:
+    def _make_environment(self) -> dict[str, str]:
         import keras
 
         return {"KERAS_BACKEND": keras.backend.backend()}
 
-    def _packed(self) -> Any:
-        return Packed(super()._packed(), self._custom_objects)
+    def _pack_objects(self) -> Any:
+        return Packed(super()._pack_objects(), self._custom_objects)
 
-    def _trained(self, home: str) -> Any:
+    def _load_trained(self, home: str) -> Any:
         return load(self._store, f"{home}/{CHECKPOINT}")
 
-    def _more(self) -> dict[str, Any]:
+    def _model_options(self) -> dict[str, Any]:
         return {"custom_objects": self._custom_objects}

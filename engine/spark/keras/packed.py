@@ -28,10 +28,10 @@ class Packed:
         import keras
         from pyspark import cloudpickle
 
-        return _opened, (cloudpickle.dumps(self._value), keras.backend.backend(), self._custom_objects)
+        return _unpickle_value, (cloudpickle.dumps(self._value), keras.backend.backend(), self._custom_objects)
 
 
-def _opened(data: bytes, backend: str, custom_objects: dict[str, Any]) -> Any:
+def _unpickle_value(data: bytes, backend: str, custom_objects: dict[str, Any]) -> Any:
     os.environ.setdefault("KERAS_BACKEND", backend)
     import keras
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from ..manifest import TRAIN, VALIDATION
 from ..reader import Reader
-from ..training import START, Training, dump, like_shape, load, shaped
-from .model import compute
+from ..training import START, Training, dump, like_shape, load, reshape_columns
+from .model import compute_outputs
 from .packed import Packed
 
 CHECKPOINT = "checkpoint/model.pkl"
@@ -41,7 +41,7 @@ class Start:
     checkpoint: Any = None
 
 
-def train(training: Training) -> list[dict[str, float]]:
+def train_rank(training: Training) -> list[dict[str, float]]:
     """Train on one rank.
 
     Returns
@@ -60,26 +60,26 @@ def train(training: Training) -> list[dict[str, float]]:
     if start.compiled:
         model.compile(**start.compiled)
     hvd.DistributedOptimizer(model.optimizer, **training.options)
-    readers = {split: training.reader(split, hvd.rank(), hvd.size()) for split in training.splits}
-    steps = {split: training.batches(reader, split)[1] for split, reader in readers.items()}
+    readers = {split: training.make_reader(split, hvd.rank(), hvd.size()) for split in training.splits}
+    steps = {split: training.plan_batches(reader, split)[1] for split, reader in readers.items()}
     outputs = _output_shapes(training, readers[TRAIN], model)
     validation: dict[str, Any] = {}
     if VALIDATION in readers:
-        batches = _batches(training, readers[VALIDATION], VALIDATION, outputs)
+        batches = _yield_batches(training, readers[VALIDATION], VALIDATION, outputs)
         validation = {"validation_data": batches, "validation_steps": steps[VALIDATION]}
     history: list[dict[str, float]] = []
 
-    def keep(epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+    def keep_epoch(epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         history.append({name: float(value) for name, value in (logs or {}).items()})
         if hvd.rank() == 0:
             dump(training.store, f"{training.run}/{CHECKPOINT}", Packed(model, start.custom_objects))
-            training.keep(history)
+            training.keep_history(history)
 
     best = Path(tempfile.mkdtemp(prefix="engine-checkpoint-"), "best.weights.h5")
     if start.checkpoint is not None:
         start.checkpoint.filepath, start.checkpoint.save_weights_only = str(best), True
     model.fit(
-        _batches(training, readers[TRAIN], TRAIN, outputs),
+        _yield_batches(training, readers[TRAIN], TRAIN, outputs),
         epochs=training.epochs,
         steps_per_epoch=steps[TRAIN],
         shuffle=False,  # the reader shuffles
@@ -89,7 +89,7 @@ def train(training: Training) -> list[dict[str, float]]:
             hvd.callbacks.MetricAverageCallback(),
             *start.callbacks,
             *([] if start.checkpoint is None else [start.checkpoint]),
-            keras.callbacks.LambdaCallback(on_epoch_end=keep),
+            keras.callbacks.LambdaCallback(on_epoch_end=keep_epoch),
         ],
         **validation,
     )
@@ -111,22 +111,25 @@ def _output_shapes(training: Training, reader: Reader, model: Any) -> list[tuple
         shapes = []
     if shapes and not any(None in shape for shape in shapes):
         return shapes
-    batch = next(iter(reader.batches(0, training.batch_size)))
-    return [output.shape[1:] for output in compute(model, shaped(batch, training.features, training.shapes))]
+    batch = next(iter(reader.read_batches(0, training.batch_size)))
+    return [
+        output.shape[1:]
+        for output in compute_outputs(model, reshape_columns(batch, training.features, training.shapes))
+    ]
 
 
-def _batches(
+def _yield_batches(
     training: Training, reader: Reader, split: str, outputs: Sequence[tuple[int, ...]]
 ) -> Iterator[tuple[Any, ...]]:
     """Yield a rank's batches for `fit`, over endless epochs, with labels in the shapes of the outputs."""
-    size, steps = training.batches(reader, split)
+    size, steps = training.plan_batches(reader, split)
     for epoch in count():
-        for batch in islice(reader.batches(epoch, size), steps):
-            inputs = shaped(batch, training.features, training.shapes)
+        for batch in islice(reader.read_batches(epoch, size), steps):
+            inputs = reshape_columns(batch, training.features, training.shapes)
             labels = [
                 label if given is not None or shape is None else like_shape(label, (len(label), *shape))
                 for label, given, shape in zip_longest(
-                    shaped(batch, training.labels, training.label_shapes),
+                    reshape_columns(batch, training.labels, training.label_shapes),
                     training.label_shapes,
                     outputs[: len(training.labels)],
                 )

@@ -11,7 +11,7 @@ from ..estimator import Common, JobEstimator
 from ..store import Store
 from ..training import START, load
 from .model import TorchModel
-from .training import CHECKPOINT, train
+from .training import CHECKPOINT, train_rank
 
 
 class TorchEstimator(JobEstimator):
@@ -31,7 +31,7 @@ class TorchEstimator(JobEstimator):
     OBJECT_NAMES = (*JobEstimator.OBJECT_NAMES, "optimizer", "loss")
     FRAMEWORK = "torch"
     MODEL_CLASS = TorchModel
-    work = staticmethod(train)
+    train_rank = staticmethod(train_rank)
 
     def __init__(
         self,
@@ -42,25 +42,25 @@ class TorchEstimator(JobEstimator):
     ) -> None:
         super().__init__({"optimizer": optimizer, "loss": loss, **common})
 
-    def _lacking(self) -> list[str]:
+    def _list_missing_options(self) -> list[str]:
         return [name for name in ("optimizer", "loss") if getattr(self, f"_{name}") is None]
 
     def _check(self) -> Store:
         store = super()._check()
-        losses, labels = self._losses(), self._value(self.label_cols)
+        losses, labels = self._list_losses(), self._get_value(self.label_cols)
         if len(losses) != len(labels):
             raise LaunchError(f"loss has {len(losses)} functions, label_cols {len(labels)} columns: one for each")
         return store
 
-    def _losses(self) -> list[Callable[..., Any]]:
+    def _list_losses(self) -> list[Callable[..., Any]]:
         return list(self._loss) if isinstance(self._loss, list | tuple) else [self._loss]
 
-    def _begin(self) -> Any:
-        losses = self._losses()
-        weights = self._value(self.loss_weights) or [1.0] * len(losses)
+    def _make_start(self) -> Any:
+        losses = self._list_losses()
+        weights = self._get_value(self.loss_weights) or [1.0] * len(losses)
         return self._model, self._optimizer, list(zip(losses, weights, strict=True))
 
-    def _trained(self, home: str) -> Any:
+    def _load_trained(self, home: str) -> Any:
         import torch
 
         model = load(self._store, f"{home}/{START}")[0]

@@ -7,7 +7,7 @@ from typing import Any
 from ..model import TrainedModel
 
 
-def compute(model: Any, arrays: list[Any]) -> list[Any]:
+def compute_outputs(model: Any, arrays: list[Any]) -> list[Any]:
     """Return the outputs of a module of PyTorch as arrays, computed in evaluation mode."""
     import torch
 
@@ -20,7 +20,7 @@ def compute(model: Any, arrays: list[Any]) -> list[Any]:
 class TorchModel(TrainedModel):
     """Variant of `TrainedModel` whose `model` is a `torch.nn.Module`."""
 
-    compute = staticmethod(compute)
+    compute_outputs = staticmethod(compute_outputs)
 
     def getHistory(self) -> list[dict[str, Any]]:
         """Return the number, `epoch`, and the average losses over all ranks, `train` and `validation`, of each epoch.

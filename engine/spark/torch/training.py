@@ -8,12 +8,12 @@ from typing import Any
 
 from ..manifest import TRAIN, VALIDATION
 from ..reader import Batch, Reader
-from ..training import START, Training, like_shape, load, shaped
+from ..training import START, Training, like_shape, load, reshape_columns
 
 CHECKPOINT = "checkpoint/state.pt"
 
 
-def train(training: Training) -> list[dict[str, float]]:
+def train_rank(training: Training) -> list[dict[str, float]]:
     """Train on one rank.
 
     Returns
@@ -34,7 +34,7 @@ def train(training: Training) -> list[dict[str, float]]:
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), **training.options)
-    readers = {split: training.reader(split, hvd.rank(), hvd.size()) for split in training.splits}
+    readers = {split: training.make_reader(split, hvd.rank(), hvd.size()) for split in training.splits}
     passes = training.options["backward_passes_per_step"]
 
     def step(loss: Any, number: int, last: bool) -> None:
@@ -47,20 +47,20 @@ def train(training: Training) -> list[dict[str, float]]:
     history = []
     for epoch in range(training.epochs):
         model.train()
-        found = {"loss": _pass(training, readers[TRAIN], TRAIN, epoch, model, losses, device, step)}
+        found = {"loss": _run_pass(training, readers[TRAIN], TRAIN, epoch, model, losses, device, step)}
         if VALIDATION in readers:
             model.eval()
             with torch.no_grad():
-                found["val_loss"] = _pass(training, readers[VALIDATION], VALIDATION, epoch, model, losses, device)
+                found["val_loss"] = _run_pass(training, readers[VALIDATION], VALIDATION, epoch, model, losses, device)
         history.append(found)
         if hvd.rank() == 0:
-            _keep(training, model, history)
+            _keep_state(training, model, history)
     hvd.barrier()  # no rank ends before the model is written
     hvd.shutdown()
     return history
 
 
-def _pass(
+def _run_pass(
     training: Training,
     reader: Reader,
     split: str,
@@ -78,15 +78,15 @@ def _pass(
 
     from ... import torch as hvd
 
-    size, steps = training.batches(reader, split)
+    size, steps = training.plan_batches(reader, split)
     sums = torch.zeros(2, dtype=torch.float64, device="cpu")
-    for number, batch in zip(range(steps), reader.batches(epoch, size), strict=False):
-        outputs = model(*_tensors(batch, training.features, training.shapes, device))
+    for number, batch in zip(range(steps), reader.read_batches(epoch, size), strict=False):
+        outputs = model(*_make_tensors(batch, training.features, training.shapes, device))
         outputs = outputs if isinstance(outputs, tuple | list) else (outputs,)
         labels = [
             like_shape(label, tuple(output.shape)) if shape is None else label
             for label, output, shape in zip(
-                _tensors(batch, training.labels, training.label_shapes, device),
+                _make_tensors(batch, training.labels, training.label_shapes, device),
                 outputs,
                 training.label_shapes,
                 strict=True,
@@ -103,20 +103,20 @@ def _pass(
     return float(total / rows)
 
 
-def _tensors(
+def _make_tensors(
     batch: Batch, names: Sequence[str], shapes: Sequence[tuple[int, ...] | None], device: Any = None
 ) -> list[Any]:
     """Return columns of a batch as tensors, each in its shape."""
     import torch
 
-    return [torch.from_numpy(array).to(device) for array in shaped(batch, names, shapes)]
+    return [torch.from_numpy(array).to(device) for array in reshape_columns(batch, names, shapes)]
 
 
-def _keep(training: Training, model: Any, history: list[dict[str, float]]) -> None:
+def _keep_state(training: Training, model: Any, history: list[dict[str, float]]) -> None:
     """Write the model's state after an epoch; the model itself has the optimizer's hooks, and is not pickled."""
     import torch
 
     buffer = io.BytesIO()
     torch.save({name: value.cpu() for name, value in model.state_dict().items()}, buffer)
     training.store.write(f"{training.run}/{CHECKPOINT}", buffer.getvalue())
-    training.keep(history)
+    training.keep_history(history)

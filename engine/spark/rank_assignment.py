@@ -17,7 +17,7 @@ from ..text.bounded_reader import whole
 
 
 @dataclass(frozen=True)
-class Card:
+class TaskInfo:
     """Description of a task, which it sends to all others.
 
     Attributes
@@ -39,17 +39,17 @@ class Card:
     port: int
 
     @classmethod
-    def of_this_process(cls, address: str, hub: int) -> Card:
-        """Create the card of the task that runs in this process."""
+    def of_this_process(cls, address: str, hub: int) -> TaskInfo:
+        """Create the description of the task that runs in this process."""
         return cls(host_here(), socket.gethostname(), address, hub, machine.free_port(""))
 
-    def text(self) -> str:
-        """Return the card as a line of JSON, for `read`."""
+    def to_json(self) -> str:
+        """Return the description as a line of JSON, for `read`."""
         return json.dumps(asdict(self))
 
     @classmethod
-    def read(cls, text: str) -> Card:
-        """Parse a card that `text` has written."""
+    def read(cls, text: str) -> TaskInfo:
+        """Parse a description that `to_json` has written."""
         told = frames.parse_object(text.encode())
         host, name, address = (words(told, field) for field in ("host", "name", "address"))
         hub, port = (whole(told, field, 0, MOST_PORTS) for field in ("hub", "port"))
@@ -66,7 +66,7 @@ def host_here() -> str:
 
 
 @dataclass(frozen=True)
-class Place:
+class RankAssignment:
     """Place of one task among the ranks.
 
     Attributes
@@ -89,30 +89,30 @@ class Place:
     port: int
 
 
-def arrange(cards: Sequence[Card]) -> list[Place]:
+def assign_ranks(infos: Sequence[TaskInfo]) -> list[RankAssignment]:
     """Assign the ranks: those of a host are consecutive, and the first task has rank 0.
 
     Parameters
     ----------
-    cards : sequence of Card
-        Cards, by task.
+    infos : sequence of TaskInfo
+        Descriptions, by task.
 
     Returns
     -------
-    list of Place
-        Places, by task.
+    list of RankAssignment
+        Assignments, by task.
     """
     hosts: dict[str, list[int]] = {}
-    for task, card in enumerate(cards):
-        hosts.setdefault(card.host, []).append(task)
-    first, sizes = cards[0], tuple(map(len, hosts.values()))
+    for task, info in enumerate(infos):
+        hosts.setdefault(info.host, []).append(task)
+    first, sizes = infos[0], tuple(map(len, hosts.values()))
     several = len(hosts) > 1
     address = f"[{first.address}]" if ":" in first.address else first.address
-    places: dict[int, Place] = {}
+    places: dict[int, RankAssignment] = {}
     for number, tasks in enumerate(hosts.values()):
         ranks = tuple(range(len(places), len(places) + len(tasks)))
-        crew = Crew(number, sizes, ranks, cards[tasks[0]].name)
+        crew = Crew(number, sizes, ranks, infos[tasks[0]].name)
         for rank, task in zip(ranks, tasks, strict=True):
             hub = f"{address}:{first.hub}" if several else ""
-            places[task] = Place(rank, crew, hub, first.address if several else "127.0.0.1", first.port)
-    return [places[task] for task in range(len(cards))]
+            places[task] = RankAssignment(rank, crew, hub, first.address if several else "127.0.0.1", first.port)
+    return [places[task] for task in range(len(infos))]
