@@ -63,13 +63,13 @@ def read_bytes(path: str | os.PathLike[str], limit: int) -> bytes:
     finally:
         os.close(descriptor)
     if held > limit:  # The file has grown, or has no size.
-        raise ReadError(f"{_shown(path)}: has more than the {limit} bytes that are read of such a file")
+        raise ReadError(f"{_format_path(path)}: has more than the {limit} bytes that are read of such a file")
     return b"".join(parts)
 
 
 def read_text(path: str | os.PathLike[str], limit: int) -> str:
     """Read a whole file of UTF-8 text. Parameters and errors are those of `read_bytes` and of `decode`."""
-    return decode(read_bytes(path, limit), _shown(path))
+    return decode(read_bytes(path, limit), _format_path(path))
 
 
 def read_lines(path: str | os.PathLike[str], limit: int, longest: int) -> Iterator[tuple[int, bytes | None]]:
@@ -103,21 +103,22 @@ def read_lines(path: str | os.PathLike[str], limit: int, longest: int) -> Iterat
                 held += len(line)
                 short = line.endswith(b"\n")
             if held > limit:
-                raise ReadError(f"{_shown(path)}: has more than the {limit} bytes that are read of such a file")
+                raise ReadError(f"{_format_path(path)}: has more than the {limit} bytes that are read of such a file")
 
 
 def _open(path: str | os.PathLike[str], limit: int) -> int:
     """Open a regular file of at most `limit` bytes, without blocking on a FIFO or device."""
     if "\0" in os.fsdecode(path):
-        raise ReadError(f"{_shown(path)}: a path has no NUL")
+        raise ReadError(f"{_format_path(path)}: a path has no NUL")
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             kind = next((name for test, name in _KINDS if test(status.st_mode)), "something else")
-            raise ReadError(f"{_shown(path)}: is {kind}, and no regular file")
+            raise ReadError(f"{_format_path(path)}: is {kind}, and no regular file")
         if status.st_size > limit:
-            raise ReadError(f"{_shown(path)}: has {status.st_size} bytes, and at most {limit} are read of such a file")
+            shown = _format_path(path)
+            raise ReadError(f"{shown}: has {status.st_size} bytes, and at most {limit} are read of such a file")
         return descriptor
     except BaseException:
         os.close(descriptor)
@@ -244,16 +245,16 @@ def _without_halves(value: Any) -> Any:
     return value
 
 
-def _whole(digits: str) -> int:
+def _parse_whole(digits: str) -> int:
     if len(digits) > 20 or not -(1 << 63) <= (number := int(digits)) < 1 << 64:
-        raise ValueError(f"the whole number {shorten(digits, 24)} has more than 64 bits")
+        raise ValueError(f"the whole number {shorten_text(digits, 24)} has more than 64 bits")
     return number
 
 
-def _number(digits: str) -> float:
+def _parse_number(digits: str) -> float:
     number = float(digits)
     if not abs(number) <= LARGEST:
-        raise ValueError(f"the number {shorten(digits, 24)} is beyond {LARGEST:g}")
+        raise ValueError(f"the number {shorten_text(digits, 24)} is beyond {LARGEST:g}")
     return number
 
 
@@ -261,10 +262,10 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no number of JSON")
 
 
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_int=_whole, parse_float=_number)
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_int=_parse_whole, parse_float=_parse_number)
 
 
-def whole(told: Any, name: str, least: int = 0, most: int = (1 << 63) - 1) -> int:
+def get_whole(told: Any, name: str, least: int = 0, most: int = (1 << 63) - 1) -> int:
     """Return a field of an object that must be a whole number.
 
     Parameters
@@ -280,37 +281,38 @@ def whole(told: Any, name: str, least: int = 0, most: int = (1 << 63) - 1) -> in
     ReadError
         `told` is not an object, or the field is missing or of another type or range.
     """
-    value = _field(told, name)
+    value = _find_field(told, name)
     if type(value) is not int or not least <= value <= most:
-        raise ReadError(f"{name!r} is {shorten(repr(value))}, and a whole number from {least} to {most} is expected")
+        shown = shorten_text(repr(value))
+        raise ReadError(f"{name!r} is {shown}, and a whole number from {least} to {most} is expected")
     return value
 
 
-def number(told: Any, name: str, least: float = -LARGEST, most: float = LARGEST) -> float:
-    """Return a field that must be a number, as a float. Raises like `whole`."""
-    value = _field(told, name)
+def get_number(told: Any, name: str, least: float = -LARGEST, most: float = LARGEST) -> float:
+    """Return a field that must be a number, as a float. Raises like `get_whole`."""
+    value = _find_field(told, name)
     if type(value) not in (int, float) or not least <= value <= most:
-        raise ReadError(f"{name!r} is {shorten(repr(value))}, and a number from {least:g} to {most:g} is expected")
+        raise ReadError(f"{name!r} is {shorten_text(repr(value))}, and a number from {least:g} to {most:g} is expected")
     return float(value)
 
 
-def text(told: Any, name: str) -> str:
-    """Return a field that must be a string. Raises like `whole`."""
-    value = _field(told, name)
+def get_text(told: Any, name: str) -> str:
+    """Return a field that must be a string. Raises like `get_whole`."""
+    value = _find_field(told, name)
     if type(value) is not str:
-        raise ReadError(f"{name!r} is {shorten(repr(value))}, and a text is expected")
+        raise ReadError(f"{name!r} is {shorten_text(repr(value))}, and a text is expected")
     return value
 
 
-def _field(told: Any, name: str) -> Any:
+def _find_field(told: Any, name: str) -> Any:
     if not isinstance(told, dict):
-        raise ReadError(f"an object with {name!r} is expected, and not {shorten(repr(told))}")
+        raise ReadError(f"an object with {name!r} is expected, and not {shorten_text(repr(told))}")
     if name not in told:
         raise ReadError(f"{name!r} is missing")
     return told[name]
 
 
-def natural(digits: str, most: int = (1 << 31) - 1) -> int | None:
+def parse_natural(digits: str, most: int = (1 << 31) - 1) -> int | None:
     """Parse a whole number from 0 on in a text, such as a file's name; None if it is invalid, or more than `most`.
 
     Unlike `int` it accepts no signs, blanks or digits of other scripts, and no extremely long numbers.
@@ -321,7 +323,7 @@ def natural(digits: str, most: int = (1 << 31) - 1) -> int | None:
     return value if value <= most else None
 
 
-def decimal(digits: str, most: float = LARGEST) -> float | None:
+def parse_decimal(digits: str, most: float = LARGEST) -> float | None:
     """Parse an ordinary decimal number; None if it is invalid, or its absolute value is more than `most`.
 
     Unlike `float` it accepts neither `1_000`, `nan` and digits of other scripts, nor numbers that become infinite.
@@ -330,11 +332,11 @@ def decimal(digits: str, most: float = LARGEST) -> float | None:
     return value if abs(value) <= most else None
 
 
-def shorten(text: str, longest: int = 60) -> str:
+def shorten_text(text: str, longest: int = 60) -> str:
     """Shorten a text for an error, and replace characters that are not printable by `?`."""
     plain = "".join(each if each.isprintable() else "?" for each in text[: longest + 1])
     return plain if len(plain) <= longest else plain[: longest - 3] + "..."
 
 
-def _shown(path: str | os.PathLike[str]) -> str:
-    return shorten(os.fsdecode(path), 4096)
+def _format_path(path: str | os.PathLike[str]) -> str:
+    return shorten_text(os.fsdecode(path), 4096)

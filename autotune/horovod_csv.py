@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.bounded_reader import ReadError, decimal, read_bytes, shorten
+from autotune.bounded_reader import ReadError, parse_decimal, read_bytes, shorten_text
 from autotune.journal import LIMIT, JournalError
 from autotune.space import Knobs
 
@@ -61,10 +61,10 @@ def _parse_samples(path: Path) -> list[HorovodSample]:
         for row in rows:
             values: dict[str, float] = {}
             for name in HEADER.split(","):
-                value = decimal((row[name] or "").strip(), LARGEST)
+                value = parse_decimal((row[name] or "").strip(), LARGEST)
                 if value is None or value < 0:
                     where = f"{path}, line {rows.line_num}"
-                    raise JournalError(f"{where}: expected a number in each column, not {shorten(str(row))}")
+                    raise JournalError(f"{where}: expected a number in each column, not {shorten_text(str(row))}")
                 values[name] = value
             threshold = round(values["tensor_fusion_threshold"] * MEBIBYTE)
             knobs = {"fusion_threshold": threshold, "cycle_time_ms": values["cycle_time_ms"]}

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from autotune.bounded_reader import decimal, natural, shorten
+from autotune.bounded_reader import parse_decimal, parse_natural, shorten_text
 from autotune.replay import tuner_of
 from autotune.score import estimate_location
 from autotune.space import Knobs, Space
@@ -119,10 +119,12 @@ def apply_changes(opened: Mapping[str, Any], changes: Sequence[str], policy: str
                 raise PolicyError(f"--set {name} has no effect: the replay ends with the first search")
             raise PolicyError(f"--set {name}: the policy {policy!r} has no such setting; it has {names}")
         whole = name in ("seed", "max_trials") or allowed[name] == 1
-        value = natural(text, MOST_TRIALS if name == "max_trials" else LARGEST_SEED) if whole else decimal(text)
+        value = (
+            parse_natural(text, MOST_TRIALS if name == "max_trials" else LARGEST_SEED) if whole else parse_decimal(text)
+        )
         if value is None or value < allowed[name]:
             kind = "a whole number" if whole else "a number"
-            raise PolicyError(f"--set {name} takes {kind} of at least {allowed[name]}, not {shorten(text)!r}")
+            raise PolicyError(f"--set {name} takes {kind} of at least {allowed[name]}, not {shorten_text(text)!r}")
         (row if name in ("seed", "max_trials") else row["settings"])[name] = value
     return row
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from autotune.bounded_reader import whole
+from autotune.bounded_reader import get_whole
 from autotune.journal import JournalError, describe_environment
 from autotune.policy import Tuner
 from autotune.space import Space
@@ -58,7 +58,7 @@ def tuner_of(row: dict[str, Any], journal: Any = None) -> Tuner:
         raise JournalError(f"line 1: settings {sorted(unknown)} are unknown; the policy has {sorted(known)}")
     try:
         space = Space.from_description(row["space"])
-        seed, trials = whole(row, "seed", 0, LARGEST_SEED), whole(row, "max_trials", 1, MOST_TRIALS)
+        seed, trials = get_whole(row, "seed", 0, LARGEST_SEED), get_whole(row, "max_trials", 1, MOST_TRIALS)
         return Tuner(space, row["default"], seed, trials, row["first"], Settings(**row["settings"]), journal)
     except (TypeError, ValueError) as error:
         raise JournalError(f"line 1: {error}") from error

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from autotune.bounded_reader import parse_json, read_bytes, shorten
+from autotune.bounded_reader import parse_json, read_bytes, shorten_text
 
 SCHEMA = 1
 MOST = 500  # maximum number of files; the oldest are removed
@@ -274,7 +274,7 @@ def read(home: Path) -> tuple[list[Known], list[str]]:
             skipped.append(f"{path}: {error.strerror}")
         except ValueError as error:
             reason = str(error).removeprefix(f"{path}: ")
-            skipped.append(f"{path}: {shorten(reason, SHOWN)}")
+            skipped.append(f"{path}: {shorten_text(reason, SHOWN)}")
     return results, skipped
 
 

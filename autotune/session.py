@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune import result_cache
-from autotune.bounded_reader import ReadError, number, parse_json, whole
+from autotune.bounded_reader import ReadError, get_number, get_whole, parse_json
 
 if TYPE_CHECKING:
     from autotune.journal import Journal
@@ -125,8 +125,8 @@ class Session:
         self._tuner = tuner(
             space,
             default,
-            seed=whole(message, "seed", 0, LARGEST_SEED),
-            max_trials=whole(message, "max_trials", 1, MOST_TRIALS),
+            seed=get_whole(message, "seed", 0, LARGEST_SEED),
+            max_trials=get_whole(message, "max_trials", 1, MOST_TRIALS),
             first=first,
             settings=_read_settings(message),
             journal=self._write_row,
@@ -229,12 +229,12 @@ def _read_settings(message: dict[str, Any]) -> Settings:
 
     told: dict[str, Any] = {}
     if "spent" in message:
-        told["spent"] = number(message, "spent", 0)
+        told["spent"] = get_number(message, "spent", 0)
     for name in ("ran", "settling"):
         if name in message:
-            told[name] = whole(message, name, 0)
+            told[name] = get_whole(message, name, 0)
     if "minute" in message:
-        told["shortest"] = UNTIMED if message["minute"] is None else number(message, "minute", 0)
+        told["shortest"] = UNTIMED if message["minute"] is None else get_number(message, "minute", 0)
     return Settings(**told)
 
 

@@ -194,7 +194,7 @@ def DistributedOptimizer(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
     raise TypeError(f"DistributedOptimizer knows optimizers of these classes: {known}. It was given {given}")
 
 
-def _version() -> str:
+def _find_version() -> str:
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -205,7 +205,7 @@ def _version() -> str:
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        value: Any = _version()
+        value: Any = _find_version()
     elif name in _HOME:
         value = getattr(import_module(f".{_HOME[name]}", __name__), name)
     elif name == "errors":

@@ -6,7 +6,7 @@ from __future__ import annotations
 class EngineError(RuntimeError):
     """Base of everything that the engine raises."""
 
-    def blame(self) -> tuple[int | None, str] | None:
+    def get_blame(self) -> tuple[int | None, str] | None:
         """Return the rank to blame and its cause, if that is another rank; launchers are told of them."""
         return None
 
@@ -60,7 +60,7 @@ class RendezvousError(EngineError):
         super().__init__(message)
         self.absent = absent
 
-    def blame(self) -> tuple[int | None, str] | None:
+    def get_blame(self) -> tuple[int | None, str] | None:
         return None if self.absent is None else (None if self.absent < 0 else self.absent, "absent")
 
 
@@ -90,7 +90,7 @@ class WorldError(CollectiveError):
     def __reduce__(self) -> tuple[type[WorldError], tuple[str, int]]:
         return type(self), (str(self), self.rank)
 
-    def blame(self) -> tuple[int | None, str] | None:
+    def get_blame(self) -> tuple[int | None, str] | None:
         return (None if self.rank < 0 else self.rank), self.cause
 
 

@@ -59,7 +59,7 @@ def format_duration(seconds: float | None) -> str:
     """
     from engine.text import readable
 
-    return MISSING if seconds is None else readable.short(seconds)
+    return MISSING if seconds is None else readable.format_seconds(seconds)
 
 
 def format_size(nbytes: int) -> str:
@@ -70,7 +70,7 @@ def format_size(nbytes: int) -> str:
     """
     from engine.text import readable
 
-    return readable.size(nbytes)
+    return readable.format_size(nbytes)
 
 
 def format_digits(value: float) -> str:

@@ -60,7 +60,7 @@ class TensorLayout:
         """Description for the tables."""
         from engine.text import readable
 
-        return f"{self.rows} tensors of {readable.size(FLOAT * self.count)}"
+        return f"{self.rows} tensors of {readable.format_size(FLOAT * self.count)}"
 
 
 LAYOUTS = (TensorLayout(4, 4 << 20), TensorLayout(32768, 512), TensorLayout(2000, 256), TensorLayout(20000, 16))

@@ -34,7 +34,7 @@ class DriverError(RuntimeError):
 @functools.cache
 def load_library() -> ctypes.CDLL:
     """Load the driver's library, which the setting `cuda_library` names, as the engine does."""
-    chosen = config.load(config.environment()).cuda_library
+    chosen = config.load(config.read_environment()).cuda_library
     loaded = ctypes.CDLL(str(chosen or "libcuda.so.1"), mode=os.RTLD_NOW)
     if is_stand_in(loaded) and KERNELS in os.environ:
         ctypes.CDLL(os.environ[KERNELS])

@@ -44,7 +44,7 @@ def describe_machine() -> dict[str, Any]:
     from engine.gpu.libraries import cuda_text, load, nccl_text  # loads the extension, which the tables do without
 
     try:
-        settings = config.load(config.environment())
+        settings = config.load(config.read_environment())
         libraries = load(settings.cuda_library, settings.nccl_library)
     except DeviceError as error:
         return found | {"why_no_nccl": str(error), "cuda": "?", "nccl": None}

@@ -71,7 +71,9 @@ def main() -> None:
     from engine.session import runtime
 
     engine.init()
-    plane = Plane.open(runtime.current_engine(), 0, config.load(config.environment()), runtime.current_device().keep)
+    plane = Plane.open(
+        runtime.current_engine(), 0, config.load(config.read_environment()), runtime.current_device().keep
+    )
     times |= plane.seconds
     plane.close()
     array = driver.Array(device, np.ones(1024, np.float32))

@@ -27,14 +27,14 @@ class _SameModules(MetaPathFinder, Loader):
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if not name.startswith(f"{_NAME}."):
             return None
-        real = find_spec(_real(name))
+        real = find_spec(_resolve_name(name))
         if real is None:
             return None
         return spec_from_loader(name, self, origin=real.origin, is_package=real.submodule_search_locations is not None)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """Give the module itself: another thread may take what `sys.modules` holds during the import."""
-        module = import_module(_real(spec.name))
+        module = import_module(_resolve_name(spec.name))
         spec.loader_state = module.__spec__
         return module
 
@@ -45,16 +45,16 @@ class _SameModules(MetaPathFinder, Loader):
 
     def get_code(self, name: str) -> CodeType | None:
         """Give `python -m enginerun.launch` what `python -m engine.launch` runs."""
-        real = find_spec(_real(name))
+        real = find_spec(_resolve_name(name))
         loader = None if real is None else real.loader
-        return loader.get_code(_real(name)) if isinstance(loader, InspectLoader) else None
+        return loader.get_code(_resolve_name(name)) if isinstance(loader, InspectLoader) else None
 
 
-def _real(name: str) -> str:
+def _resolve_name(name: str) -> str:
     return _PACKAGE + name.removeprefix(_NAME)
 
 
-def _directory() -> Path:
+def _find_directory() -> Path:
     """Return the directory of the package: beside this file, or around it in an editable installation."""
     here = Path(__file__).resolve()
     beside = here.parent / _PACKAGE
@@ -91,9 +91,9 @@ def __getattr__(name: str) -> Any:
     return getattr(package, name)
 
 
-_found = _owner_of_the_short_name(_directory())
+_found = _owner_of_the_short_name(_find_directory())
 if _found is None:
-    _load(_directory())
+    _load(_find_directory())
 else:
     sys.meta_path.insert(0, _SameModules())
     sys.modules[_NAME] = _found

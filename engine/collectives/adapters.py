@@ -161,11 +161,11 @@ def adapter_of(tensor: Any) -> Adapter:
     kind = type(tensor)
     adapter = _adapters.get(kind)
     if adapter is None:
-        adapter = _adapters[kind] = _find(tensor)
+        adapter = _adapters[kind] = _find_adapter(tensor)
     return adapter
 
 
-def _find(tensor: Any) -> Adapter:
+def _find_adapter(tensor: Any) -> Adapter:
     kind = type(tensor)
     for base in kind.__mro__:
         framework = bound_to(base)

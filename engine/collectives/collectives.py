@@ -8,7 +8,7 @@ from ..errors import ArgumentError
 from ..native import handles, memory
 from .adapters import Adapter, adapter_of
 from .compression import resolve
-from .failures import announce
+from .failures import announce_failure
 from .handles import Handle
 from .process_sets import ProcessSet, global_process_set
 from .reduce_ops import Average, Op
@@ -117,10 +117,10 @@ def allreduce_(
             target, target, name, number, prescale_factor, postscale_factor, True, None
         )
     except Exception as error:
-        announce(process_set, "allreduce", name, error)
+        announce_failure(process_set, "allreduce", name, error)
         raise
     native.wait()
-    return tensor if target is tensor else _stored(adapter, tensor, target)
+    return tensor if target is tensor else _store_result(adapter, tensor, target)
 
 
 def broadcast_async_(
@@ -134,7 +134,7 @@ def broadcast_async(
     tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
     """Start `broadcast`; see there. The tensor must not be written to until `synchronize` returns."""
-    return _spread(tensor, root_rank, name, process_set, blocking=False)
+    return _submit_broadcast(tensor, root_rank, name, process_set, blocking=False)
 
 
 def broadcast(
@@ -163,7 +163,7 @@ def broadcast(
     EngineError
         Same as for `allreduce`.
     """
-    return _spread(tensor, root_rank, name, process_set, blocking=True).wait()
+    return _submit_broadcast(tensor, root_rank, name, process_set, blocking=True).wait()
 
 
 def broadcast_(
@@ -175,7 +175,7 @@ def broadcast_(
 
 def allgather_async(tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Handle:
     """Start `allgather`; see there. The tensor must not be written to until `synchronize` returns."""
-    return _gather(tensor, name, process_set, blocking=False)
+    return _submit_allgather(tensor, name, process_set, blocking=False)
 
 
 def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
@@ -199,14 +199,14 @@ def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = gl
     EngineError
         Same as for `allreduce`.
     """
-    return _gather(tensor, name, process_set, blocking=True).wait()
+    return _submit_allgather(tensor, name, process_set, blocking=True).wait()
 
 
 def alltoall_async(
     tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
     """Start `alltoall`; see there. The tensor must not be written to until `synchronize` returns."""
-    return _exchange(tensor, splits, name, process_set, blocking=False)
+    return _submit_alltoall(tensor, splits, name, process_set, blocking=False)
 
 
 def alltoall(
@@ -240,7 +240,7 @@ def alltoall(
     EngineError
         Same as for `allreduce`.
     """
-    return _exchange(tensor, splits, name, process_set, blocking=True).wait()
+    return _submit_alltoall(tensor, splits, name, process_set, blocking=True).wait()
 
 
 def reducescatter_async(
@@ -253,7 +253,9 @@ def reducescatter_async(
     compression: Any = None,
 ) -> Handle:
     """Start `reducescatter`; see there. The tensor must not be written to until `synchronize` returns."""
-    return _scatter(tensor, op, name, prescale_factor, postscale_factor, process_set, compression, blocking=False)
+    return _submit_reducescatter(
+        tensor, op, name, prescale_factor, postscale_factor, process_set, compression, blocking=False
+    )
 
 
 def reducescatter(
@@ -285,7 +287,9 @@ def reducescatter(
     EngineError
         Same as for `allreduce`.
     """
-    return _scatter(tensor, op, name, prescale_factor, postscale_factor, process_set, compression, blocking=True).wait()
+    return _submit_reducescatter(
+        tensor, op, name, prescale_factor, postscale_factor, process_set, compression, blocking=True
+    ).wait()
 
 
 def barrier(name: str | None = None, process_set: ProcessSet = global_process_set) -> None:
@@ -354,9 +358,9 @@ def _reduce(
         output = adapter.make_empty(source)
         native = process_set.engine.allreduce(source, output, name, number_of(op), prescale, postscale, blocking, wire)
     except Exception as error:
-        announce(process_set, "allreduce", name, error)
+        announce_failure(process_set, "allreduce", name, error)
         raise
-    return _result(native, adapter, sent, output, own, context)
+    return _make_handle(native, adapter, sent, output, own, context)
 
 
 def _reduce_in_place(
@@ -379,22 +383,22 @@ def _reduce_in_place(
                 target, target, name, number_of(op), prescale, postscale, blocking, wire
             )
     except Exception as error:
-        announce(process_set, "allreduce", name, error)
+        announce_failure(process_set, "allreduce", name, error)
         raise
     if native is None:
         handle = _reduce(tensor, op, name, prescale, postscale, process_set, compression, blocking)
-        return handle.then(lambda result: _stored(adapter, tensor, result))
+        return handle.then(lambda result: _store_result(adapter, tensor, result))
     return _in_place(native, adapter, tensor, target)
 
 
-def _spread(tensor: Any, root: int, name: str | None, process_set: ProcessSet, blocking: bool) -> Handle:
+def _submit_broadcast(tensor: Any, root: int, name: str | None, process_set: ProcessSet, blocking: bool) -> Handle:
     try:
         adapter = adapter_of(tensor)
         source = adapter.as_input(tensor)
         output = adapter.make_empty(source)
         native = process_set.engine.broadcast(source, output, name, root, blocking)
     except Exception as error:
-        announce(process_set, "broadcast", name, error)
+        announce_failure(process_set, "broadcast", name, error)
         raise
     return Handle(native, output, lambda output: adapter.as_result(tensor, output))
 
@@ -405,27 +409,27 @@ def _spread_in_place(tensor: Any, root: int, name: str | None, process_set: Proc
         target = adapter.as_target(tensor)
         native = process_set.engine.broadcast(target, target, name, root, blocking)
     except Exception as error:
-        announce(process_set, "broadcast", name, error)
+        announce_failure(process_set, "broadcast", name, error)
         raise
     return _in_place(native, adapter, tensor, target)
 
 
-def _gather(tensor: Any, name: str | None, process_set: ProcessSet, blocking: bool) -> Handle:
+def _submit_allgather(tensor: Any, name: str | None, process_set: ProcessSet, blocking: bool) -> Handle:
     try:
         adapter = adapter_of(tensor)
         native = process_set.engine.allgather(adapter.as_rows(tensor), name, blocking, adapter.make_allocator(tensor))
     except Exception as error:
-        announce(process_set, "allgather", name, error)
+        announce_failure(process_set, "allgather", name, error)
         raise
 
-    def fetch(_: Any) -> Any:
+    def fetch_result(_: Any) -> Any:
         data, rows = native.gathered
         return adapter.make_gathered(tensor, data, sum(rows))
 
-    return Handle(native, None, fetch)
+    return Handle(native, None, fetch_result)
 
 
-def _exchange(tensor: Any, splits: Any, name: str | None, process_set: ProcessSet, blocking: bool) -> Handle:
+def _submit_alltoall(tensor: Any, splits: Any, name: str | None, process_set: ProcessSet, blocking: bool) -> Handle:
     try:
         adapter = adapter_of(tensor)
         source = adapter.as_rows(tensor)
@@ -440,18 +444,18 @@ def _exchange(tensor: Any, splits: Any, name: str | None, process_set: ProcessSe
         else:
             native = engine.alltoall(source, splits, name, blocking, adapter.make_allocator(tensor))
     except Exception as error:
-        announce(process_set, "alltoall", name, error)
+        announce_failure(process_set, "alltoall", name, error)
         raise
 
-    def fetch(_: Any) -> Any:
+    def fetch_result(_: Any) -> Any:
         data, rows = native.gathered
         received = adapter.make_gathered(tensor, data, sum(rows))
         return received if splits is None else (received, adapter.make_counts(rows))
 
-    return Handle(native, None, fetch)
+    return Handle(native, None, fetch_result)
 
 
-def _scatter(
+def _submit_reducescatter(
     tensor: Any,
     op: int | None,
     name: str | None,
@@ -470,12 +474,12 @@ def _scatter(
         output = adapter.make_empty(share_of(source, engine.rank, engine.size))
         native = engine.reducescatter(source, output, name, number_of(op), prescale, postscale, blocking, wire)
     except Exception as error:
-        announce(process_set, "reducescatter", name, error)
+        announce_failure(process_set, "reducescatter", name, error)
         raise
-    return _result(native, adapter, sent, output, own, context)
+    return _make_handle(native, adapter, sent, output, own, context)
 
 
-def _result(native: handles.Handle, adapter: Adapter, sent: Any, output: Any, own: Any, context: Any) -> Handle:
+def _make_handle(native: handles.Handle, adapter: Adapter, sent: Any, output: Any, own: Any, context: Any) -> Handle:
     """Return the handle of an operation with a new result, which the compressor `own`, if any, decompresses."""
     handle = Handle(native, output, lambda output: adapter.as_result(sent, output))
     return handle if own is None else handle.then(lambda result: own.decompress(result, context))
@@ -484,9 +488,9 @@ def _result(native: handles.Handle, adapter: Adapter, sent: Any, output: Any, ow
 def _in_place(native: handles.Handle, adapter: Adapter, tensor: Any, target: Any) -> Handle:
     if target is tensor:
         return Handle(native, tensor, None)
-    return Handle(native, target, lambda target: _stored(adapter, tensor, target))
+    return Handle(native, target, lambda target: _store_result(adapter, tensor, target))
 
 
-def _stored(adapter: Adapter, tensor: Any, result: Any) -> Any:
+def _store_result(adapter: Adapter, tensor: Any, result: Any) -> Any:
     adapter.store(tensor, result)
     return tensor

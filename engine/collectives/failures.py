@@ -23,7 +23,7 @@ ROOT = "root_rank is a whole number, that of a rank"
 SPLITS = "splits holds whole numbers, one for each rank"
 
 
-def announce(among: ProcessSet | core.Engine, kind: str, name: str | None, error: Exception) -> None:
+def announce_failure(among: ProcessSet | core.Engine, kind: str, name: str | None, error: Exception) -> None:
     """Announce to the other ranks of a process set that a call of this rank failed before it submitted anything.
 
     Parameters
@@ -62,5 +62,5 @@ def whole_numbers(values: Iterable[Any], what: str, among: ProcessSet, kind: str
         return tuple(index(value) for value in values)
     except TypeError as error:
         refusal = UnsupportedTensorError(f"{what}: {error}")
-        announce(among, kind, name, refusal)
+        announce_failure(among, kind, name, refusal)
         raise refusal from None

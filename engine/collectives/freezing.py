@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ..errors import EngineError
-from ..text import readable
+from ..text.readable import format_ranks
 from . import objects
 from .process_sets import global_process_set
 
@@ -23,10 +23,10 @@ def tell(what: Any) -> list[Any]:
     EngineError
         A rank has joined.
     """
-    return objects.gather(what, NAME, global_process_set, "freezes nothing: call freeze() before join()")
+    return objects.gather_objects(what, NAME, global_process_set, "freezes nothing: call freeze() before join()")
 
 
-def agree(look: Callable[[], Plan | None]) -> Plan | None:
+def agree_on_freeze(look: Callable[[], Plan | None]) -> Plan | None:
     """Plan this rank's freeze, and check that all ranks can freeze. Collective.
 
     Parameters
@@ -58,7 +58,7 @@ def agree(look: Callable[[], Plan | None]) -> Plan | None:
     frozen = [rank for rank, (already, _) in enumerate(told) if already]
     if frozen and len(frozen) < len(told):
         raise EngineError(
-            f"freeze(): on {readable.ranks(frozen)} it is frozen already, and not on the others: call freeze() and "
+            f"freeze(): on {format_ranks(frozen)} it is frozen already, and not on the others: call freeze() and "
             "unfreeze() on all ranks"
         )
     return plan

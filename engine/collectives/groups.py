@@ -9,7 +9,7 @@ from ..native import handles
 from .adapters import adapter_of
 from .collectives import number_of, share_of
 from .compression import resolve
-from .failures import announce
+from .failures import announce_failure
 from .handles import Handle
 from .process_sets import ProcessSet, global_process_set
 from .reduce_ops import Average
@@ -86,7 +86,9 @@ def grouped_allreduce(
     EngineError
         Same as for `allreduce`; it concerns all of the tensors.
     """
-    return _list(_reduce(tensors, op, name, prescale_factor, postscale_factor, process_set, compression, blocking=True))
+    return _wait_for_list(
+        _reduce(tensors, op, name, prescale_factor, postscale_factor, process_set, compression, blocking=True)
+    )
 
 
 def grouped_allreduce_(
@@ -99,7 +101,7 @@ def grouped_allreduce_(
     compression: Any = None,
 ) -> list[Any]:
     """Combine several tensors over all ranks in place, like `grouped_allreduce`. Returns the tensors."""
-    return _list(
+    return _wait_for_list(
         _reduce_in_place(tensors, op, name, prescale_factor, postscale_factor, process_set, compression, blocking=True)
     )
 
@@ -108,7 +110,7 @@ def grouped_allgather_async(
     tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> GatherHandle:
     """Start `grouped_allgather`; see there. The tensors must not be written to until `synchronize` returns."""
-    return _gather(tensors, name, process_set, blocking=False)
+    return _submit_allgather(tensors, name, process_set, blocking=False)
 
 
 def grouped_allgather(
@@ -136,7 +138,7 @@ def grouped_allgather(
     EngineError
         Same as for `allreduce`; it concerns all of the tensors.
     """
-    return _list(_gather(tensors, name, process_set, blocking=True))
+    return _wait_for_list(_submit_allgather(tensors, name, process_set, blocking=True))
 
 
 def grouped_reducescatter_async(
@@ -149,7 +151,9 @@ def grouped_reducescatter_async(
     compression: Any = None,
 ) -> Handle:
     """Start `grouped_reducescatter`; see there. The tensors must not be written to until `synchronize` returns."""
-    return _scatter(tensors, op, name, prescale_factor, postscale_factor, process_set, compression, blocking=False)
+    return _submit_reducescatter(
+        tensors, op, name, prescale_factor, postscale_factor, process_set, compression, blocking=False
+    )
 
 
 def grouped_reducescatter(
@@ -182,12 +186,14 @@ def grouped_reducescatter(
     EngineError
         Same as for `allreduce`; it concerns all of the tensors.
     """
-    return _list(
-        _scatter(tensors, op, name, prescale_factor, postscale_factor, process_set, compression, blocking=True)
+    return _wait_for_list(
+        _submit_reducescatter(
+            tensors, op, name, prescale_factor, postscale_factor, process_set, compression, blocking=True
+        )
     )
 
 
-def _list(handle: Handle) -> list[Any]:
+def _wait_for_list(handle: Handle) -> list[Any]:
     results = handle.wait()
     assert isinstance(results, list)
     return results
@@ -205,7 +211,7 @@ def _reduce(
 ) -> Handle:
     try:
         wire, own = resolve(compression, op)
-        sent, contexts = _compressed(tensors, own)
+        sent, contexts = _compress_tensors(tensors, own)
         adapters = [adapter_of(tensor) for tensor in sent]
         sources = [adapter.as_input(tensor) for adapter, tensor in zip(adapters, sent, strict=True)]
         outputs = [adapter.make_empty(source) for adapter, source in zip(adapters, sources, strict=True)]
@@ -213,9 +219,9 @@ def _reduce(
             sources, outputs, name, number_of(op), prescale, postscale, blocking, wire
         )
     except Exception as error:
-        announce(process_set, "allreduce", name, error)
+        announce_failure(process_set, "allreduce", name, error)
         raise
-    return _results(native, adapters, sent, outputs, own, contexts)
+    return _make_handle(native, adapters, sent, outputs, own, contexts)
 
 
 def _reduce_in_place(
@@ -238,7 +244,7 @@ def _reduce_in_place(
                 targets, targets, name, number_of(op), prescale, postscale, blocking, wire
             )
     except Exception as error:
-        announce(process_set, "allreduce", name, error)
+        announce_failure(process_set, "allreduce", name, error)
         raise
 
     def store(results: list[Any]) -> list[Any]:
@@ -252,27 +258,29 @@ def _reduce_in_place(
     return Handle(native, targets, store)
 
 
-def _gather(tensors: Sequence[Any], name: str | None, process_set: ProcessSet, blocking: bool) -> GatherHandle:
+def _submit_allgather(
+    tensors: Sequence[Any], name: str | None, process_set: ProcessSet, blocking: bool
+) -> GatherHandle:
     try:
         adapters = [adapter_of(tensor) for tensor in tensors]
         sources = [adapter.as_rows(tensor) for adapter, tensor in zip(adapters, tensors, strict=True)]
         room = adapters[0].make_allocator(tensors[0]) if adapters else None
         native = process_set.engine.allgather_group(sources, name, blocking, None, room)
     except Exception as error:
-        announce(process_set, "allgather", name, error)
+        announce_failure(process_set, "allgather", name, error)
         raise
 
-    def fetch(_: Any) -> list[Any]:
+    def fetch_results(_: Any) -> list[Any]:
         parts = native.gathered_group
         return [
             adapter.make_gathered(tensor, data, sum(rows))
             for adapter, tensor, (data, rows, _) in zip(adapters, tensors, parts, strict=True)
         ]
 
-    return GatherHandle(native, None, fetch)
+    return GatherHandle(native, None, fetch_results)
 
 
-def _scatter(
+def _submit_reducescatter(
     tensors: Sequence[Any],
     op: int | None,
     name: str | None,
@@ -284,7 +292,7 @@ def _scatter(
 ) -> Handle:
     try:
         wire, own = resolve(compression, op)
-        sent, contexts = _compressed(tensors, own)
+        sent, contexts = _compress_tensors(tensors, own)
         adapters = [adapter_of(tensor) for tensor in sent]
         sources = [adapter.as_input(tensor) for adapter, tensor in zip(adapters, sent, strict=True)]
         engine = process_set.engine
@@ -294,12 +302,12 @@ def _scatter(
         ]
         native = engine.reducescatter_group(sources, outputs, name, number_of(op), prescale, postscale, blocking, wire)
     except Exception as error:
-        announce(process_set, "reducescatter", name, error)
+        announce_failure(process_set, "reducescatter", name, error)
         raise
-    return _results(native, adapters, sent, outputs, own, contexts)
+    return _make_handle(native, adapters, sent, outputs, own, contexts)
 
 
-def _compressed(tensors: Sequence[Any], own: Any) -> tuple[Sequence[Any], list[Any]]:
+def _compress_tensors(tensors: Sequence[Any], own: Any) -> tuple[Sequence[Any], list[Any]]:
     """Return the tensors to submit, and for each the context with which the compressor `own`, if any, decompresses."""
     if own is None:
         return tensors, []
@@ -307,17 +315,17 @@ def _compressed(tensors: Sequence[Any], own: Any) -> tuple[Sequence[Any], list[A
     return [sent for sent, _ in pairs], [context for _, context in pairs]
 
 
-def _results(
+def _make_handle(
     native: handles.Handle, adapters: list[Any], sent: Sequence[Any], outputs: list[Any], own: Any, contexts: list[Any]
 ) -> Handle:
     """Return the handle of an operation with new results, which the compressor `own`, if any, decompresses."""
 
-    def fetch(outputs: list[Any]) -> list[Any]:
+    def fetch_results(outputs: list[Any]) -> list[Any]:
         return [
             adapter.as_result(tensor, output) for adapter, tensor, output in zip(adapters, sent, outputs, strict=True)
         ]
 
-    handle = Handle(native, outputs, fetch)
+    handle = Handle(native, outputs, fetch_results)
     if own is None:
         return handle
     return handle.then(

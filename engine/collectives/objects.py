@@ -19,7 +19,7 @@ from ..native import memory
 from ..text import readable
 from .adapters import adapter_of
 from .collectives import barrier, broadcast_, broadcast_async_
-from .failures import announce
+from .failures import announce_failure
 from .process_sets import ProcessSet, global_process_set
 
 Described = dict[str, tuple[str, int]]  # by name: a description, and a checksum of the value, or 0 if it may differ
@@ -63,7 +63,7 @@ def broadcast_object(
         except Exception as error:  # `__reduce__` may raise anything, and the other ranks have to learn of it.
             failure = error
     if failure is not None:
-        data = _failed(failure)
+        data = _encode_failure(failure)
     header = np.array([len(data)], np.int64)
     broadcast_(header, root_rank, name and f"{name}.size", process_set)
     payload = np.frombuffer(data, np.uint8).copy() if data else np.empty(int(header[0]), np.uint8)
@@ -95,17 +95,17 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
     EngineError
         An object cannot be pickled; every rank raises, naming the rank.
     """
-    return gather(obj, name, process_set, "has no object to give: collect objects before join()")
+    return gather_objects(obj, name, process_set, "has no object to give: collect objects before join()")
 
 
-def gather(obj: Any, name: str | None, process_set: ProcessSet, lacks: str) -> list[Any]:
+def gather_objects(obj: Any, name: str | None, process_set: ProcessSet, lacks: str) -> list[Any]:
     """Collect objects like `allgather_object`; `lacks` ends the error text about a rank that has joined."""
     failure: Exception | None = None
     data = b""
     try:
         data = pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
     except Exception as error:  # As above.
-        failure, data = error, _failed(error)
+        failure, data = error, _encode_failure(error)
     handle = process_set.engine.allgather(np.frombuffer(data, np.uint8), name, True)
     handle.wait()
     payload, rows = handle.gathered
@@ -121,7 +121,7 @@ def gather(obj: Any, name: str | None, process_set: ProcessSet, lacks: str) -> l
     return objects
 
 
-def _failed(error: Exception) -> bytes:
+def _encode_failure(error: Exception) -> bytes:
     """Return the bytes that are sent in place of a pickle, with the reason why there is none."""
     return _FAILED + format_exception(error).encode(errors="replace")
 
@@ -130,10 +130,10 @@ def _why_failed(payload: Any) -> str | None:
     """Return the reason that was sent in place of a pickle; None if `payload` is a pickle."""
     if bytes(payload[: len(_FAILED)]) != _FAILED:
         return None
-    return readable.plain(bytes(payload[len(_FAILED) :]).decode(errors="replace"))
+    return readable.replace_unprintable(bytes(payload[len(_FAILED) :]).decode(errors="replace"))
 
 
-def pairs(params: Any) -> list[tuple[str, Any]]:
+def name_tensors(params: Any) -> list[tuple[str, Any]]:
     """Return names and tensors of a mapping, of pairs (as in `named_parameters()`), or of tensors (named by number)."""
     if isinstance(params, Mapping):
         return [(str(name), value) for name, value in params.items()]
@@ -187,19 +187,19 @@ def check_consistency(params: Any, name: str | None = None, process_set: Process
     """
     described: Described = {}
     try:
-        for key, value in pairs(params):
+        for key, value in name_tensors(params):
             is_tensor = hasattr(value, "dtype")
             described[key] = (
                 describe(key, value),
                 memory.checksum(adapter_of(value).as_input(value)) if is_tensor else 0,
             )
     except Exception as error:
-        announce(process_set, "allgather", name, error)  # The others submit an allgather here.
+        announce_failure(process_set, "allgather", name, error)  # The others submit an allgather here.
         raise
-    compare(described, "parameters differ between ranks", name, process_set)
+    compare_descriptions(described, "parameters differ between ranks", name, process_set)
 
 
-def compare(
+def compare_descriptions(
     described: Described, title: str, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[str]:
     """Check that all ranks have equal descriptions of the same names, in any order. Collective.
@@ -231,7 +231,7 @@ def expect_equal(everyone: list[Described], title: str, numbers: Sequence[int]) 
 
     `numbers` are the ranks that the descriptions come from.
     """
-    lines = differences(everyone, numbers)
+    lines = find_differences(everyone, numbers)
     if lines:
         more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
         raise MismatchError("\n  ".join([title, *lines[:_SHOWN], *more]))
@@ -258,14 +258,14 @@ def broadcast_arrays(
     MismatchError
         Names or descriptions differ between ranks; all ranks raise it, before anything is changed.
     """
-    order = compare(described, title, None, process_set)
+    order = compare_descriptions(described, title, None, process_set)
     # Sent as bytes, so that any dtype is supported.
     parts = [part for name in order if (part := arrays[name].reshape(-1).view(np.uint8)).size]
     for handle in [broadcast_async_(part, root_rank, None, process_set) for part in parts]:
         handle.wait()
 
 
-def differences(ranks: list[Described], numbers: Sequence[int] | None = None) -> list[str]:
+def find_differences(ranks: list[Described], numbers: Sequence[int] | None = None) -> list[str]:
     """Return lines about the names that differ between ranks, in the order of the first rank.
 
     `numbers` are the ranks that the descriptions come from; by default they are counted from 0.
@@ -284,12 +284,14 @@ def differences(ranks: list[Described], numbers: Sequence[int] | None = None) ->
             if value != common:
                 others.setdefault(value, []).append(numbers[rank])
         base = numbers[values.index(common)]
-        lines += [f"{name!r}: {_differs(who, value, base, common)}" for value, who in others.items()]
+        lines += [f"{name!r}: {_describe_difference(who, value, base, common)}" for value, who in others.items()]
     return lines
 
 
-def _differs(who: list[int], value: tuple[str, int] | None, base: int, common: tuple[str, int] | None) -> str:
-    text = f"{readable.ranks(who)} {'has' if len(who) == 1 else 'have'}"
+def _describe_difference(
+    who: list[int], value: tuple[str, int] | None, base: int, common: tuple[str, int] | None
+) -> str:
+    text = f"{readable.format_ranks(who)} {'has' if len(who) == 1 else 'have'}"
     if value is not None and common is not None and value[0] == common[0]:
         return f"{text} other values than rank {base} ({value[0]})"
     mine, theirs = (f"{each[0]}" if each is not None else "no such entry" for each in (value, common))

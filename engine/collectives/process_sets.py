@@ -16,8 +16,10 @@ from typing import Any, Protocol
 
 from ..errors import EngineError, NotInitializedError
 from ..native import core
+from ..text import readable
 
 _call_numbers = itertools.count(1)
+_RANK_LIMIT = 1 << 31  # beyond the ranks of every world
 
 WAITING = (
     "this is an elastic job, in which nothing communicates before the function that elastic.run wraps is called: move "
@@ -26,7 +28,7 @@ WAITING = (
 )
 
 
-def uninitialized() -> str:
+def explain_uninitialized() -> str:
     """Return the error text for callers in a process in which no engine runs."""
     text = "call engine.init() first; it has not been called, or engine.shutdown() has"
     if multiprocessing.parent_process() is None:
@@ -38,11 +40,47 @@ def uninitialized() -> str:
     )
 
 
-def distinct_ranks(ranks: Iterable[int]) -> tuple[int, ...]:
-    numbers = sorted(index(rank) for rank in ranks)  # `int` would truncate floats and parse texts.
-    if len(set(numbers)) != len(numbers):
-        raise ValueError(f"a process set has each rank once, not {numbers}")
+def parse_ranks(ranks: Any) -> tuple[int, ...]:
+    """Return the ranks of a process set in ascending order.
+
+    Parameters
+    ----------
+    ranks : iterable of int
+        Any integers, also those of NumPy.
+
+    Raises
+    ------
+    ValueError
+        Something else was given, or a rank twice; the text says what is wrong.
+    """
+    try:
+        if isinstance(ranks, str | bytes | Mapping):
+            raise TypeError
+        numbers = sorted(map(_parse_rank, ranks))
+    except TypeError:
+        raise ValueError(
+            f"a process set is given as a list of ranks, such as [0, 1], and not as {readable.quote_value(ranks)}"
+        ) from None
+    if twice := sorted(number for number, count in Counter(numbers).items() if count > 1):
+        raise ValueError(
+            f"a process set has each rank once, and not {readable.format_ranks(twice)} several times, as in {numbers}"
+        )
     return tuple(numbers)
+
+
+def _parse_rank(rank: Any) -> int:
+    """Return a rank as an int. `int` alone would truncate floats and parse texts."""
+    try:
+        if isinstance(rank, bool):
+            raise TypeError
+        number = index(rank)
+    except TypeError:
+        raise ValueError(
+            f"{readable.quote_value(rank)} is no rank of a process set: ranks are whole numbers from 0 to size() - 1"
+        ) from None
+    if not 0 <= number < _RANK_LIMIT:
+        raise ValueError(f"{number} is no rank of a process set: ranks count from 0 to size() - 1")
+    return number
 
 
 def check_ranks(ranks: tuple[int, ...], size: int, others: Mapping[tuple[int, ...], ProcessSet]) -> None:
@@ -113,7 +151,7 @@ class ProcessSet:
         if hasattr(ranks_or_comm, "allgather") and hasattr(ranks_or_comm, "Get_rank"):
             self._communicator = ranks_or_comm
         else:
-            self._ranks = distinct_ranks(ranks_or_comm)
+            self._ranks = parse_ranks(ranks_or_comm)
 
     @property
     def ranks(self) -> list[int]:
@@ -195,7 +233,7 @@ class ProcessSet:
         self.process_set_id, self._world, self._ranks, self._engine = number, world, ranks, engine
         self._planned, self._lost = None, ""
 
-    def _leave(self) -> None:
+    def _leave_world(self) -> None:
         self.process_set_id = self._world = self._engine = self._planned = None
 
     def _begin_numbers(self) -> None:
@@ -203,11 +241,11 @@ class ProcessSet:
         self._reserved = self._reserved or self.numbers
         self.numbers = Numbers(self._reserved.counts)
 
-    def _await(self, rank: int, ranks: tuple[int, ...]) -> None:
+    def _await_world(self, rank: int, ranks: tuple[int, ...]) -> None:
         """Note that this process waits for a world in which it will have that rank, and the set those ranks."""
         self._planned, self._ranks = rank, ranks
 
-    def _lose(self, why: str) -> None:
+    def _record_loss(self, why: str) -> None:
         """Note the reason why the current world does not have the set."""
         self._planned, self._lost = None, why
 
@@ -230,7 +268,7 @@ class _GlobalProcessSet(ProcessSet):
 
     def _check(self) -> core.Engine:
         if self._world is None:
-            raise NotInitializedError(uninitialized() if self._planned is None else WAITING)
+            raise NotInitializedError(explain_uninitialized() if self._planned is None else WAITING)
         return self._world
 
 

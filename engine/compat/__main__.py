@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
     program = list(arguments[1:] if as_module else arguments)
     if not program or program[0].startswith("-"):
         wanted = program[:1] == ["--help"] or program[:1] == ["-h"]
-        readable.show(USAGE, file=sys.stdout if wanted else sys.stderr)
+        readable.print_plain(USAGE, file=sys.stdout if wanted else sys.stderr)
         return 0 if wanted else 2
     install()
     os.environ.update(add_startup(os.environ, HOROVOD))  # for the processes that the program starts
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
         if not os.path.exists(script):
             raise FileNotFoundError(errno.ENOENT, f"there is no file {program[0]!r} in {machine.working_directory()}")
     except FileNotFoundError as error:
-        readable.show(f"python -m engine.compat: {error.strerror}", file=sys.stderr)
+        readable.print_plain(f"python -m engine.compat: {error.strerror}", file=sys.stderr)
         return 2
     if not sys.flags.safe_path:
         sys.path[0] = os.path.dirname(os.path.realpath(script))

@@ -191,7 +191,7 @@ def _tell_of_another() -> None:
     from ..text import logs
 
     try:
-        first = world.find_place(config.environment()).rank == 0
+        first = world.find_place(config.read_environment()).rank == 0
     except ConfigError:  # `init` will report it
         first = True
     if first:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
+from typing import Any
 
 from ..collectives.bindings import BOUND
 from ..frameworks import builds
@@ -20,15 +24,28 @@ __all__ = [
     "nccl_built",
 ]
 
+# How Horovod's extensions ask their framework. It has no others.
+_SEES_GPU: dict[str, Callable[[Any], bool]] = {
+    "mxnet": lambda mxnet: mxnet.context.num_gpus() > 0,
+    "tensorflow": lambda tensorflow: len(tensorflow.config.list_physical_devices("GPU")) > 0,
+    "torch": lambda torch: torch.cuda.is_available(),
+}
+
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
     """Return whether a framework, such as `torch`, has a binding and is installed."""
     return ext_base_name in BOUND and find_spec(ext_base_name) is not None
 
 
+@cache
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Return whether a framework's tensors may be on a GPU: always False."""
-    return False
+    """Return whether a framework, such as `torch`, has a binding, is installed and sees a GPU in this process.
+
+    Imports the framework, and asks it itself; Horovod asks it in a child process.
+    """
+    if ext_base_name not in _SEES_GPU or not extension_available(ext_base_name):
+        return False
+    return bool(_SEES_GPU[ext_base_name](import_module(ext_base_name)))
 
 
 def is_version_greater_equal_than(ver: str, target: str) -> bool:

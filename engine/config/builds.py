@@ -18,11 +18,11 @@ class Builds:
     def __init__(self) -> None:
         self._common: Build = {}
 
-    def met(self, build: Build) -> None:
+    def record_build(self, build: Build) -> None:
         """Record the build of a member that has met the others."""
         self._common = self._common or build
 
-    def differs(self, build: Build) -> str:
+    def describe_difference(self, build: Build) -> str:
         """Return how a newcomer differs from the job, and how to fix it; empty if no difference is known."""
         return "; ".join(
             f"it has {name} {value}, the job has {self._common[name]}: "

@@ -16,8 +16,20 @@ from typing import Any, Literal
 
 from ..errors import ConfigError
 from ..host.kubernetes import service_links
-from .forms import Bytes, Number, Whole, Words, cache, level, optional, path, seconds, text, truth
-from .setting import PREFIX, Knob, Option, Setting, read, setting, variable
+from .forms import (
+    Bytes,
+    Number,
+    Whole,
+    Words,
+    make_duration_form,
+    make_optional,
+    parse_cache,
+    parse_level,
+    parse_path,
+    parse_text,
+    parse_truth,
+)
+from .setting import PREFIX, Knob, Option, Setting, define_setting, read, variable_name
 
 # Variables of Horovod that are not an alias of a setting.
 # Switches: setting that the variable changes when it is on, and its value.
@@ -37,7 +49,7 @@ WITHOUT_EFFECT = (
 class Config:
     """Settings of one engine."""
 
-    fusion_threshold: int = setting(
+    fusion_threshold: int = define_setting(
         64 << 20,
         "bytes",
         Bytes(),
@@ -46,7 +58,7 @@ class Config:
         option=Option("SIZE"),
         knob=Knob(1 << 16, 1 << 30),
     )
-    cycle_time_ms: float = setting(
+    cycle_time_ms: float = define_setting(
         5.0,
         "milliseconds",
         Number(0, 10_000),
@@ -55,61 +67,61 @@ class Config:
         option=Option("MS"),
         knob=Knob(0.05, 50.0, off=0.0),
     )
-    stall_warning: float = setting(
+    stall_warning: float = define_setting(
         60.0,
         "seconds",
-        seconds(zero="never"),
+        make_duration_form(zero="never"),
         "Seconds after which a warning names the ranks that have not submitted a tensor; 0: never; at most 1e9.",
         "HOROVOD_STALL_CHECK_TIME_SECONDS",
         option=Option("S", ("--stall-check-warning-time-seconds",)),
     )
-    stall_limit: float = setting(
+    stall_limit: float = define_setting(
         600.0,
         "seconds",
-        seconds(zero="never"),
+        make_duration_form(zero="never"),
         "Seconds without progress of a rank, or without its submission of a tensor that others wait for, after which "
         "all ranks fail; 0: never; at most 1e9.",
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
         option=Option("S", ("--stall-check-shutdown-time-seconds",)),
     )
-    host_silence: float = setting(
+    host_silence: float = define_setting(
         4.0,
         "seconds",
         Number(2.0, 60.0, "a number of seconds"),
         "Seconds without an answer of another host's kernel after which it is lost, and all ranks fail.",
         option=Option("S"),
     )
-    start_timeout: float = setting(
+    start_timeout: float = define_setting(
         60.0,
         "seconds",
-        seconds(0.001),
+        make_duration_form(0.001),
         "Seconds that `init` waits for the other ranks.",
         "HOROVOD_START_TIMEOUT",
         option=Option("S"),
     )
-    interface: str | None = setting(
+    interface: str | None = define_setting(
         None,
         "",
-        optional(text, "auto"),
+        make_optional(parse_text, "auto"),
         "Interface of this host, or its address, to which ranks on other hosts connect; auto: the one by which it "
         "reaches rank 0's host.",
         "HOROVOD_GLOO_IFACE",
     )
-    shutdown_timeout: float = setting(
+    shutdown_timeout: float = define_setting(
         10.0,
         "seconds",
-        seconds(),
+        make_duration_form(),
         "Seconds that `shutdown` waits for operations in flight.",
     )
-    log_level: str = setting(
+    log_level: str = define_setting(
         "WARNING",
         "",
-        level,
+        parse_level,
         "Lowest level of log records that are shown: trace, debug, info, warning, error, fatal.",
         "HOROVOD_LOG_LEVEL",
         option=Option("LEVEL"),
     )
-    stores: str = setting(
+    stores: str = define_setting(
         "auto",
         "",
         Words("auto", "cached", "streaming"),
@@ -118,7 +130,7 @@ class Config:
         option=Option(),
         knob=Knob(host=True),
     )
-    chunk_bytes: int = setting(
+    chunk_bytes: int = define_setting(
         512 << 10,
         "bytes",
         Bytes(4 << 10, 1 << 20, "512K"),
@@ -126,7 +138,7 @@ class Config:
         option=Option("SIZE"),
         knob=Knob(host=True),
     )
-    between_hosts: str = setting(
+    between_hosts: str = define_setting(
         "auto",
         "",
         Words("auto", "direct", "chain", "ring", "mpi"),
@@ -138,7 +150,7 @@ class Config:
             words=("auto", "direct", "chain"), host=True
         ),  # others change bits: a user may choose them, not the tuner
     )
-    compression: str = setting(
+    compression: str = define_setting(
         "none",
         "",
         Words("none", "bf16", "fp16"),
@@ -146,7 +158,7 @@ class Config:
         option=Option(),
         knob=Knob(words=("none", "bf16")),  # fp16 overflows: a user may choose it, not the tuner
     )
-    sockets_per_lane: int = setting(
+    sockets_per_lane: int = define_setting(
         1,
         "sockets",
         Whole(1, 8),
@@ -155,14 +167,14 @@ class Config:
         option=Option("N"),
         knob=Knob(host=True),
     )
-    lanes: str = setting(
+    lanes: str = define_setting(
         "tcp",
         "",
         Words("tcp", "mpi"),
         "What carries large tensors between hosts, equal on all ranks: tcp, or mpi, the MPI of `mpirun` by mpi4py.",
         option=Option(),
     )
-    device_sums: str = setting(
+    device_sums: str = define_setting(
         "nccl",
         "",
         Words("nccl", "ordered"),
@@ -170,162 +182,162 @@ class Config:
         "ordered, rank after rank, with the bits that tensors in the host's memory get.",
         option=Option(),
     )
-    mathematical_gradients: bool = setting(
+    mathematical_gradients: bool = define_setting(
         False,
         "",
-        truth,
+        parse_truth,
         "Gradients through a framework's collectives are those of the sum of all ranks' losses, instead of Horovod's.",
     )
-    tensorflow_native: bool = setting(
+    tensorflow_native: bool = define_setting(
         True,
         "",
-        truth,
+        parse_truth,
         "Whether collectives in TensorFlow's programs are native ops, where that is possible, or calls of Python; read "
         "when `engine.tensorflow` is imported.",
     )
-    kernels: str = setting(
+    kernels: str = define_setting(
         "auto",
         "",
         Words("auto", "plain", "avx2", "avx512"),
         "Instruction set of the reduction kernels; auto: the widest that the processors of all hosts have. Results are "
         "bitwise equal.",
     )
-    cuda_library: Path | None = setting(
+    cuda_library: Path | None = define_setting(
         None,
         "",
-        optional(path, "auto"),
+        make_optional(parse_path, "auto"),
         "File of the CUDA driver, for GPUs; auto: libcuda.so.1, as the system finds it.",
     )
-    nccl_library: Path | None = setting(
+    nccl_library: Path | None = define_setting(
         None,
         "",
-        optional(path, "auto"),
+        make_optional(parse_path, "auto"),
         "File of NCCL, for GPUs; auto: the one that is in the process "
         "already, such as PyTorch's, or else that of the package nvidia-nccl-cu12 or nvidia-nccl-cu13, or else the "
         "system's libnccl.so.2.",
     )
-    spin_us: float | None = setting(
+    spin_us: float | None = define_setting(
         None,
         "microseconds",
-        optional(Number(0, 1000), "auto"),
+        make_optional(Number(0, 1000), "auto"),
         "Microseconds that a waiting thread spins before it sleeps; auto: 25, or 0 with more ranks than processors, "
         "where small operations yield instead.",
     )
-    output_dir: Path | None = setting(
+    output_dir: Path | None = define_setting(
         None,
         "",
-        optional(path, "auto"),
+        make_optional(parse_path, "auto"),
         "Directory of failure reports and flight records, in rank.N for each rank; auto: a new temporary directory.",
     )
-    timeline: Path | None = setting(
+    timeline: Path | None = define_setting(
         None,
         "",
-        optional(path, "dynamic"),
+        make_optional(parse_path, "dynamic"),
         "Path of a timeline that is recorded from `init` on: a directory, or NAME.json for a NAME.rankN.json of each "
         "rank; dynamic: none until `start_timeline`.",
         "HOROVOD_TIMELINE",
         none="dynamic",
         option=Option("PATH", ("--timeline", "--timeline-filename")),
     )
-    timeline_mark_cycles: bool = setting(
+    timeline_mark_cycles: bool = define_setting(
         False,
         "",
-        truth,
+        parse_truth,
         "Mark in the timeline when each batch closes.",
         "HOROVOD_TIMELINE_MARK_CYCLES",
         option=Option(off=""),
     )
-    timeline_limit: int = setting(
+    timeline_limit: int = define_setting(
         256 << 20,
         "bytes",
         Bytes(),
         "Largest size of one rank's timeline; later events are left out.",
     )
-    metrics: bool = setting(
+    metrics: bool = define_setting(
         False,
         "",
-        truth,
+        parse_truth,
         "Count events of the engine, for `enginerun top`, Prometheus and the summary; enginerun switches it on.",
         option=Option(off="count nothing", on=False),
     )
-    metrics_port: int | None = setting(
+    metrics_port: int | None = define_setting(
         None,
         "",
-        optional(Whole(0, 65535), "none"),
+        make_optional(Whole(0, 65535), "none"),
         "Port on which Prometheus scrapes the ranks of this host; 0: any free one, none: no endpoint.",
         none="none",
         option=Option("PORT"),
     )
-    metrics_address: str = setting(
+    metrics_address: str = define_setting(
         "127.0.0.1",
         "",
-        text,
+        parse_text,
         "Address on which the metrics endpoint listens.",
         option=Option("ADDRESS"),
     )
-    metrics_file_sd: Path | None = setting(
+    metrics_file_sd: Path | None = define_setting(
         None,
         "",
-        optional(path, "none"),
+        make_optional(parse_path, "none"),
         "File *.json, or directory for RUN.json, from which Prometheus's file_sd learns of the metrics endpoint.",
         none="none",
         option=Option("PATH"),
     )
-    metrics_textfile: Path | None = setting(
+    metrics_textfile: Path | None = define_setting(
         None,
         "",
-        optional(path, "none"),
+        make_optional(parse_path, "none"),
         "File to which metrics are written, for node_exporter's textfile collector.",
         none="none",
         option=Option("FILE"),
     )
-    metrics_linger: float = setting(
+    metrics_linger: float = define_setting(
         15.0,
         "seconds",
-        seconds(),
+        make_duration_form(),
         "Seconds that enginerun goes on serving metrics after the failure of a job that has been scraped.",
         option=Option("S"),
     )
-    run_name: str | None = setting(
+    run_name: str | None = define_setting(
         None,
         "",
-        optional(text, "auto"),
+        make_optional(parse_text, "auto"),
         "Label `run` of all metrics; auto: SCRIPT-PID, of the launcher or else of rank 0.",
         option=Option("NAME"),
     )
-    autotune: bool = setting(
+    autotune: bool = define_setting(
         False,
         "",
-        truth,
+        parse_truth,
         "Search for faster knobs while training.",
         "HOROVOD_AUTOTUNE",
         option=Option(off=""),
     )
-    autotune_log: Path | None = setting(
+    autotune_log: Path | None = define_setting(
         None,
         "",
-        optional(path, "none"),
+        make_optional(parse_path, "none"),
         "File of the tuner's log; none: autotune.jsonl in the output directory of enginerun, if one is given.",
         "HOROVOD_AUTOTUNE_LOG",
         none="none",
         option=Option("FILE", ("--autotune-log-file",)),
     )
-    autotune_from: Path | None = setting(
+    autotune_from: Path | None = define_setting(
         None,
         "",
-        optional(path, "none"),
+        make_optional(parse_path, "none"),
         "Log of an earlier search whose knobs are used from the start; with `autotune`, they are tried first.",
         none="none",
         option=Option("LOG"),
     )
-    autotune_cache: Path | Literal[False] | None = setting(
+    autotune_cache: Path | Literal[False] | None = define_setting(
         None,
         "",
-        cache,
+        parse_cache,
         "Directory of results that the tuner keeps across jobs; auto: in the user's cache directory, off: none.",
         option=Option("DIR", off="keep and recall nothing"),
     )
-    autotune_warmup: int = setting(
+    autotune_warmup: int = define_setting(
         1,
         "trials",
         Whole(0, 10_000),
@@ -333,7 +345,7 @@ class Config:
         "HOROVOD_AUTOTUNE_WARMUP_SAMPLES",
         option=Option("N", ("--autotune-warmup-samples",)),
     )
-    autotune_steps: int = setting(
+    autotune_steps: int = define_setting(
         20,
         "steps",
         Whole(1, 10_000),
@@ -341,7 +353,7 @@ class Config:
         "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE",
         option=Option("N", ("--autotune-steps-per-sample",)),
     )
-    autotune_trials: int = setting(
+    autotune_trials: int = define_setting(
         30,
         "trials",
         Whole(1, 1000),
@@ -351,19 +363,19 @@ class Config:
     )
 
 
-def environment() -> dict[str, str]:
+def read_environment() -> dict[str, str]:
     """Return a copy of the process's environment."""
     return dict(os.environ)
 
 
-def settings(kind: type[Config] = Config) -> dict[str, Setting]:
+def list_settings(kind: type[Config] = Config) -> dict[str, Setting]:
     """Return all settings by name, in the order of their fields. `kind` may be a subclass that adds some."""
     return {entry.name: Setting(entry.name, entry.default, **entry.metadata) for entry in fields(kind)}
 
 
-def knobs(kind: type[Config] = Config) -> dict[str, Setting]:
+def list_knobs(kind: type[Config] = Config) -> dict[str, Setting]:
     """Return the settings that can be changed while the engine runs, by name."""
-    return {name: each for name, each in settings(kind).items() if each.knob is not None}
+    return {name: each for name, each in list_settings(kind).items() if each.knob is not None}
 
 
 def check_knobs(changes: Mapping[str, Any], kind: type[Config] = Config) -> dict[str, Any]:
@@ -374,11 +386,13 @@ def check_knobs(changes: Mapping[str, Any], kind: type[Config] = Config) -> dict
     ConfigError
         A value is invalid, or a name is not that of a knob.
     """
-    known = knobs(kind)
-    return {name: _named(name, known, "knob").read(value) for name, value in changes.items() if value is not None}
+    known = list_knobs(kind)
+    return {
+        name: _find_setting(name, known, "knob").read(value) for name, value in changes.items() if value is not None
+    }
 
 
-def _named(name: str, known: Mapping[str, Setting], what: str) -> Setting:
+def _find_setting(name: str, known: Mapping[str, Setting], what: str) -> Setting:
     if name not in known:
         near = difflib.get_close_matches(name, known, 1)
         meant = f"did you mean {near[0]!r}? There are" if near else "there are"
@@ -403,26 +417,26 @@ def load(environ: Mapping[str, str], overrides: Mapping[str, Any] | None = None,
     ConfigError
         A value is invalid, or a setting that is overridden does not exist.
     """
-    return kind(**given(environ, overrides, kind))
+    return kind(**read_given(environ, overrides, kind))
 
 
-def given(
+def read_given(
     environ: Mapping[str, str], overrides: Mapping[str, Any] | None = None, kind: type[Config] = Config
 ) -> dict[str, Any]:
     """Return the settings that the environment or the caller sets. Parameters and errors are those of `load`."""
-    known = settings(kind)
+    known = list_settings(kind)
     found: dict[str, Any] = {}
     links = service_links(environ)
     environ = {name: value for name, value in environ.items() if value and name not in links}
     for source, (name, value) in SWITCHES.items():
-        if source in environ and variable(name) not in environ and read(truth, environ[source], source):
+        if source in environ and variable_name(name) not in environ and read(parse_truth, environ[source], source):
             found[name] = value
     for each in known.values():
         sources = [source for source in (each.variable, each.alias) if source in environ]
         if sources and each.name not in found:
             found[each.name] = each.read(environ[sources[0]], sources[0])
     for name, value in (overrides or {}).items():
-        found[name] = _named(name, known, "setting").read(value)
+        found[name] = _find_setting(name, known, "setting").read(value)
     return found
 
 
@@ -431,9 +445,9 @@ def without_effect(environ: Mapping[str, str]) -> list[str]:
     return [name for name in WITHOUT_EFFECT if environ.get(name)]
 
 
-def misspelt(environ: Mapping[str, str]) -> dict[str, str]:
+def find_misspelt(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that look like a misspelt variable of a setting, with the variable that is meant."""
-    known = [each.variable for each in settings().values()]
+    known = [each.variable for each in list_settings().values()]
     near = {name: difflib.get_close_matches(name, known, 1, 0.9) for name in environ if name.startswith(PREFIX)}
     return {name: meant[0] for name, meant in near.items() if meant and name not in known}
 
@@ -441,7 +455,7 @@ def misspelt(environ: Mapping[str, str]) -> dict[str, str]:
 def describe(kind: type[Config] = Config) -> str:
     """Return the settings as a table in Markdown, for the documentation."""
     rows = ["| setting | variable | option | unit | default | meaning |", "|---|---|---|---|---|---|"]
-    for each in settings(kind).values():
+    for each in list_settings(kind).values():
         default = each.none if each.default is None else each.default
         off = "no-" if each.option is not None and not each.option.on else ""
         option = "" if each.option is None else f"`--{off}{each.options[0].removeprefix('--')}`"

@@ -70,7 +70,7 @@ class Number:
         return f"{self.noun} from {self.low:g} to {self.high:g}" + (f"; 0 is {self.zero}" if self.zero else "")
 
 
-def seconds(low: float = 0.0, zero: str = "") -> Number:
+def make_duration_form(low: float = 0.0, zero: str = "") -> Number:
     """Return a form of durations from `low` to `LONGEST`; `zero` is the meaning of 0, if it is not a duration."""
     return Number(low, LONGEST, "a number of seconds", zero)
 
@@ -194,7 +194,7 @@ class Words:
         return "one of " + ", ".join(self.words)
 
 
-def level(value: Any) -> str:
+def parse_level(value: Any) -> str:
     """Parse the name of a log level to that of the `logging` module."""
     text = str(value).strip().lower()
     text = _LEVELS.get(text, text.upper())
@@ -203,7 +203,7 @@ def level(value: Any) -> str:
     return text
 
 
-def truth(value: Any) -> bool:
+def parse_truth(value: Any) -> bool:
     """Parse a switch, such as `1`, `yes` or `off`."""
     words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
     text = str(value).strip().lower()
@@ -212,14 +212,14 @@ def truth(value: Any) -> bool:
     return words[text]
 
 
-def text(value: Any) -> str:
+def parse_text(value: Any) -> str:
     """Check that a value is a text that is not blank, and strip it."""
     if not isinstance(value, str) or not value.strip():
         raise ValueError("a text that is not blank")
     return value.strip()
 
 
-def path(value: Any) -> Path:
+def parse_path(value: Any) -> Path:
     """Parse a path and make it absolute."""
     if not isinstance(value, str | os.PathLike) or not str(value).strip() or "\0" in str(value):
         raise ValueError("a path")
@@ -229,22 +229,22 @@ def path(value: Any) -> Path:
         raise ValueError(f"an absolute path, for {error.strerror}") from None
 
 
-def cache(value: Any) -> Path | Literal[False] | None:
+def parse_cache(value: Any) -> Path | Literal[False] | None:
     """Parse the directory of a cache; None: the engine decides; False: no cache."""
     text = "auto" if value is None else str(value).strip().lower()
     if text in ("auto", "none"):
         return None if text == "auto" else False
     try:
-        return None if truth(text) else False
+        return None if parse_truth(text) else False
     except ValueError:
         pass
     try:
-        return path(value)
+        return parse_path(value)
     except ValueError as error:
         raise ValueError(f"auto, off, or {error}") from None
 
 
-def optional(form: Form, word: str) -> Form:
+def make_optional(form: Form, word: str) -> Form:
     """Extend a form so that None and `word` give None, which lets the engine decide."""
 
     def parse(value: Any) -> Any:
@@ -258,13 +258,13 @@ def optional(form: Form, word: str) -> Form:
     return parse
 
 
-def argument(form: Form) -> Callable[[str], Any]:
+def make_argument_type(form: Form) -> Callable[[str], Any]:
     """Convert a form to the `type` of an argparse option, with the form's own error text."""
 
     def read_argument(text: str) -> Any:
         try:
             return form(text)
         except ValueError as error:
-            raise argparse.ArgumentTypeError(f"{readable.quoted(text)} is not {error}") from None
+            raise argparse.ArgumentTypeError(f"{readable.quote_value(text)} is not {error}") from None
 
     return read_argument

@@ -57,7 +57,7 @@ class HubAddress:
         return " or ".join(str(Address(host, self.port)) for host in (self.host, *self.others))
 
 
-def find(source: str, job: str, environ: Mapping[str, str]) -> HubAddress:
+def find_hub_address(source: str, job: str, environ: Mapping[str, str]) -> HubAddress:
     """Find the address at which the hosts of this job meet.
 
     Parameters
@@ -67,7 +67,7 @@ def find(source: str, job: str, environ: Mapping[str, str]) -> HubAddress:
     job : str
         Text that is equal on all ranks of this job, and differs from that of other jobs.
     environ : mapping
-        Result of `config.environment()`.
+        Result of `config.read_environment()`.
 
     Raises
     ------
@@ -87,7 +87,7 @@ def find(source: str, job: str, environ: Mapping[str, str]) -> HubAddress:
             f"{source} started processes on several hosts, and does not say where rank 0 is reached.{_by_mpi(source)} "
             "Set ENGINE_HUB=HOST:PORT in every process, to the name or address of rank 0's host and a free port of it."
         )
-    return HubAddress(host, _port(job, environ))
+    return HubAddress(host, _derive_port(job, environ))
 
 
 def is_given(environ: Mapping[str, str]) -> bool:
@@ -95,7 +95,7 @@ def is_given(environ: Mapping[str, str]) -> bool:
     return bool(environ.get(_HUB, "").strip())
 
 
-def secret(environ: Mapping[str, str]) -> str | None:
+def read_secret(environ: Mapping[str, str]) -> str | None:
     """Return the job's secret: ENGINE_SECRET, or the content of the file ENGINE_SECRET_FILE; None if neither is set.
 
     A file that other users can read causes a warning, not an error: Kubernetes mounts secrets this way.
@@ -160,7 +160,7 @@ def host_and_port(text: str) -> tuple[str, int]:
     found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+(?:%\w+)?)\]|([^:\[\]\s/]+)):([0-9]{1,5})", text)
     if found is None or not 0 < int(found[3]) < 1 << 16:
         raise ConfigError(
-            f"ENGINE_HUB is {readable.quoted(text)}; expected HOST:PORT, such as node1:4711, 10.0.0.1:4711 or "
+            f"ENGINE_HUB is {readable.quote_value(text)}; expected HOST:PORT, such as node1:4711, 10.0.0.1:4711 or "
             "[fd00::1]:4711"
         )
     return found[1] or found[2], int(found[3])
@@ -180,7 +180,7 @@ def _first_node(text: str) -> str:
     return name
 
 
-def _port(job: str, environ: Mapping[str, str]) -> int:
+def _derive_port(job: str, environ: Mapping[str, str]) -> int:
     """Derive a port from a job's key; it is never that of torch's own store (`MASTER_PORT`)."""
     digest = int.from_bytes(hashlib.sha256(job.encode()).digest()[:8], "big")
     port = _FIRST_PORT + digest % _PORTS

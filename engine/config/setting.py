@@ -13,7 +13,7 @@ from .forms import Form
 PREFIX = "ENGINE_"
 
 
-def variable(name: str) -> str:
+def variable_name(name: str) -> str:
     """Return the environment variable of a setting."""
     return PREFIX + name.upper()
 
@@ -23,7 +23,7 @@ def read(parse: Form, value: Any, source: str) -> Any:
     try:
         return parse(value)
     except ValueError as error:
-        raise ConfigError(f"{source} is {readable.quoted(value)}; expected {error}") from None
+        raise ConfigError(f"{source} is {readable.quote_value(value)}; expected {error}") from None
 
 
 def read_variable(environ: Mapping[str, str], name: str, parse: Form) -> Any:
@@ -111,7 +111,7 @@ class Setting:
     @property
     def variable(self) -> str:
         """Environment variable of the setting."""
-        return variable(self.name)
+        return variable_name(self.name)
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -123,7 +123,7 @@ class Setting:
         return read(self.parse, value, source or self.name)
 
 
-def setting(
+def define_setting(
     default: Any,
     unit: str,
     parse: Form,

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from ..errors import ConfigError
 from ..host import processes
 from .forms import MOST, Whole
-from .hub_address import BY_MPI, HubAddress, find, is_given, lacking_secret, secret
+from .hub_address import BY_MPI, HubAddress, find_hub_address, is_given, lacking_secret, read_secret
 from .launchers import LAUNCHERS, PMI, SLURM, SLURM_JOB, TORCHRUN, Launcher
 from .setting import read_variable
 
@@ -84,7 +84,7 @@ class World:
         """
         return self.job if self.number is None else f"{self.job}#{self.number}"
 
-    def text(self, generation: int) -> str:
+    def make_file_id(self, generation: int) -> str:
         """Return a text that identifies files of the same world, number `generation`; empty on one host."""
         key = f"{self.job}#{generation}".encode()
         return f"world {hashlib.sha256(key).hexdigest()[:16]}" if self.several_hosts else ""
@@ -100,13 +100,13 @@ class _Incomplete(ConfigError):
     """A launcher sets rank and size, but not the local rank or size."""
 
 
-def detect(environ: Mapping[str, str], agree: Callable[[World], World | None] | None = None) -> World:
+def detect_world(environ: Mapping[str, str], agree: Callable[[World], World | None] | None = None) -> World:
     """Find this process's place in its job, and the meeting address if there are several hosts.
 
     Parameters
     ----------
     environ : mapping
-        Result of `config.environment()`.
+        Result of `config.read_environment()`.
     agree : callable, optional
         Called on several hosts if an MPI launcher has set no secret or no meeting address. It returns the world on
         which the ranks have agreed over MPI, or None if they cannot. Collective.
@@ -118,7 +118,7 @@ def detect(environ: Mapping[str, str], agree: Callable[[World], World | None] | 
         without a meeting address.
     """
     world = replace(find_place(environ), host_name=environ.get("ENGINE_HOST_NAME", ""))
-    return _meeting(world, environ, agree) if world.several_hosts else world
+    return _add_hub_address(world, environ, agree) if world.several_hosts else world
 
 
 def find_place(environ: Mapping[str, str]) -> World:
@@ -127,7 +127,7 @@ def find_place(environ: Mapping[str, str]) -> World:
     incomplete: list[_Incomplete] = []
     for launcher in LAUNCHERS:
         try:
-            world = _ask(launcher, environ)
+            world = _read_launcher(launcher, environ)
         except _Incomplete as error:
             incomplete.append(error)
         else:
@@ -139,7 +139,7 @@ def find_place(environ: Mapping[str, str]) -> World:
         raise ConfigError(str(incomplete[0]))
     if not found:
         job = environ.get("ENGINE_JOB") or f"alone-{os.getpid()}"
-        return World(0, 1, 0, 1, job, secret(environ), NO_LAUNCHER)
+        return World(0, 1, 0, 1, job, read_secret(environ), NO_LAUNCHER)
     chosen = found[0]
     for other in found[1:]:
         # A world of one inside a larger one is a launcher that a launcher has started; two larger worlds are an error.
@@ -151,14 +151,14 @@ def find_place(environ: Mapping[str, str]) -> World:
     return chosen
 
 
-def _number(environ: Mapping[str, str], name: str) -> int | None:
+def _read_number(environ: Mapping[str, str], name: str) -> int | None:
     number: int | None = read_variable(environ, name, COUNTED)
     return number
 
 
-def _ask(launcher: Launcher, environ: Mapping[str, str]) -> World | None:
+def _read_launcher(launcher: Launcher, environ: Mapping[str, str]) -> World | None:
     """Read one launcher's variables; None if it did not start this process."""
-    rank, size = _number(environ, launcher.rank), _number(environ, launcher.size)
+    rank, size = _read_number(environ, launcher.rank), _read_number(environ, launcher.size)
     if rank is None and size is None:
         return None
     if rank is None or size is None:
@@ -166,7 +166,7 @@ def _ask(launcher: Launcher, environ: Mapping[str, str]) -> World | None:
         if launcher.strict or (size is not None and size > 1):
             raise ConfigError(f"{there} is {environ[there]!r}, but {missing} is not set; {launcher.name} sets both")
         return None
-    local_rank, local_size = _number(environ, launcher.local_rank), _number(environ, launcher.local_size)
+    local_rank, local_size = _read_number(environ, launcher.local_rank), _read_number(environ, launcher.local_size)
     loopback = launcher is TORCHRUN and _is_local(environ.get("MASTER_ADDR", ""))  # then all ranks are on this host
     if local_rank is None and local_size is None and (size == 1 or loopback):
         local_rank, local_size = rank, size
@@ -177,9 +177,9 @@ def _ask(launcher: Launcher, environ: Mapping[str, str]) -> World | None:
             f"{launcher.size} is {size}, but {missing} is not set; {launcher.name} sets it. With all ranks on this "
             f"host, set {launcher.local_rank}=${launcher.rank} and {launcher.local_size}=${launcher.size} in each."
         )
-    job = _job(launcher, environ, local_size != size)
+    job = _find_job_key(launcher, environ, local_size != size)
     host = environ.get(launcher.host, "")
-    world = World(rank, size, local_rank, local_size, job, secret(environ), launcher.name, host=host)
+    world = World(rank, size, local_rank, local_size, job, read_secret(environ), launcher.name, host=host)
     for value, name, bound, of in (
         (rank, launcher.rank, size, launcher.size),
         (local_rank, launcher.local_rank, local_size, launcher.local_size),
@@ -193,17 +193,17 @@ def _ask(launcher: Launcher, environ: Mapping[str, str]) -> World | None:
 
 def _ask_slurm(environ: Mapping[str, str]) -> World | None:
     """Read Slurm's variables; None outside of a step of `srun`, where SLURM_NTASKS describes the allocation."""
-    rank, size = _number(environ, "SLURM_PROCID"), _number(environ, "SLURM_STEP_NUM_TASKS")
-    local_rank = _number(environ, "SLURM_LOCALID")
+    rank, size = _read_number(environ, "SLURM_PROCID"), _read_number(environ, "SLURM_STEP_NUM_TASKS")
+    local_rank = _read_number(environ, "SLURM_LOCALID")
     if rank is None or size is None or local_rank is None or rank >= size:
         return None
     # "2" or "2(x3),1": tasks on each of the step's machines, in order.
-    node = _number(environ, "SLURM_NODEID") or 0
+    node = _read_number(environ, "SLURM_NODEID") or 0
     local_size = size
     if environ.get("SLURM_STEP_TASKS_PER_NODE", "").strip():
         local_size = read_variable(environ, "SLURM_STEP_TASKS_PER_NODE", lambda text: _tasks_of(node, text)) or size
-    job = _key(SLURM_JOB, environ, local_size != size)
-    return World(rank, size, local_rank, local_size, job, secret(environ), SLURM, host=str(node))
+    job = _build_job_key(SLURM_JOB, environ, local_size != size)
+    return World(rank, size, local_rank, local_size, job, read_secret(environ), SLURM, host=str(node))
 
 
 def _tasks_of(node: int, text: str) -> int:
@@ -220,11 +220,11 @@ def _tasks_of(node: int, text: str) -> int:
     return tasks
 
 
-def _meeting(world: World, environ: Mapping[str, str], agree: Callable[[World], World | None] | None) -> World:
+def _add_hub_address(world: World, environ: Mapping[str, str], agree: Callable[[World], World | None] | None) -> World:
     """Complete a world on several hosts by its meeting address."""
     hub_given = is_given(environ)
     if agree is not None and world.source in BY_MPI and (world.secret is None or not hub_given):
-        agreed = agree(replace(world, hub=find(world.source, world.job, environ)) if hub_given else world)
+        agreed = agree(replace(world, hub=find_hub_address(world.source, world.job, environ)) if hub_given else world)
         if agreed is not None:
             return agreed
     if world.secret is None:
@@ -232,14 +232,14 @@ def _meeting(world: World, environ: Mapping[str, str], agree: Callable[[World], 
             f"{world.source} started {world.size} processes, {world.local_size} of them on this host, and there is no "
             f"ENGINE_SECRET. {lacking_secret(world.source)}"
         )
-    return replace(world, hub=find(world.source, world.job, environ))
+    return replace(world, hub=find_hub_address(world.source, world.job, environ))
 
 
 def _is_local(address: str) -> bool:
     return address in ("localhost", "::1") or address.startswith("127.")
 
 
-def _job(launcher: Launcher, environ: Mapping[str, str], several_hosts: bool) -> str:
+def _find_job_key(launcher: Launcher, environ: Mapping[str, str], several_hosts: bool) -> str:
     """Return the job key of a launcher's processes, like `_key`.
 
     MPICH's launcher names no job, and gives each process a session of its own. Such processes belong to one job if the
@@ -249,10 +249,10 @@ def _job(launcher: Launcher, environ: Mapping[str, str], several_hosts: bool) ->
         starter = processes.find_starter(PMI.rank)
         if starter is not None:
             return f"starter={starter.pid}@{starter.born}"
-    return _key(launcher.job, environ, several_hosts)
+    return _build_job_key(launcher.job, environ, several_hosts)
 
 
-def _key(names: tuple[str, ...], environ: Mapping[str, str], several_hosts: bool) -> str:
+def _build_job_key(names: tuple[str, ...], environ: Mapping[str, str], several_hosts: bool) -> str:
     """Return the job key: ENGINE_JOB if it is set, else the launcher's variables that are equal for the whole job."""
     if several_hosts:  # Each host may use another name for rank 0's host.
         names = tuple(name for name in names if name != "MASTER_ADDR")

@@ -271,7 +271,7 @@ class Machine:
     def _turn_away(self) -> None:
         """End newcomers with another build than the job's: no world with them could meet."""
         for worker in self.roster.list_workers(WorkerState.GATE):
-            if worker.world == 0 and (why := self._builds.differs(worker.build)):
+            if worker.world == 0 and (why := self._builds.describe_difference(worker.build)):
                 self.hosts.blacklist_host(worker.slot.host, self._now)
                 self._orders.issue_order(events.ShowLine(f"{worker} is turned away, and its host blacklisted: {why}"))
                 self._orders.end(worker, why, False)
@@ -334,7 +334,7 @@ class Machine:
         members = self.roster.list_computing()
         if all(worker.joined for worker in members):
             self.hosts.record_meeting({worker.slot.host for worker in members})
-            self._builds.met(members[0].build if members else {})
+            self._builds.record_build(members[0].build if members else {})
             self._enter_phase(Phase.RUNNING)
 
     def _request_update(self) -> None:

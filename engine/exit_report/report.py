@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import BY_CAUSE
 from ..host import linux
 from ..host.python_startup import EXIT_REPORTS, add_startup
-from ..text.bounded_reader import ReadError, number, parse_json, text, whole
+from ..text.bounded_reader import ReadError, get_number, get_text, get_whole, parse_json
 from .writer import LIMIT, OWNER, PAGE
 
 NAME = "exit.json"  # file of the report in a rank's directory
@@ -158,17 +158,17 @@ def take_page(page: int) -> ExitReport:
 def _parse_raised(told: Any) -> Raised:
     culprit, cause = told.get("culprit"), told.get("cause")
     return Raised(
-        type=text(told, "type"),
-        message=text(told, "message"),
-        file=text(told, "file"),
-        line=whole(told, "line"),
+        type=get_text(told, "type"),
+        message=get_text(told, "message"),
+        file=get_text(told, "file"),
+        line=get_whole(told, "line"),
         consequence=told.get("consequence") is True,
-        culprit=None if culprit is None else whole(told, "culprit", 0, _MOST_RANKS),
+        culprit=None if culprit is None else get_whole(told, "culprit", 0, _MOST_RANKS),
         cause=cause if cause in _CAUSES else "",
     )
 
 
 def _parse_failure(told: Any) -> Failure:
-    cause = text(told, "cause")
-    blamed, time = whole(told, "rank", -1, _MOST_RANKS), number(told, "time", -_TIMES, _TIMES)
-    return Failure(blamed, cause if cause in BY_CAUSE else "", text(told, "message"), time)
+    cause = get_text(told, "cause")
+    blamed, time = get_whole(told, "rank", -1, _MOST_RANKS), get_number(told, "time", -_TIMES, _TIMES)
+    return Failure(blamed, cause if cause in BY_CAUSE else "", get_text(told, "message"), time)

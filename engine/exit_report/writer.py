@@ -125,10 +125,10 @@ def describe(error: BaseException) -> dict[str, Any]:
 
 
 def _get_blame(error: BaseException) -> tuple[int | None, str] | None:
-    """Return the rank and cause that an exception of the engine blames, else None; see `EngineError.blame`."""
+    """Return the rank and cause that an exception of the engine blames, else None; see `EngineError.get_blame`."""
     if not any((kind.__module__, kind.__name__) == _ENGINE_ERROR for kind in type(error).__mro__):
         return None
-    blame: tuple[int | None, str] | None = error.blame()  # type: ignore[attr-defined]
+    blame: tuple[int | None, str] | None = error.get_blame()  # type: ignore[attr-defined]
     return blame
 
 

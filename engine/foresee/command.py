@@ -12,8 +12,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from ..config.forms import Bytes, Number, Whole, argument, bit_rate, short_time
-from ..text import readable
+from ..config.forms import Bytes, Number, Whole, bit_rate, make_argument_type, short_time
+from ..text.readable import format_count, format_seconds, format_share, format_size, print_plain
 from ..trace.reading import TraceError, read
 from .model import Network, Rules, fuse_tensors, predict
 from .picture import draw_picture
@@ -80,21 +80,21 @@ def main(arguments: Sequence[str]) -> int:
         rules = replace(told.rules, **{name: value for name, value in changes.items() if value is not None})
         network = Network(given.bandwidth, given.latency)
         rows = compute_table(told, rules, given.hosts, network)
-        readable.show(_to_json(told, rules, network, rows) if given.json else format_table(told, rules, network, rows))
+        print_plain(_to_json(told, rules, network, rows) if given.json else format_table(told, rules, network, rows))
         if given.picture is not None:
             given.picture.write_text(
                 draw_picture(_make_title(told), rows, describe_network(rules, network)), encoding="utf-8"
             )
-            readable.show(f"enginerun foresee: {given.picture} is drawn", file=sys.stderr)
+            print_plain(f"enginerun foresee: {given.picture} is drawn", file=sys.stderr)
     except BrokenPipeError:  # as with `| head`; otherwise the interpreter would try to write the rest again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (TraceError, OSError) as error:
         hint = "; a timeline is what 'enginerun --timeline t.json ..' writes" if "no timeline" in str(error) else ""
-        readable.show(f"enginerun foresee: error: {error}{hint}", file=sys.stderr)
+        print_plain(f"enginerun foresee: error: {error}{hint}", file=sys.stderr)
         return 2
     finally:
         for note in notes:
-            readable.show(f"enginerun foresee: {note}", file=sys.stderr)
+            print_plain(f"enginerun foresee: {note}", file=sys.stderr)
     return 0
 
 
@@ -135,8 +135,8 @@ def compute_table(told: Recorded, rules: Rules, hosts: Sequence[int], network: N
 def describe_network(rules: Rules, network: Network) -> str:
     """Describe the network and the knobs in one line."""
     return (
-        f"{network.bandwidth / 1e9:g} Gbit/s, {readable.short(network.latency)} one way, fusion threshold "
-        f"{readable.size(rules.fusion_threshold)}, cycle time {1e3 * rules.cycle_time:g} ms"
+        f"{network.bandwidth / 1e9:g} Gbit/s, {format_seconds(network.latency)} one way, fusion threshold "
+        f"{format_size(rules.fusion_threshold)}, cycle time {1e3 * rules.cycle_time:g} ms"
     )
 
 
@@ -145,9 +145,9 @@ def format_table(told: Recorded, rules: Rules, network: Network, rows: Sequence[
     step = fmean(each.seconds for each in told.steps)
     waited = fmean(sum(ended - begun for begun, ended in each.waits) for each in told.steps)
     entries = fmean(len(fuse_tensors(each, rules)) for each in told.steps)
-    share = f"{len(told.steps)} of {readable.count(told.of, 'step')} in full"
+    share = f"{len(told.steps)} of {format_count(told.of, 'step')} in full"
     lines = [
-        f"recorded: {readable.count(told.ranks, 'rank')} on one host, {share}, {1e3 * step:.2f} ms each, "
+        f"recorded: {format_count(told.ranks, 'rank')} on one host, {share}, {1e3 * step:.2f} ms each, "
         f"of which the program of rank {told.rank} waited {1e3 * waited:.2f} ms",
         f"network: {describe_network(rules, network)}: {entries:.1f} entries a step, recorded {told.entries:.1f}",
         *(f"note: {note}" for note in notes_on(told, rows)),
@@ -158,8 +158,8 @@ def format_table(told: Recorded, rules: Rules, network: Network, rows: Sequence[
     for row in rows:
         bar = "#" * round(BAR * step / longest) + "+" * round(BAR * row.added / longest)
         lines.append(
-            f"{row.hosts:5d} {row.ranks:7d} {1e3 * row.step:8.2f} ms {readable.share(row.efficiency):>11} "
-            f"{1e3 * row.added:6.2f} ms {readable.share(row.busy):>10} {readable.size(row.nbytes):>12}  {bar}"
+            f"{row.hosts:5d} {row.ranks:7d} {1e3 * row.step:8.2f} ms {format_share(row.efficiency):>11} "
+            f"{1e3 * row.added:6.2f} ms {format_share(row.busy):>10} {format_size(row.nbytes):>12}  {bar}"
         )
     return "\n".join([*lines, "", "#: the recorded step; +: what the network adds", *ASSUMPTIONS])
 
@@ -172,7 +172,7 @@ def notes_on(told: Recorded, rows: Sequence[Row]) -> tuple[str, ...]:
 
 
 def _make_title(told: Recorded) -> str:
-    return f"A step on more hosts, foreseen from {readable.count(len(told.steps), 'step')} of one"
+    return f"A step on more hosts, foreseen from {format_count(len(told.steps), 'step')} of one"
 
 
 def _to_json(told: Recorded, rules: Rules, network: Network, rows: Sequence[Row]) -> str:
@@ -212,20 +212,32 @@ def _make_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("files", nargs="+", metavar="FILE", help="timelines of one job, or a directory of them")
-    add("--hosts", type=argument(_parse_hosts), required=True, metavar="N,N,..", help="numbers of hosts, as 2,8,64")
-    add("--bandwidth", type=argument(bit_rate), required=True, metavar="RATE", help="of a host's link, as 25G: bit/s")
+    add(
+        "--hosts",
+        type=make_argument_type(_parse_hosts),
+        required=True,
+        metavar="N,N,..",
+        help="numbers of hosts, as 2,8,64",
+    )
+    add(
+        "--bandwidth",
+        type=make_argument_type(bit_rate),
+        required=True,
+        metavar="RATE",
+        help="of a host's link, as 25G: bit/s",
+    )
     add(
         "--latency",
-        type=argument(short_time),
+        type=make_argument_type(short_time),
         required=True,
         metavar="TIME",
         help="from host to host, one way, as 30us",
     )
-    add("--fusion-threshold", type=argument(Bytes()), metavar="SIZE", help="not the recording's, as 64M")
-    add("--cycle-time-ms", type=argument(Number(0, 10_000)), metavar="MS", help="not the recording's")
+    add("--fusion-threshold", type=make_argument_type(Bytes()), metavar="SIZE", help="not the recording's, as 64M")
+    add("--cycle-time-ms", type=make_argument_type(Number(0, 10_000)), metavar="MS", help="not the recording's")
     add(
         "--chunk-bytes",
-        type=argument(Bytes(4 << 10, 1 << 30, "512K")),
+        type=make_argument_type(Bytes(4 << 10, 1 << 30, "512K")),
         metavar="SIZE",
         help="other than the recording's",
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from ..config.config import Config
-from ..text.bounded_reader import ReadError, number, text, whole
+from ..text.bounded_reader import ReadError, get_number, get_text, get_whole
 from ..trace.reading import Recording, TraceError
 from ..trace.reading import Tensor as RecordedTensor
 from .model import Rules, Step, Tensor
@@ -101,10 +101,10 @@ def _read_rules(recording: Recording) -> Rules:
     knobs = {name: getattr(usual, name) for name in names} | recording.knobs
     try:
         return Rules(
-            whole(knobs, "fusion_threshold"),
-            number(knobs, "cycle_time_ms", 0, 1e9) / 1e3,
-            whole(knobs, "chunk_bytes", 1),
-            text(knobs, "between_hosts"),
+            get_whole(knobs, "fusion_threshold"),
+            get_number(knobs, "cycle_time_ms", 0, 1e9) / 1e3,
+            get_whole(knobs, "chunk_bytes", 1),
+            get_text(knobs, "between_hosts"),
         )
     except ReadError as error:
         raise TraceError(f"rank {recording.rank}'s timeline tells a knob that cannot be: {error}") from None

@@ -158,7 +158,7 @@ def expect_agreement(options: ReductionOptions, parameters: objects.Described) -
     Returns
     -------
     list of str
-        Names of the parameters in the same order on all ranks, as from `objects.compare`.
+        Names of the parameters in the same order on all ranks, as from `objects.compare_descriptions`.
 
     Raises
     ------
@@ -169,6 +169,6 @@ def expect_agreement(options: ReductionOptions, parameters: objects.Described) -
     if runtime.is_waiting():
         return list(parameters)
     told = {"options": (str(options), 0)}
-    objects.compare(told, "DistributedOptimizer: the ranks give different options", None, process_set)
+    objects.compare_descriptions(told, "DistributedOptimizer: the ranks give different options", None, process_set)
     message = "DistributedOptimizer: the ranks' optimizers have different parameters"
-    return objects.compare(parameters, message, None, process_set)
+    return objects.compare_descriptions(parameters, message, None, process_set)

@@ -6,7 +6,7 @@ import importlib.util
 import os
 from pathlib import Path
 
-from ..config.setting import variable
+from ..config.setting import variable_name
 from ..errors import DeviceError
 from ..gpu.nccl_file import OLDEST_NCCL, load_nccl, nccl_version
 
@@ -41,7 +41,7 @@ def nccl_built() -> int:
 
     Loads NCCL into the process.
     """
-    chosen = os.environ.get(variable("nccl_library"))
+    chosen = os.environ.get(variable_name("nccl_library"))
     try:
         version = nccl_version(load_nccl(Path(chosen) if chosen else None))
     except DeviceError:

@@ -107,7 +107,7 @@ class FirstStep:
             "DistributedOptimizer(check_parameters=False) to silence this warning",
             self._names[first],
             more,
-            readable.ranks(ranks),
+            readable.format_ranks(ranks),
             "has" if len(ranks) == 1 else "have",
             self._ranks[0],
             self._broadcast.format(root=self._ranks[0]),

@@ -138,7 +138,7 @@ class Rounds:
                 f"what {type(self._scheme).__name__} remembers differs between ranks: load its state_dict() on all "
                 "ranks, or on none"
             )
-            objects.compare(described, title, f"{first}.rounds", self._process_set)
+            objects.compare_descriptions(described, title, f"{first}.rounds", self._process_set)
         return present
 
     def _in_step(self, running: list[tuple[str, Any, Generator[Any, Any, Any]]], first: str) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from ..collectives import collectives, groups
 from ..collectives.compression import MARKERS, Compression, resolve
-from ..collectives.failures import announce
+from ..collectives.failures import announce_failure
 from ..collectives.handles import Handle
 from ..collectives.process_sets import ProcessSet, global_process_set
 from ..collectives.reduce_ops import Average, Op, Sum
@@ -211,14 +211,14 @@ class Tensors:
         if isinstance(converted, self.kind):
             return converted
         error = TypeError(f"expected a {self.name}, not {type(tensor).__qualname__}")
-        announce(process_set, kind, name, error)
+        announce_failure(process_set, kind, name, error)
         raise error
 
     def admit_all(self, tensors: Any, kind: str, name: str | None, process_set: ProcessSet) -> list[Any]:
         """Return the arguments of a call as tensors, like `admit_tensor`."""
         if not isinstance(tensors, Iterable):
             error = TypeError(f"expected a sequence of {self.name}, not {type(tensors).__qualname__}")
-            announce(process_set, kind, name, error)
+            announce_failure(process_set, kind, name, error)
             raise error
         own = self.kind
         return [each if isinstance(each, own) else self.admit_tensor(each, kind, name, process_set) for each in tensors]
@@ -309,7 +309,7 @@ def _run_compressed(
         wire, own = resolve(compression, op)
         pairs = [] if own is None else [own.compress(each) for each in tensors]
     except Exception as error:
-        announce(process_set, kind, name, error)
+        announce_failure(process_set, kind, name, error)
         raise
     if own is None:
         return run(sent, *settings, MARKERS[wire])
@@ -340,7 +340,7 @@ def _choose_op(average: bool | None, op: int | None, kind: str, name: str | None
     try:
         return choose_op(average, op)
     except ValueError as error:
-        announce(process_set, kind, name, error)
+        announce_failure(process_set, kind, name, error)
         raise
 
 

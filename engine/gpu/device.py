@@ -68,14 +68,14 @@ class Device:
         self._halves: list[Plane] = []
         self._closed = False
         self._members: dict[core.Engine, _Member] = {}
-        self.admit(engine, 0)
+        self.register_engine(engine, 0)
 
-    def admit(self, engine: core.Engine, number: int) -> None:
+    def register_engine(self, engine: core.Engine, number: int) -> None:
         """Register as the opener of an engine: that of the world, or of the process set with this number."""
         member = self._members[engine] = _Member(number)
         engine.opener = partial(self._open, engine, member)
 
-    def keep(self, half: Plane) -> None:
+    def keep_half(self, half: Plane) -> None:
         """Keep a GPU that is only partly opened until the other ranks have left."""
         self._halves.append(half)
 
@@ -125,7 +125,7 @@ class Device:
 
         self._open(self._engine, self._members[self._engine], ordinal)
         assert self._plane is not None
-        return FrozenPass(self._engine, self._plane, tensors, reduction, self._settings, self._hold)
+        return FrozenPass(self._engine, self._plane, tensors, reduction, self._settings, self._hold_threads)
 
     def check_device(self, ordinal: int) -> None:
         """Refuse tensors of another GPU than the open one.
@@ -138,7 +138,7 @@ class Device:
             self._plane.check_device(ordinal)
 
     @contextmanager
-    def _hold(self) -> Iterator[Callable[[], list[str]]]:
+    def _hold_threads(self) -> Iterator[Callable[[], list[str]]]:
         """Make other threads that submit tensors on GPUs wait.
 
         Yields a function that returns descriptions of the work that is still under way.
@@ -178,7 +178,7 @@ class Device:
 
         if engine is self._engine:
             if self._plane is None:
-                self._plane = Plane.open(engine, ordinal, self._settings, self.keep)
+                self._plane = Plane.open(engine, ordinal, self._settings, self.keep_half)
                 if engine.rank == 0 and engine.size > 1:
                     logger.warning(
                         "tensors on GPUs are reduced by NCCL; this has been tried on one GPU, with two ranks that "
@@ -201,7 +201,7 @@ class Device:
             self._plane.end_communicator(engine, member.communicator)
         engine.free_deferred()
 
-    def stay(self, seconds: float) -> None:
+    def wait_for_dependents(self, seconds: float) -> None:
         """Wait, at most so many seconds, for the ranks that may still need this one for their GPU collectives.
 
         Rank 0 stays since it assigns process sets their turns on GPUs. The other ranks of its host stay since they
@@ -222,7 +222,7 @@ class Device:
                     "rank %d leaves, though %s may still want turns on GPUs for process sets: "
                     "end all ranks behind a barrier",
                     rank,
-                    readable.ranks(there),
+                    readable.format_ranks(there),
                 )
                 return
             time.sleep(0.005)

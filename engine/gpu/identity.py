@@ -11,10 +11,10 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..config.setting import variable
+from ..config.setting import variable_name
 from ..errors import DeviceError
 from ..host.machine import read_boot_id
-from ..text import readable
+from ..text.readable import format_ranks
 from .libraries import Libraries, nccl_text
 
 FAILED = "failed"  # key of the reason, in the message of a rank that failed
@@ -92,7 +92,7 @@ def check_gpus(told: Sequence[Mapping[str, Any]]) -> None:
             known = told[ranks[0]]
             each_as = ", ".join(f"rank {rank} as {_format_device_number(told[rank])}" for rank in ranks)
             lines.append(
-                f"{readable.ranks(ranks)} have the same GPU {number} ({known['name']}, {known['pci']}), {each_as}: "
+                f"{format_ranks(ranks)} have the same GPU {number} ({known['name']}, {known['pci']}), {each_as}: "
                 "give each rank one of its own, as with torch.cuda.set_device(engine.local_rank()), or by "
                 "CUDA_VISIBLE_DEVICES"
             )
@@ -113,7 +113,7 @@ def check_gpus(told: Sequence[Mapping[str, Any]]) -> None:
         if each["device_sums"] != first["device_sums"]:
             lines.append(
                 f"rank {rank} has the setting device_sums={each['device_sums']}, rank 0 has "
-                f"device_sums={first['device_sums']}: give all ranks the same, by {variable('device_sums')} or "
+                f"device_sums={first['device_sums']}: give all ranks the same, by {variable_name('device_sums')} or "
                 "enginerun --device-sums"
             )
     if lines:

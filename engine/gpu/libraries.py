@@ -14,7 +14,7 @@ from pathlib import Path
 
 from engine_ext.gpu.lane import functions
 
-from ..config.setting import variable
+from ..config.setting import variable_name
 from ..errors import DeviceError
 from .nccl_file import OLDEST_NCCL, load_nccl, nccl_version
 
@@ -65,9 +65,9 @@ def load(cuda: Path | None, nccl: Path | None) -> Libraries:
     if version < OLDEST_NCCL:
         raise DeviceError(
             f"{mine} is too old: {nccl_text(OLDEST_NCCL)} or newer is needed; install nvidia-nccl-cu12 or "
-            f"nvidia-nccl-cu13, or name another file with {variable('nccl_library')}"
+            f"nvidia-nccl-cu13, or name another file with {variable_name('nccl_library')}"
         )
-    mend = f"it is damaged, or no NCCL: install it again, or name another file with {variable('nccl_library')}"
+    mend = f"it is damaged, or no NCCL: install it again, or name another file with {variable_name('nccl_library')}"
     for name, since in functions():
         if since:
             known = since <= version
@@ -81,7 +81,7 @@ def _load_driver(chosen: Path | None) -> ctypes.CDLL:
     except OSError as error:
         raise DeviceError(
             f"the CUDA driver cannot be loaded ({error}): install NVIDIA's driver, give a container the GPUs (docker "
-            f"run --gpus all), or name the file with {variable('cuda_library')}"
+            f"run --gpus all), or name the file with {variable_name('cuda_library')}"
         ) from None
 
 

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..config.setting import variable
+from ..config.setting import variable_name
 from ..errors import DeviceError
 
 NCCL = "libnccl.so.2"
@@ -38,7 +38,7 @@ def load_nccl(chosen: Path | None) -> ctypes.CDLL:
             refused = error
     raise DeviceError(
         f"NCCL cannot be loaded ({refused}): install nvidia-nccl-cu12 or nvidia-nccl-cu13, as PyTorch for GPUs does, "
-        f"or name the file with {variable('nccl_library')}"
+        f"or name the file with {variable_name('nccl_library')}"
     )
 
 

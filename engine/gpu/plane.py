@@ -21,7 +21,7 @@ import numpy as np
 from engine_ext.gpu.lane import Lane
 
 from ..config.config import Config
-from ..config.setting import variable
+from ..config.setting import variable_name
 from ..errors import DeviceError, ForkedError, NotInitializedError, UnsupportedTensorError, WorldError
 from ..errors.formatting import format_exception, format_whole_exception
 from ..host.patience import Patience
@@ -355,10 +355,12 @@ class _Opening:
 
     def _fail_world(self, step: str, missing: list[int]) -> Never:
         """Fail the world because a rank has not arrived."""
-        limit = f"within {self.settings.start_timeout:g} s ({variable('start_timeout')})"
+        limit = f"within {self.settings.start_timeout:g} s ({variable_name('start_timeout')})"
         if missing:
             others = (
-                f", nor {'has' if len(missing) == 2 else 'have'} {readable.ranks(missing[1:])}" if missing[1:] else ""
+                f", nor {'has' if len(missing) == 2 else 'have'} {readable.format_ranks(missing[1:])}"
+                if missing[1:]
+                else ""
             )
             said = f"it has not finished the {step} of the GPUs {limit}{others}: it is stopped, or hangs in a call"
             self.engine.accuse(self.engine.numbers.index(missing[0]), said)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..config.setting import variable
+from ..config.setting import variable_name
 
 GIVEN_UP = -1  # error code of a call after which the lane was cancelled
 KERNELS_OF_NCCL = "cuStreamQuery"  # call by which the lane waits for warm-up kernels, which wait for the other ranks
@@ -62,7 +62,7 @@ def explain_failure(failure: tuple[str, int, str, str], seconds: float, identity
     """
     call, code, name, text = failure
     if code == GIVEN_UP:
-        given_up = f"the wait for {call} was given up after {seconds:g} s ({variable('start_timeout')})"
+        given_up = f"the wait for {call} was given up after {seconds:g} s ({variable_name('start_timeout')})"
         if call.startswith("nccl") or call == KERNELS_OF_NCCL:
             return f"{given_up}: other ranks have not come, or cannot be reached; {_MORE}"
         return f"{given_up}: the driver is slow, as where other processes keep the GPU or the machine busy"
@@ -82,8 +82,8 @@ def explain_failure(failure: tuple[str, int, str, str], seconds: float, identity
 def not_connected(call: str | None, seconds: float) -> str:
     """Explain that the communicator of a process set was not connected in time."""
     return (
-        f"its communicator was not connected within {seconds:g} s ({variable('start_timeout')}): {call or 'it'} waits "
-        f"for other ranks; {_MORE}"
+        f"its communicator was not connected within {seconds:g} s ({variable_name('start_timeout')}): "
+        f"{call or 'it'} waits for other ranks; {_MORE}"
     )
 
 

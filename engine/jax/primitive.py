@@ -30,7 +30,7 @@ from ..collectives.reduce_ops import Op, Sum
 from ..errors import ArgumentError, EngineError, UnsupportedOperationError
 from ..frameworks.backward import backward_name, choose_backward_op, expect_gradient, scatter_factor
 from ..metrics.names import OPERATIONS
-from ..native import calls, library
+from ..native import calls, find_library
 from ..session import topology
 
 Shape = tuple[int, ...]
@@ -416,7 +416,7 @@ REDUCESCATTER, ALLTOALL = ReducescatterCollective(), AlltoallCollective()
 
 def register_handler() -> None:
     """Register the compiled handler with JAX, before the first program is compiled or loaded from a cache."""
-    loaded = ctypes.CDLL(library("xla_call"))
+    loaded = ctypes.CDLL(find_library("xla_call"))
     loaded.engine_xla_use.argtypes = [ctypes.c_void_p]
     loaded.engine_xla_use.restype = None
     loaded.engine_xla_use(calls.address())

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..collectives import objects
 from ..collectives.collectives import broadcast_async
-from ..collectives.failures import announce
+from ..collectives.failures import announce_failure
 from ..collectives.process_sets import ProcessSet, global_process_set
 from ..errors import UnsupportedTensorError
 from ..frameworks.agreement import unique_names
@@ -57,9 +57,11 @@ def broadcast_pytree(tree: Any, root_rank: int = 0, process_set: ProcessSet = gl
         described = {path: (objects.describe(path, sent[path]) if path in sent else "object", 0) for path in named}
         sent = {path: plain for path, plain in sent.items() if _is_taken(plain.dtype)}
     except Exception as error:
-        announce(process_set, "allgather", None, error)  # The others submit an allgather here.
+        announce_failure(process_set, "allgather", None, error)  # The others submit an allgather here.
         raise
-    order = objects.compare(described, "broadcast_pytree: the ranks do not hold the same tree", None, process_set)
+    order = objects.compare_descriptions(
+        described, "broadcast_pytree: the ranks do not hold the same tree", None, process_set
+    )
     handles = {path: broadcast_async(sent[path], root_rank, None, process_set) for path in order if path in sent}
     results = {path: handle.wait() for path, handle in handles.items()}
     if len(sent) < len(named):
@@ -91,7 +93,7 @@ def check_consistency(tree: Any, name: str | None = None, process_set: ProcessSe
         named, _ = _flatten_by_path(tree)
         plain = {path: _to_plain_array(path, leaf) if _is_array(leaf) else leaf for path, leaf in named.items()}
     except Exception as error:
-        announce(process_set, "allgather", name, error)
+        announce_failure(process_set, "allgather", name, error)
         raise
     objects.check_consistency(plain, name, process_set)
 

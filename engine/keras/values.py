@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..collectives import collectives, objects
 from ..collectives.compression import Compression
-from ..collectives.failures import announce
+from ..collectives.failures import announce_failure
 from ..collectives.process_sets import ProcessSet, global_process_set
 from ..collectives.reduce_ops import Average
 from ..frameworks.surface import choose_op
@@ -172,5 +172,5 @@ def _to_array(value: Any, kind: str, name: str | None, process_set: ProcessSet) 
             raise TypeError(f"expected a number, an array or a tensor, not {type(value).__qualname__}")
         return array
     except Exception as error:
-        announce(process_set, kind, name, error)
+        announce_failure(process_set, kind, name, error)
         raise

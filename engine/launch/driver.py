@@ -292,7 +292,7 @@ class Driver:
     def say_started(self, who: str, number: int, pid: int, cpus: Collection[int] | None, where: str = "") -> None:
         """Show the start of a process, if the user wants to know so much."""
         if self.setup.options.verbose:
-            bound = "any CPU" if cpus is None else f"CPUs {readable.cpus(cpus)}"
+            bound = "any CPU" if cpus is None else f"CPUs {readable.format_cpus(cpus)}"
             files = self.setup.job.directory / f"rank.{number}"
             self.setup.say(f"{who}: pid {pid}{where}, {bound}, files in {files}")
 

@@ -90,7 +90,7 @@ class FixedPolicy(JobPolicy):
         sizes = [len(place.ranks) for place in setup.options.places]
         for host in self._hosts:
             if setup.options.verbose:
-                setup.say(f"{host.name}: {readable.ranks(host.place.ranks)}, agent by {host.format_command()}")
+                setup.say(f"{host.name}: {readable.format_ranks(host.place.ranks)}, agent by {host.format_command()}")
             self._driver.start_agent(host, host.place.ranks, sizes=sizes, hub=host.number == 0 and len(self._hosts) > 1)
         self._await_agents()
         self._start_ranks()
@@ -231,7 +231,7 @@ class FixedPolicy(JobPolicy):
             host.trouble = f"{how}; it said: {said}" if said else f"{how} and said nothing"
             return
         host.trouble = how
-        ranks = f"; {readable.ranks(host.alive)} with it" if host.alive else ""
+        ranks = f"; {readable.format_ranks(host.alive)} with it" if host.alive else ""
         self._setup.say(f"{host.name} was lost: its agent {how}{ranks}" + (f"; it said: {said}" if said else ""))
         now = time.time()
         by_launcher = driver.signum is not None or driver.hurried

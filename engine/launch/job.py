@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config.config import Config
-from ..config.setting import variable
+from ..config.setting import variable_name
 from ..host import linux, machine, private_files, processes
 from ..host.signals import catch_signals
 from ..text import readable
@@ -142,7 +142,7 @@ class JobRun:
             code, lines = self._conclude_job(outcome, directory, time.time() - seconds)
             if not self._gave_up_files:
                 leftovers.forget_empty(directory)
-            log = job.settings.get(variable("autotune_log")) or chosen.get("autotune_log")
+            log = job.settings.get(variable_name("autotune_log")) or chosen.get("autotune_log")
             by_user = outcome.signum if self.failure_cause is None else None
             lines = self._summarize_run(metrics.pages, seconds, unix_offset, log, by_user) + lines
         if not self._out.flush() and self._out.lost:
@@ -288,7 +288,7 @@ class JobRun:
         if self._keep and (outcome.ends or failed) and not (self._options.quiet and cause is None):
             lines.append(f"each rank's stdout and stderr: {directory}/rank.N/")
         if flights:
-            lines.append(f"flight records of {readable.ranks(flights)}: {directory}/rank.N/flight.json")
+            lines.append(f"flight records of {readable.format_ranks(flights)}: {directory}/rank.N/flight.json")
         if isinstance(outcome, Result):
             self.report = list(outcome.lines) if outcome.failed else []
             return outcome.code, [*lines, *outcome.lines]
@@ -390,7 +390,7 @@ def _collect_settings(options: Options, chosen: Mapping[str, Any]) -> dict[str, 
         ours["autotune_log"] = str(machine.absolute_path(options.directory) / "autotune.jsonl")
     if options.elastic is not None:
         ours["host_silence"] = f"{options.elastic.silence:g}"
-    return {variable(name): value for name, value in ours.items() if name not in chosen} | options.settings
+    return {variable_name(name): value for name, value in ours.items() if name not in chosen} | options.settings
 
 
 def _lock(directory: Path) -> int:

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from ..config.config import Config
-from ..config.setting import variable
+from ..config.setting import variable_name
 from ..host import linux
 from ..host.kubernetes import service_links
 from ..host.signals import ENDING_SIGNALS, read_signals
@@ -77,13 +77,13 @@ class Metrics:
         settings = Config(**chosen)
         wanted = Wanted.from_settings(settings, options.command)
         self._seconds = settings.metrics_linger
-        if wanted.port is None and wanted.file_sd is None and variable("metrics_address") in options.settings:
+        if wanted.port is None and wanted.file_sd is None and variable_name("metrics_address") in options.settings:
             raise LaunchError("--metrics-address: nothing is served there; give --metrics-port as well")
-        published = any(variable(name) in options.settings and chosen.get(name) is not None for name in PUBLISHING)
+        published = any(variable_name(name) in options.settings and chosen.get(name) is not None for name in PUBLISHING)
         counted = published or chosen.get("metrics", True)
         if wanted.anything and not counted:
             say("metrics: nothing is served, because ENGINE_METRICS=0 says that nothing is counted")
-        self.settings = {variable("metrics"): str(int(counted)), variable("run_name"): wanted.run}
+        self.settings = {variable_name("metrics"): str(int(counted)), variable_name("run_name"): wanted.run}
         try:
             if counted:
                 self.pages.extend(page.make() for _ in range(options.most))

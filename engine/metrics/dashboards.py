@@ -52,12 +52,12 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     written, same = export(given.directory, force=given.force)
     for path in written:
-        readable.show(f"wrote {path}")
+        readable.print_plain(f"wrote {path}")
     if same:
-        readable.show(f"{len(same)} files were there already, and as they should be")
+        readable.print_plain(f"{len(same)} files were there already, and as they should be")
     root = given.directory
-    readable.show(f"prometheus --config.file={root / 'prometheus.yml'} --storage.tsdb.path={root / 'data'}")
-    readable.show(f"enginerun -np 4 --metrics-port 9400 --metrics-file-sd {root / TARGETS} python train.py")
+    readable.print_plain(f"prometheus --config.file={root / 'prometheus.yml'} --storage.tsdb.path={root / 'data'}")
+    readable.print_plain(f"enginerun -np 4 --metrics-port 9400 --metrics-file-sd {root / TARGETS} python train.py")
     return 0
 
 

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..host import linux
-from ..text.bounded_reader import MIB, ReadError, natural, number, parse_json, text, whole
+from ..text.bounded_reader import MIB, ReadError, get_number, get_text, get_whole, parse_json, parse_natural
 
 NAME = "enginerun-elastic"  # name of the memory, in /proc/PID/fd
 KEPT = 5  # resets that are published with their causes
@@ -141,16 +141,16 @@ def read(descriptor: int) -> ElasticJob | None:
 
 def _parse_state(told: dict[str, Any]) -> ElasticJob:
     """Parse the published state and check each field's type and range."""
-    counts = {name: whole(told, name, 0, MOST) for name in COUNTS}
-    ranks = {natural(slot, MOST): whole(told["ranks"], slot, -1, MOST) for slot in told["ranks"]}
-    resets = {str(cause): whole(told["resets"], cause, 0, MOST) for cause in told["resets"]}
+    counts = {name: get_whole(told, name, 0, MOST) for name in COUNTS}
+    ranks = {parse_natural(slot, MOST): get_whole(told["ranks"], slot, -1, MOST) for slot in told["ranks"]}
+    resets = {str(cause): get_whole(told["resets"], cause, 0, MOST) for cause in told["resets"]}
     recent = tuple(
         Reset(
-            whole(each, "number", 0, MOST),
-            number(each, "time", 0, 1e11),
-            text(each, "cause"),
-            text(each, "text"),
-            number(each, "seconds", 0, 1e11),
+            get_whole(each, "number", 0, MOST),
+            get_number(each, "time", 0, 1e11),
+            get_text(each, "cause"),
+            get_text(each, "text"),
+            get_number(each, "seconds", 0, 1e11),
         )
         for each in told["recent"]
     )
@@ -160,7 +160,7 @@ def _parse_state(told: dict[str, Any]) -> ElasticJob:
         **counts,
         resetting=bool(told["resetting"]),
         resets=resets,
-        reset_seconds=number(told, "reset_seconds", 0, 1e11),
+        reset_seconds=get_number(told, "reset_seconds", 0, 1e11),
         ranks={slot: rank for slot, rank in ranks.items() if slot is not None},
         recent=recent,
     )

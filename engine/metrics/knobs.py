@@ -47,4 +47,4 @@ def make_gauges(knobs: Mapping[str, Setting]) -> tuple[Gauge, ...]:
     return tuple(found)
 
 
-GAUGES = make_gauges(config.knobs())
+GAUGES = make_gauges(config.list_knobs())

@@ -9,7 +9,7 @@ from mxnet import gluon
 
 from ..collectives import objects
 from ..collectives.collectives import broadcast_, broadcast_async_
-from ..collectives.failures import announce
+from ..collectives.failures import announce_failure
 from ..collectives.process_sets import ProcessSet, global_process_set
 from ..errors import UnsupportedTensorError
 from ..session import runtime
@@ -53,9 +53,11 @@ def broadcast_parameters(
         described = {name: (objects.describe(name, array), 0) for name, array in arrays.items()}
         described |= dict.fromkeys(later, ("not initialised yet", 0))
     except Exception as error:
-        announce(process_set, "allgather", None, error)  # The others submit an allgather here.
+        announce_failure(process_set, "allgather", None, error)  # The others submit an allgather here.
         raise
-    objects.compare(described, "broadcast_parameters: the ranks do not hold the same model", None, process_set)
+    objects.compare_descriptions(
+        described, "broadcast_parameters: the ranks do not hold the same model", None, process_set
+    )
     for handle in [broadcast_async_(array, root_rank, None, process_set) for array in arrays.values()]:
         handle.wait()
     for name, parameter in later.items():

@@ -29,7 +29,7 @@ except ImportError as cause:
 __all__ = ["calls", "core", "gradients", "handles", "library", "memory", "setup", "tracer"]
 
 
-def library(name: str) -> str:
+def find_library(name: str) -> str:
     """Return the path of a shared library of `engine_ext.bindings` that a framework loads: it is no Python module."""
     with as_file(files("engine_ext.bindings") / f"{name}.so") as path:
         return str(path)

@@ -55,7 +55,7 @@ class Standing:
         return f"node {self.address} ({self.node[:8]}), pid {self.pid}"
 
 
-def stand() -> Standing:
+def locate_process() -> Standing:
     """Determine where this process runs."""
     context = ray.get_runtime_context()
     return Standing(
@@ -122,7 +122,7 @@ def take_place(job: Job, crew: Crew | None, rank: int, variables: Mapping[str, s
     os.environ.update(environment)
 
 
-def leave() -> None:
+def leave_world() -> None:
     """Leave the world, if this process is in one, within `shutdown_timeout`."""
     runtime.shutdown()
 
@@ -141,13 +141,13 @@ def telling_others() -> Iterator[None]:
         raise
 
 
-class Rank:
+class RankActor:
     """Actor of `RayExecutor`. Its methods run in the main thread of its process, one after the other."""
 
     def __init__(self) -> None:
         self._executable: Any = None
 
-    def call(self, function: Callable[..., T], *args: Any) -> T:
+    def call_function(self, function: Callable[..., T], *args: Any) -> T:
         """Call a function of this module."""
         return function(*args)
 
@@ -164,7 +164,7 @@ class Rank:
             _refuse_a_failed_world()
             return function(*args, **kwargs)
 
-    def execute(self, function: Callable[[Any], T]) -> T:
+    def execute_function(self, function: Callable[[Any], T]) -> T:
         """Call the user's function with the object of this rank."""
         return self.run((function, (self._executable,), {}))
 

@@ -25,7 +25,7 @@ from ray import cloudpickle
 
 from ..compat.modules import is_installed
 from ..config.config import Config
-from ..config.forms import seconds
+from ..config.forms import make_duration_form
 from ..config.setting import read_variable
 from ..elastic.places import Slot
 from ..host import private_files
@@ -44,11 +44,11 @@ from ..launch.process.plan import MOST_RANKS, Job
 from ..launch.process.spawn import find_port
 from ..launch.report.elastic_report import Result
 from ..runner.function import rank_command
-from ..text import readable
+from ..text.readable import format_ranks, plain_line
 from . import placement, rank_assignment, ray_logger
 from .node_agent import RayAgent
-from .settings import ElasticSettings, Hosts, interfaces, set_aside, tell_of_ssh
-from .slots import Slots
+from .settings import ElasticSettings, Hosts, parse_interfaces, set_aside, tell_of_ssh
+from .slots import ClusterSlots
 
 T = TypeVar("T")
 Callback = Callable[[Any], Any]
@@ -103,7 +103,7 @@ class ElasticRayExecutor:
         self._variables = {name: str(value) for name, value in (env_vars or {}).items()}
         self._hosts = None if override_discovery else settings.discovery
         self._more: dict[str, str] = {}
-        self._slots: Slots | None = None
+        self._slots: ClusterSlots | None = None
         self._running: socket.socket | None = None
         self._idle = threading.Event()
         self._idle.set()
@@ -143,7 +143,7 @@ class ElasticRayExecutor:
         tell_of_ssh(ssh_identity_file, ssh_str)
         least = next((each for each in (min_np, min_workers) if each is not None), min_num_proc)
         most = next((each for each in (max_np, max_workers) if each is not None), max_num_proc)
-        names = interfaces(nics)
+        names = parse_interfaces(nics)
         return ElasticSettings(
             least, most, reset_limit, elastic_timeout, timeout_s, cooldown_range, names, discovery, int(verbose)
         )
@@ -173,10 +173,10 @@ class ElasticRayExecutor:
         most = settings.max_num_proc or MOST_RANKS
         bounded = settings.max_num_proc is not None
         placement.connect()
-        self._slots = Slots(self._per_slot, settings.min_num_proc, most, bounded, self._hosts)
+        self._slots = ClusterSlots(self._per_slot, settings.min_num_proc, most, bounded, self._hosts)
         try:
             self._slots.open()
-            self._slots.settle(SETTLE)
+            self._slots.wait_until_settled(SETTLE)
         except BaseException:
             self.shutdown()
             raise
@@ -264,7 +264,7 @@ class _Run:
     def __init__(
         self,
         settings: ElasticSettings,
-        slots: Slots,
+        slots: ClusterSlots,
         call: _Call,
         variables: Mapping[str, str],
         callbacks: Sequence[Callback],
@@ -281,25 +281,25 @@ class _Run:
 
     def make_agent(self, number: int, host: str) -> RemoteHost:
         """Implement `ClusterBackend.make_agent`."""
-        return RayAgent(number, host, self._slots.node(host))
+        return RayAgent(number, host, self._slots.get_node(host))
 
     def list_variables(self, slot: Slot) -> dict[str, str]:
         """Implement `ClusterBackend.list_variables`: GPUs of the node's slots, a worker's own at its slot's number."""
-        gpus = rank_assignment.visible(self._slots.gpus(slot.host))
+        gpus = rank_assignment.join_visible_gpus(self._slots.list_gpus(slot.host))
         return {"CUDA_VISIBLE_DEVICES": gpus} if gpus else {}
 
     def take_logged_value(self, value: str) -> None:
         """Implement `ClusterBackend.take_logged_value`."""
         try:
             for callback in self._callbacks:
-                callback(ray_logger.logged(value))
+                callback(ray_logger.decode_logged(value))
         except Exception as error:  # otherwise it would look like an error in a message of the agent
             raise _CallbackError(error) from error
 
     def run(self) -> list[Any]:
         """Run the call to its end, and clean up."""
         with self._in_directory() as keep:
-            options = self._options()
+            options = self._build_options()
             assert options.elastic is not None
             job = Job(
                 size=options.size,
@@ -311,18 +311,20 @@ class _Run:
                 horovod=options.horovod,
                 torchrun=False,
             )
-            chosen = read_variable(self._variables, "ENGINE_STALL_LIMIT", seconds())
+            chosen = read_variable(self._variables, "ENGINE_STALL_LIMIT", make_duration_form())
             stall = Config.stall_limit if chosen is None else chosen
             limits = options.elastic.make_limits(self._settings.timeout_s, stall, GRACE)
             consoles = (self._out, self._err)
-            setup = JobSetup(options, job, consoles, (), self._variables, self._wakeup, limits.start_timeout, self._say)
+            setup = JobSetup(
+                options, job, consoles, (), self._variables, self._wakeup, limits.start_timeout, self._write_line
+            )
             watch = Watch(options.elastic, (), lambda job: None)
             driver = Driver(setup, lambda driver: ElasticPolicy(driver, limits, watch, self))
             try:
                 driver.start()
                 result = driver.run()
                 assert isinstance(result, Result)
-                return self._conclude(result, driver.policy.members, keep)
+                return self._collect_results(result, driver.policy.members, keep)
             except _CallbackError as failed:
                 raise failed.error from None
             finally:
@@ -330,7 +332,7 @@ class _Run:
                 self._out.close()
                 self._err.close()
 
-    def _options(self) -> Options:
+    def _build_options(self) -> Options:
         settings = self._settings
         least, most = settings.min_num_proc, settings.max_num_proc or MOST_RANKS
         size = max(least, min(most, sum(self._slots.found.values())))
@@ -358,29 +360,29 @@ class _Run:
             elastic=elastic,
         )
 
-    def _conclude(self, result: Result, members: Sequence[int], keep: list[bool]) -> list[Any]:
+    def _collect_results(self, result: Result, members: Sequence[int], keep: list[bool]) -> list[Any]:
         """Return the results of the function, or raise why there are none."""
         if not result.good:
             keep.append(True)
-            raise JobError("\n".join(["the elastic job has failed", *self._lack(members), *result.lines]))
+            raise JobError("\n".join(["the elastic job has failed", *self._describe_lack(members), *result.lines]))
         paths = [self._directory / f"rank.{number}" / leftovers.RESULT for number in members]
         lacking = [rank for rank, path in enumerate(paths) if not path.exists()]
         if lacking:
             keep.append(True)
             raise JobError(
-                f"the training is complete, but {readable.ranks(lacking)} ended before the function returned, or its "
+                f"the training is complete, but {format_ranks(lacking)} ended before the function returned, or its "
                 f"result was lost with its node; what they wrote is in {self._directory}",
                 lacking[0],
             )
         return [pickle.loads(path.read_bytes()) for path in paths]
 
-    def _lack(self, members: Sequence[int]) -> list[str]:
+    def _describe_lack(self, members: Sequence[int]) -> list[str]:
         """Describe the requested room, if it was never found."""
         if members or sum(self._slots.found.values()) >= self._settings.min_num_proc:
             return []
         request = placement.Request(self._settings.min_num_proc, self._slots.per_slot)
         return [
-            placement.lack(
+            placement.describe_lack(
                 request, self._settings.elastic_timeout, ray.nodes(), ray.available_resources(), "elastic_timeout"
             )
         ]
@@ -401,14 +403,14 @@ class _Run:
             if not keep:
                 shutil.rmtree(self._directory, ignore_errors=True)
 
-    def _say(self, line: str) -> None:
-        self._err.write(f"engine.ray: {readable.plain_line(line)}\n".encode())
+    def _write_line(self, line: str) -> None:
+        self._err.write(f"engine.ray: {plain_line(line)}\n".encode())
 
 
 class _News:
     """Slots as a discovery of the driver: reports them only when they have changed since its last query."""
 
-    def __init__(self, slots: Slots) -> None:
+    def __init__(self, slots: ClusterSlots) -> None:
         self._slots = slots
         self._told: dict[str, int] | None = None
 

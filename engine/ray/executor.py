@@ -10,10 +10,10 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ..launch.errors import LaunchError
 from . import failures, placement
-from .actor import Rank, Standing, leave, stand
+from .actor import RankActor, Standing, leave_world, locate_process
 from .elastic import Callback, ElasticRayExecutor
-from .rank_assignment import answers, assign_ranks, in_order
-from .settings import ElasticSettings, Settings, interfaces, read_ranks, set_aside, tell_of_ssh
+from .rank_assignment import assign_ranks, collect_answers, in_order
+from .settings import ElasticSettings, Settings, parse_interfaces, read_ranks, set_aside, tell_of_ssh
 
 T = TypeVar("T")
 
@@ -47,7 +47,7 @@ class RayExecutor:
     ValueError
         None or several of `num_workers`, `num_hosts` and `min_workers` were given; numbers are below 1, or parts of a
         CPU or GPU; GPUs were requested without `use_gpu`; or other arguments of elastic jobs were given without
-        `min_workers`.
+        `min_workers`. The default of an argument counts as not given.
 
     Examples
     --------
@@ -79,7 +79,13 @@ class RayExecutor:
         self._actors: list[Any] = []
         self._standings: list[Standing] = []
         self._room: placement.Room | None = None
-        elastic = {"max_workers": max_workers, "reset_limit": reset_limit, "cooldown_range": cooldown_range}
+        elastic: dict[str, Any] = {
+            "max_workers": max_workers,
+            "reset_limit": reset_limit,
+            "cooldown_range": cooldown_range,
+            "elastic_timeout": None if elastic_timeout == ElasticSettings.elastic_timeout else elastic_timeout,
+            "override_discovery": None if override_discovery else False,
+        }
         if min_workers is not None:
             if num_workers is not None or num_hosts is not None:
                 raise ValueError("min_workers makes the job elastic: leave num_workers and num_hosts out")
@@ -97,7 +103,10 @@ class RayExecutor:
             self._elastic = ElasticRayExecutor(made, use_gpu, cpus_per_worker, gpus_per_worker)
             return
         if given := [name for name, value in elastic.items() if value is not None]:
-            raise ValueError(f"{', '.join(given)}: of elastic jobs, which have min_workers; give that, too")
+            raise ValueError(
+                f"RayExecutor was given {', '.join(given)} without min_workers: only elastic jobs have these; give "
+                "min_workers instead of num_workers and num_hosts, or leave them out"
+            )
         if (num_workers is None) == (num_hosts is None):
             raise ValueError(
                 "give RayExecutor either num_workers, or num_hosts with num_workers_per_host, or min_workers"
@@ -132,7 +141,7 @@ class RayExecutor:
             Network interfaces by which ranks of different hosts reach each other.
         """
         tell_of_ssh(ssh_identity_file, ssh_str)
-        return Settings(timeout_s, placement_group_timeout_s, interfaces(nics))
+        return Settings(timeout_s, placement_group_timeout_s, parse_interfaces(nics))
 
     @property
     def num_workers(self) -> int:
@@ -175,15 +184,17 @@ class RayExecutor:
         seconds = self.settings.placement_group_timeout_s
         placement.connect()
         try:
-            self._room = placement.find(self._request, seconds, self._use_current)
-            actors = [self._actor(self._room, bundle) for bundle in self._room.bundles]
+            self._room = placement.find_room(self._request, seconds, self._use_current)
+            actors = [self._start_actor(self._room, bundle) for bundle in self._room.bundles]
             self._actors = actors
-            standings = answers([actor.call.remote(stand) for actor in actors], seconds, "start")
+            standings = collect_answers(
+                [actor.call_function.remote(locate_process) for actor in actors], seconds, "start"
+            )
             order = in_order(standings)
             self._actors = [actors[each] for each in order]
             self._standings = [standings[each] for each in order]
             assign_ranks(
-                lambda rank, function, *args: self._actors[rank].call.remote(function, *args),
+                lambda rank, function, *args: self._actors[rank].call_function.remote(function, *args),
                 self._standings,
                 seconds,
                 {"ENGINE_START_TIMEOUT": str(self.settings.timeout_s)},
@@ -191,7 +202,7 @@ class RayExecutor:
                 ",".join(self.settings.nics),
             )
             made = ray.put((executable_cls, tuple(executable_args or ()), dict(executable_kwargs or {})))
-            self._results([actor.start.remote(made) for actor in self._actors])
+            self._collect_results([actor.start.remote(made) for actor in self._actors])
         except BaseException:
             self.shutdown()
             raise
@@ -223,8 +234,8 @@ class RayExecutor:
         Raises
         ------
         Exception
-            Exception of the rank that failed first; see `engine.ray.failures.results`. The other ranks do not wait for
-            it. No later call finds a world: `shutdown` and `start` make a new one.
+            Exception of the rank that failed first; see `engine.ray.failures.collect_results`. The other ranks do not
+            wait for it. No later call finds a world: `shutdown` and `start` make a new one.
         JobError
             The process of a rank ended; the text names the rank, its node, and what Ray knows.
         """
@@ -232,7 +243,7 @@ class RayExecutor:
             return self._elastic.run(fn, callbacks, args=args, kwargs=kwargs)
         if callbacks is not None:
             raise NotImplementedError("callbacks: only elastic jobs have them; let fn return its results")
-        return self._results(self.run_remote(fn, args, kwargs))
+        return self._collect_results(self.run_remote(fn, args, kwargs))
 
     def run_remote(
         self, fn: Callable[..., T], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
@@ -245,17 +256,17 @@ class RayExecutor:
             References by rank. `ray.get` of them raises the error of the lowest rank that failed, which names the rank
             that failed first.
         """
-        actors, call = self._started(), ray.put((fn, tuple(args or ()), dict(kwargs or {})))
+        actors, call = self._get_actors(), ray.put((fn, tuple(args or ()), dict(kwargs or {})))
         return [actor.run.remote(call) for actor in actors]
 
     def execute(self, fn: Callable[[Any], T]) -> list[T]:
         """Call `fn` on every rank with its object of `executable_cls`, or None; results and errors as in `run`."""
-        actors, function = self._started(), ray.put(fn)
-        return self._results([actor.execute.remote(function) for actor in actors])
+        actors, function = self._get_actors(), ray.put(fn)
+        return self._collect_results([actor.execute_function.remote(function) for actor in actors])
 
     def execute_single(self, fn: Callable[[Any], T]) -> T:
         """Call `fn` like `execute`, on rank 0 only."""
-        return self._results([self._started()[0].execute.remote(fn)])[0]
+        return self._collect_results([self._get_actors()[0].execute_function.remote(fn)])[0]
 
     def shutdown(self) -> None:
         """End all ranks, and give their room back. Idle ranks leave their world before.
@@ -271,20 +282,24 @@ class RayExecutor:
             return
         try:
             if actors:
-                ray.wait([actor.call.remote(leave) for actor in actors], num_returns=len(actors), timeout=LEAVING)
+                ray.wait(
+                    [actor.call_function.remote(leave_world) for actor in actors],
+                    num_returns=len(actors),
+                    timeout=LEAVING,
+                )
         finally:
             for actor in actors:
                 ray.kill(actor)
             if room is not None:
                 room.give_back()
 
-    def _actor(self, room: placement.Room, bundle: int) -> Any:
+    def _start_actor(self, room: placement.Room, bundle: int) -> Any:
         need = self._request.per_rank
         strategy = PlacementGroupSchedulingStrategy(room.group, bundle)
         options = {"num_cpus": need["CPU"], "num_gpus": need.get("GPU", 0), "scheduling_strategy": strategy}
-        return ray.remote(Rank).options(**options).remote()
+        return ray.remote(RankActor).options(**options).remote()
 
-    def _started(self) -> list[Any]:
+    def _get_actors(self) -> list[Any]:
         if self._elastic is not None:
             raise NotImplementedError("an elastic job has run() alone, since its workers come and go")
         if not self._actors:
@@ -293,5 +308,5 @@ class RayExecutor:
             raise LaunchError("ray.shutdown() has ended the ranks of this RayExecutor: shutdown() and start() it")
         return self._actors
 
-    def _results(self, refs: Sequence[Any]) -> list[Any]:
-        return failures.results(refs, self._standings)
+    def _collect_results(self, refs: Sequence[Any]) -> list[Any]:
+        return failures.collect_results(refs, self._standings)

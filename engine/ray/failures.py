@@ -19,7 +19,7 @@ GRACE = 5.0  # seconds that Ray has to report the end of a rank that others blam
 SETTLE = 1.0  # seconds that the other ranks have to fail in turn
 
 
-def results(refs: Sequence[ray.ObjectRef[Any]], standings: Sequence[Standing]) -> list[Any]:
+def collect_results(refs: Sequence[ray.ObjectRef[Any]], standings: Sequence[Standing]) -> list[Any]:
     """Wait for all ranks, and return their results by rank.
 
     Parameters
@@ -50,28 +50,30 @@ def results(refs: Sequence[ray.ObjectRef[Any]], standings: Sequence[Standing]) -
             except RayError as error:
                 failed[numbers[ref]] = error
         if failed:
-            known = culprit(failed) in failed
+            known = find_culprit(failed) in failed
             limit = time.monotonic() + (SETTLE if known else GRACE)
             end = limit if end is None else min(end, limit)
             if not done:
                 break
     if failed:
-        raise _first(failed, standings).with_traceback(None)  # drop the frames of Ray, which would hide the text
+        raise _make_first_error(failed, standings).with_traceback(
+            None
+        )  # drop the frames of Ray, which would hide the text
     return [values[rank] for rank in range(len(refs))]
 
 
-def culprit(failed: dict[int, BaseException]) -> int:
+def find_culprit(failed: dict[int, BaseException]) -> int:
     """Return the rank that failed first: one with an error of its own, or else the one that the others blame.
 
     If there are several, prefer one whose error does not come from the engine: a missing rank or a mismatched tensor is
     a consequence of a failure elsewhere.
     """
-    own = [rank for rank, error in sorted(failed.items()) if blamed(error) in (None, rank)]
+    own = [rank for rank, error in sorted(failed.items()) if find_blamed_rank(error) in (None, rank)]
     outside = [rank for rank in own if engine_error(failed[rank]) is None]
-    return (outside or own or [rank for rank in map(blamed, failed.values()) if rank is not None])[0]
+    return (outside or own or [rank for rank in map(find_blamed_rank, failed.values()) if rank is not None])[0]
 
 
-def blamed(error: BaseException) -> int | None:
+def find_blamed_rank(error: BaseException) -> int | None:
     """Return the rank that an error names as the cause; None if it is an error of the rank's own."""
     found = engine_error(error)
     return found.rank if isinstance(found, errors.WorldError) else None
@@ -82,13 +84,13 @@ def engine_error(error: BaseException) -> errors.EngineError | None:
     return errors.of(error.cause if isinstance(error, RayTaskError) and error.cause is not None else error)
 
 
-def _first(failed: dict[int, BaseException], standings: Sequence[Standing]) -> BaseException:
-    rank = culprit(failed)
+def _make_first_error(failed: dict[int, BaseException], standings: Sequence[Standing]) -> BaseException:
+    rank = find_culprit(failed)
     others = [other for other in sorted(failed) if other != rank]
     followed = [other for other in others if engine_error(failed[other]) is not None]
-    because = f"; {readable.ranks(followed)} failed because of it" if followed else ""
+    because = f"; {readable.format_ranks(followed)} failed because of it" if followed else ""
     if besides := [other for other in others if other not in followed]:
-        because += f"; {readable.ranks(besides)} failed, too"
+        because += f"; {readable.format_ranks(besides)} failed, too"
     where = f"rank {rank} of {len(standings)} failed first, on {standings[rank]}"
     error = failed.get(rank)
     if isinstance(error, RayActorError) and not isinstance(error, RayTaskError):

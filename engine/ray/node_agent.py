@@ -39,7 +39,7 @@ class NodeAgentActor:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
-            env=_environment(),
+            env=_build_environment(),
         )
         assert self._agent.stdin and self._agent.stdout and self._agent.stderr
         self._in = self._agent.stdin.fileno()
@@ -69,7 +69,7 @@ class NodeAgentActor:
         return found.get(self._agent.stdout.fileno(), b""), found.get(self._agent.stderr.fileno(), b""), code
 
 
-def _environment() -> dict[str, str]:
+def _build_environment() -> dict[str, str]:
     """Return the environment of the agent and its workers, which is that of Ray's own workers."""
     path = os.pathsep.join(dict.fromkeys(filter(None, sys.path)))  # includes the `runtime_env`, the caller's directory
     environment = os.environ | {"PYTHONPATH": path}
@@ -132,9 +132,9 @@ class RayAgent(RemoteHost):
         kind = ray.remote(num_cpus=0, max_restarts=0, concurrency_groups={"in": 1, "out": 1})(NodeAgentActor)
         self._actor = kind.options(scheduling_strategy=where).remote()
         self._threads = [
-            threading.Thread(target=self._bring, args=(to_agent,), name="engine-ray-in", daemon=True),
+            threading.Thread(target=self._relay_to_agent, args=(to_agent,), name="engine-ray-in", daemon=True),
             threading.Thread(
-                target=self._fetch, args=(from_agent, errors_of_agent, end), name="engine-ray", daemon=True
+                target=self._relay_from_agent, args=(from_agent, errors_of_agent, end), name="engine-ray", daemon=True
             ),
         ]
         for thread in self._threads:
@@ -155,7 +155,7 @@ class RayAgent(RemoteHost):
         self._actor = None
         super().close(patience)
 
-    def _bring(self, to_agent: int) -> None:
+    def _relay_to_agent(self, to_agent: int) -> None:
         """Relay data to the agent, until the caller closes the pipe or the actor is gone."""
         node_agent = self._actor
         try:
@@ -168,7 +168,7 @@ class RayAgent(RemoteHost):
         finally:
             os.close(to_agent)
 
-    def _fetch(self, from_agent: int, errors: int, end: int) -> None:
+    def _relay_from_agent(self, from_agent: int, errors: int, end: int) -> None:
         """Relay data from the agent, until it has ended, the actor is gone, or the reading end of a pipe is closed."""
         node_agent = self._actor
         try:

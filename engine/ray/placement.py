@@ -47,7 +47,7 @@ class Request:
         return [{name: amount * ranks for name, amount in self.per_rank.items()} for _ in range(self.hosts)]
 
     def __str__(self) -> str:
-        bundle = _resources(self.bundles[0])
+        bundle = _format_resources(self.bundles[0])
         if self.hosts is None:
             return f"{self.ranks} ranks, each with {bundle}"
         return f"{self.ranks} ranks on {self.hosts} nodes, each with {bundle} free"
@@ -82,7 +82,7 @@ def connect() -> None:
         ray.init()
 
 
-def find(request: Request, seconds: float, use_current: bool) -> Room:
+def find_room(request: Request, seconds: float, use_current: bool) -> Room:
     """Find room, or make it.
 
     Parameters
@@ -108,14 +108,14 @@ def find(request: Request, seconds: float, use_current: bool) -> Room:
         remove_placement_group(group)
         raise
     if not there:
-        text = lack(request, seconds, ray.nodes(), ray.available_resources())
+        text = describe_lack(request, seconds, ray.nodes(), ray.available_resources())
         remove_placement_group(group)
         raise NoRoomError(text)
     per_bundle = 1 if request.hosts is None else request.ranks // request.hosts
     return Room(group, [rank // per_bundle for rank in range(request.ranks)], ours=True)
 
 
-def lack(
+def describe_lack(
     request: Request,
     seconds: float,
     nodes: Sequence[dict[str, Any]],
@@ -136,9 +136,9 @@ def lack(
     """
     names = list(request.per_rank)
     alive = [node["Resources"] for node in nodes if node["Alive"]]
-    kinds = Counter(_resources({kind: have.get(kind, 0) for kind in names}) for have in alive)
+    kinds = Counter(_format_resources({kind: have.get(kind, 0) for kind in names}) for have in alive)
     have = ", ".join(f"{count} with {kind}" for kind, count in sorted(kinds.items(), reverse=True))
-    unused = _resources({kind: free.get(kind, 0) for kind in names})
+    unused = _format_resources({kind: free.get(kind, 0) for kind in names})
     return (
         f"Ray found no room within {seconds:g} s ({name}) for {request}. The cluster has "
         f"{len(alive)} {'node' if len(alive) == 1 else 'nodes'}: {have}; free in all: {unused}. Ask for fewer, end "
@@ -146,5 +146,5 @@ def lack(
     )
 
 
-def _resources(amounts: dict[str, float]) -> str:
+def _format_resources(amounts: dict[str, float]) -> str:
     return " and ".join(f"{amount:g} {name}" for name, amount in amounts.items())

@@ -24,7 +24,7 @@ Ask = Callable[..., "ray.ObjectRef[Any]"]
 """Takes a rank, a function and its arguments, and calls the function in the process of that rank."""
 
 
-def answers(refs: Sequence[ray.ObjectRef[Any]], seconds: float, doing: str) -> list[Any]:
+def collect_answers(refs: Sequence[ray.ObjectRef[Any]], seconds: float, doing: str) -> list[Any]:
     """Return the answers of all ranks, by rank.
 
     Parameters
@@ -94,7 +94,9 @@ def assign_ranks(
     """
     layout = layout_of(standings)
     several = len(layout.crews) > 1
-    ((address, port, hub),) = answers([ask(0, open_door, several, interfaces)], seconds, "tell where ranks can meet")
+    ((address, port, hub),) = collect_answers(
+        [ask(0, open_door, several, interfaces)], seconds, "tell where ranks can meet"
+    )
     job = Job(
         size=len(standings),
         name=f"ray-{secrets.token_hex(8)}",
@@ -110,11 +112,11 @@ def assign_ranks(
     told = []
     for rank, standing in enumerate(standings):
         crew = layout.crews[layout.hosts[rank]]
-        devices = _devices([standings[other] for other in crew]) if share_gpus else ()
+        devices = _assign_devices([standings[other] for other in crew]) if share_gpus else ()
         host = layout.hosts[rank]
         place = Crew(host, tuple(map(len, layout.crews)), tuple(crew), standing.address) if several else None
         told.append(ask(rank, take_place, replace(job, devices=devices), place, rank, variables))
-    answers(told, seconds, "take its place")
+    collect_answers(told, seconds, "take its place")
 
 
 def layout_of(standings: Sequence[Standing]) -> Layout:
@@ -132,7 +134,7 @@ def in_order(standings: Sequence[Standing]) -> list[int]:
     return sorted(range(len(standings)), key=lambda each: (hosts[standings[each].machine], nodes[standings[each].node]))
 
 
-def visible(gpus: Sequence[Sequence[str]]) -> str:
+def join_visible_gpus(gpus: Sequence[Sequence[str]]) -> str:
     """Return CUDA_VISIBLE_DEVICES for all ranks of a host, from the GPUs of each.
 
     Scripts choose their device by the local rank. So the first GPU of each rank comes first, then the further ones.
@@ -140,7 +142,7 @@ def visible(gpus: Sequence[Sequence[str]]) -> str:
     return ",".join(dict.fromkeys(gpu for turn in zip_longest(*gpus) for gpu in turn if gpu is not None))
 
 
-def _devices(crew: Sequence[Standing]) -> tuple[str, ...]:
+def _assign_devices(crew: Sequence[Standing]) -> tuple[str, ...]:
     """Return CUDA_VISIBLE_DEVICES of each rank of a host; empty if Ray has assigned it no GPU."""
-    gpus = visible([standing.gpus for standing in crew])
+    gpus = join_visible_gpus([standing.gpus for standing in crew])
     return (gpus,) * len(crew) if gpus else ()

@@ -35,6 +35,6 @@ def log(info: Any) -> None:
         run.log(base64.b64encode(data).decode())
 
 
-def logged(value: str) -> Any:
+def decode_logged(value: str) -> Any:
     """Decode a value that a worker has logged, on the caller's side."""
     return cloudpickle.loads(base64.b64decode(value))

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..config.forms import LARGEST, Form, Whole, seconds
+from ..config.forms import LARGEST, Form, Whole, make_duration_form
 from ..launch.process.plan import MOST_RANKS
 from ..text import readable
 from ..text.logs import logger
@@ -33,7 +33,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name in ("timeout_s", "placement_group_timeout_s"):
-            _check(self, name, seconds())
+            _check(self, name, make_duration_form())
 
 
 class Hosts(Protocol):
@@ -83,7 +83,7 @@ class ElasticSettings:
 
     def __post_init__(self) -> None:
         for name in ("elastic_timeout", "timeout_s"):
-            _check(self, name, seconds())
+            _check(self, name, make_duration_form())
         for name in ("min_num_proc", "max_num_proc"):
             _check(self, name, Whole(0))
         _check(self, "reset_limit", Whole(0, LARGEST))
@@ -106,13 +106,13 @@ def _check(settings: object, name: str, form: Form) -> None:
         if value is not None:
             object.__setattr__(settings, name, form(value))
     except ValueError as error:
-        raise ValueError(f"{name} is {readable.quoted(value)}; expected {error}") from None
+        raise ValueError(f"{name} is {readable.quote_value(value)}; expected {error}") from None
 
 
 def _two_durations(given: object) -> tuple[float, float]:
     """Parse `cooldown_range`."""
     if isinstance(given, tuple | list) and len(given) == 2:
-        return seconds()(given[0]), seconds()(given[1])
+        return make_duration_form()(given[0]), make_duration_form()(given[1])
     raise ValueError("two numbers of seconds")
 
 
@@ -121,14 +121,14 @@ def read_ranks(name: str, number: object) -> int:
     try:
         return Whole(1, MOST_RANKS)(number)
     except ValueError as error:
-        raise ValueError(f"{name} is {readable.quoted(number)}; expected {error}") from None
+        raise ValueError(f"{name} is {readable.quote_value(number)}; expected {error}") from None
 
 
 def _read_count(name: str, number: object) -> int:
     try:
         return Whole(1)(number)
     except ValueError as error:
-        raise ValueError(f"{name} is {readable.quoted(number)}: give {error}") from None
+        raise ValueError(f"{name} is {readable.quote_value(number)}: give {error}") from None
 
 
 def set_aside(cpus: int, use_gpu: bool, gpus: int | None, whose: str) -> dict[str, float]:
@@ -155,7 +155,7 @@ def set_aside(cpus: int, use_gpu: bool, gpus: int | None, whose: str) -> dict[st
     return {"CPU": cpus, "GPU": gpus or 1} if use_gpu else {"CPU": cpus}
 
 
-def interfaces(nics: Collection[str] | None) -> tuple[str, ...]:
+def parse_interfaces(nics: Collection[str] | None) -> tuple[str, ...]:
     """Return names of network interfaces from a collection, or from a text with commas."""
     return tuple(nics.split(",") if isinstance(nics, str) else sorted(nics or ()))
 

@@ -29,7 +29,7 @@ SHARE = 0.001  # amount of a node's own resource that pins a group to that node
 class Holder:
     """Actor that holds the GPUs of a slot."""
 
-    def gpus(self) -> list[str]:
+    def list_gpus(self) -> list[str]:
         """Return the GPUs that Ray has assigned to this actor."""
         return list(ray.get_runtime_context().get_accelerator_ids().get("GPU", ()))
 
@@ -50,7 +50,7 @@ class _Slot:
         return self.since < math.inf
 
 
-class Slots:
+class ClusterSlots:
     """Requests slots from Ray, and tracks which ones exist. Between `open` and `close` it has a thread.
 
     Parameters
@@ -87,7 +87,7 @@ class Slots:
 
     def open(self) -> None:
         """Start to request and track slots."""
-        self._thread = threading.Thread(target=self._watch, name="engine-ray-slots", daemon=True)
+        self._thread = threading.Thread(target=self._watch_cluster, name="engine-ray-slots", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -106,16 +106,16 @@ class Slots:
         with self._lock:
             return {host: len(slots) for host, slots in self._found.items()}
 
-    def node(self, host: str) -> str:
+    def get_node(self, host: str) -> str:
         """Return Ray's id of a node."""
         return self._nodes[host]
 
-    def gpus(self, host: str) -> list[list[str]]:
+    def list_gpus(self, host: str) -> list[list[str]]:
         """Return the GPUs of all slots of a node, by slot."""
         with self._lock:
             return [slot.gpus for slot in self._found.get(host, ())]
 
-    def settle(self, seconds: float) -> int:
+    def wait_until_settled(self, seconds: float) -> int:
         """Wait until all requested slots exist, or no more come for a second; return their number."""
         before, quiet = -1, 0.0
         while seconds > 0:
@@ -132,11 +132,11 @@ class Slots:
 
     # ---- the thread
 
-    def _watch(self) -> None:
+    def _watch_cluster(self) -> None:
         trouble = ""
         while ray.is_initialized() and not self._stop.is_set():  # otherwise Ray's functions would connect again
             try:
-                self._look()
+                self._update_slots()
                 trouble = ""
             except Exception as error:  # of Ray or of the user's discovery: the last answer stays valid
                 if (told := format_exception(error)) != trouble:
@@ -147,7 +147,7 @@ class Slots:
                 self._looked.notify_all()
             self._stop.wait(EVERY)
 
-    def _look(self) -> None:
+    def _update_slots(self) -> None:
         alive = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
         if not ray.is_initialized():
             return
@@ -156,19 +156,19 @@ class Slots:
             entry = table.get(slot.group.id.hex(), {})
             node = str(entry.get("bundles_to_node_id", {}).get(0, "")) if entry.get("state") == "CREATED" else ""
             if node != slot.node:
-                self._moved(slot, node)
-        self._ask_for(self._wanted(alive))
+                self._record_move(slot, node)
+        self._ask_for(self._count_wanted(alive))
         found: dict[str, list[_Slot]] = {}
         for slot in self._slots:
             node = slot.node
-            if node in alive and self._ready(slot):
+            if node in alive and self._is_ready(slot):
                 host = f"{node[:8]}@{alive[node]['NodeManagerAddress']}"
                 self._nodes[host] = node
                 found.setdefault(host, []).append(slot)
         with self._lock:  # a slot keeps its position, by which its GPUs are found
             self._found = {host: sorted(slots, key=lambda slot: slot.since) for host, slots in found.items()}
 
-    def _wanted(self, alive: Mapping[str, dict[str, Any]]) -> Counter[str]:
+    def _count_wanted(self, alive: Mapping[str, dict[str, Any]]) -> Counter[str]:
         """Return how many slots to request, by the address of the node that they must be on; empty: any node."""
         if self._hosts is None:
             if self._bounded:
@@ -206,14 +206,14 @@ class Slots:
             pin = {f"node:{address}": SHARE} if address else {}
             self._slots.append(_Slot(placement_group([{**self.per_slot, **pin}]), address))
 
-    def _moved(self, slot: _Slot, node: str) -> None:
+    def _record_move(self, slot: _Slot, node: str) -> None:
         """Record that a slot was placed on a node, or that its node is lost and Ray places it again."""
         slot.node, slot.since, slot.gpus, slot.asked = node, math.inf, [], None
         if slot.holder is not None:
             ray.kill(slot.holder)
             slot.holder = None
 
-    def _ready(self, slot: _Slot) -> bool:
+    def _is_ready(self, slot: _Slot) -> bool:
         """Return whether everything about a slot is known that its worker needs."""
         if slot.ready:
             return True
@@ -224,12 +224,12 @@ class Slots:
             where = PlacementGroupSchedulingStrategy(slot.group, 0)
             kind = ray.remote(num_cpus=0, num_gpus=self.per_slot["GPU"])(Holder)
             slot.holder = kind.options(scheduling_strategy=where).remote()
-            slot.asked = slot.holder.gpus.remote()
+            slot.asked = slot.holder.list_gpus.remote()
         if ray.wait([slot.asked], timeout=0)[0]:
             try:
                 slot.gpus, slot.since = ray.get(slot.asked), self._next()
             except RayError:
-                self._moved(slot, slot.node)
+                self._record_move(slot, slot.node)
         return slot.ready
 
     def _next(self) -> int:

@@ -13,8 +13,8 @@ from ray.train.backend import Backend, BackendConfig
 
 from ..launch.errors import LaunchError
 from ..session import runtime
-from .actor import leave, stand, telling_others
-from .rank_assignment import answers, assign_ranks
+from .actor import leave_world, locate_process, telling_others
+from .rank_assignment import assign_ranks, collect_answers
 
 
 @contextmanager
@@ -76,7 +76,7 @@ class EngineBackend(Backend):
         try:
             assign_ranks(
                 worker_group.execute_single_async,
-                answers(worker_group.execute_async(stand), seconds, "tell where it runs"),
+                collect_answers(worker_group.execute_async(locate_process), seconds, "tell where it runs"),
                 seconds,
                 {"ENGINE_START_TIMEOUT": str(seconds)},
                 backend_config.environment,
@@ -90,5 +90,5 @@ class EngineBackend(Backend):
 
     def on_shutdown(self, worker_group: Any, backend_config: EngineConfig) -> None:
         """Make the workers leave the world. A dead or busy one is waited for at most `shutdown_timeout`."""
-        left = worker_group.execute_async(leave)
+        left = worker_group.execute_async(leave_world)
         ray.wait(left, num_returns=len(left), timeout=backend_config.shutdown_timeout)

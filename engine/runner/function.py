@@ -141,19 +141,19 @@ network_interfaces
         "--gloo": use_gloo,
         "--mpi": use_mpi,
         "--mpi-args": mpi_args,
-        "--network-interface": _joined(network_interfaces if network_interface is None else network_interface),
+        "--network-interface": _join_names(network_interfaces if network_interface is None else network_interface),
         "--ssh-options": ssh_options,
         "--launch-agent": launch_agent,
         "--remote-python": remote_python,
         "--remote-directory": remote_directory,
     }
-    call = pickle.dumps((sys.path, sys.executable, _dumps(func, args, dict(kwargs or {}))))
+    call = pickle.dumps((sys.path, sys.executable, _pickle_call(func, args, dict(kwargs or {}))))
     with tempfile.TemporaryDirectory(prefix="enginerun-call-") as directory:
         home = Path(directory)
         lock = leftovers.lock(home)  # else another job may remove it as a leftover
         try:
             private_files.write(home / CALL, call)
-            _launch(home, [*arguments_of(options), "--", *rank_command(call, executable)])
+            _run_launcher(home, [*arguments_of(options), "--", *rank_command(call, executable)])
             return read_results(home)
         finally:
             os.close(lock)
@@ -172,7 +172,7 @@ def rank_command(call: bytes, python: str | None = None) -> list[str]:
     return [python or sys.executable, "-P", "-m", "engine.runner.rank", hashlib.sha256(call).hexdigest()]
 
 
-def _joined(names: str | Sequence[str] | None) -> str | None:
+def _join_names(names: str | Sequence[str] | None) -> str | None:
     return names if names is None or isinstance(names, str) else ",".join(names)
 
 
@@ -189,7 +189,7 @@ def check_call(func: Any, args: Any, kwargs: Any) -> None:
         raise TypeError(f"engine.run takes keyword arguments as a dict, such as {{'lr': 0.1}}, not {kwargs!r}")
 
 
-def pickler() -> ModuleType:
+def find_pickler() -> ModuleType:
     """Return cloudpickle if it is installed, else the pickle module."""
     try:
         import cloudpickle
@@ -199,17 +199,17 @@ def pickler() -> ModuleType:
     return cloudpickle
 
 
-def _dumps(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
-    used = pickler()
+def _pickle_call(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
+    used = find_pickler()
     hint = "" if used is not pickle else ": 'pip install cloudpickle', or put it into a module that ranks can import"
     if hint and getattr(func, "__module__", "__main__") == "__main__":
         raise TypeError(
-            f"engine.run cannot hand {readable.quoted(func)} to the ranks, it belongs to the main script{hint}"
+            f"engine.run cannot hand {readable.quote_value(func)} to the ranks, it belongs to the main script{hint}"
         )
     try:
         data: bytes = used.dumps((func, tuple(args), kwargs))
     except Exception as error:  # whatever a `__reduce__` may raise
-        told = f"engine.run cannot pickle {readable.quoted(func)} or its arguments"
+        told = f"engine.run cannot pickle {readable.quote_value(func)} or its arguments"
         raise TypeError(f"{told} ({format_exception(error)}){hint}") from error
     return data
 
@@ -225,7 +225,7 @@ def arguments_of(options: Mapping[str, Any]) -> Iterator[str]:
             yield from (option, str(value)) if option == "-np" else (f"{option}={value}",)
 
 
-def _launch(home: Path, arguments: Sequence[str]) -> None:
+def _run_launcher(home: Path, arguments: Sequence[str]) -> None:
     """Start the launcher and wait for its end. If the thread that started it ends, so do launcher and ranks."""
     # In a session of its own the launcher gets no Ctrl-C of the terminal: this process passes it on, once.
     launcher = subprocess.Popen(
@@ -264,7 +264,7 @@ def read_results(home: Path) -> list[Any]:
     if outcome["error"] is not None:
         raise LaunchError(outcome["error"])
     if outcome["code"] != 0:
-        raise _failure(home, outcome)
+        raise _make_failure(home, outcome)
     results = []
     for rank, number in enumerate(outcome["directories"]):
         path = home / f"rank.{number}.{RESULT}"
@@ -280,7 +280,7 @@ def read_results(home: Path) -> list[Any]:
     return results
 
 
-def _failure(home: Path, outcome: Mapping[str, Any]) -> JobError:
+def _make_failure(home: Path, outcome: Mapping[str, Any]) -> JobError:
     rank, host = outcome["rank"], outcome["host"]
     report = "\n".join(outcome["report"])
     if rank is None:  # an elastic job, or one ended by a signal

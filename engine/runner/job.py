@@ -29,10 +29,10 @@ def main(arguments: Sequence[str]) -> None:
     arguments : sequence of str
         The caller's pid, the directory of the call, and the arguments of `enginerun`.
     """
-    launch(int(arguments[0]), Path(arguments[1]), lambda: parse(arguments[2:]))
+    launch_job(int(arguments[0]), Path(arguments[1]), lambda: parse(arguments[2:]))
 
 
-def launch(caller: int, home: Path, options: Callable[[], Options]) -> None:
+def launch_job(caller: int, home: Path, options: Callable[[], Options]) -> None:
     """Run a job for a caller, move its results into the caller's directory, and write its outcome there.
 
     Parameters
@@ -53,7 +53,7 @@ def launch(caller: int, home: Path, options: Callable[[], Options]) -> None:
             job = JobRun(chosen, lambda directory: _collect(directory, home, incomplete))
             outcome |= {"code": job.run(), "directories": job.directories, "report": job.report}
             for path, problem in job.problems.items():
-                incomplete.setdefault(_collected(Path(path)), linux.explain_briefly(problem))
+                incomplete.setdefault(_name_collected(Path(path)), linux.explain_briefly(problem))
             if job.failure_cause is not None:
                 outcome["rank"] = job.failure_cause.culprit
                 outcome["host"] = (job.hosts or {}).get(job.failure_cause.culprit)
@@ -72,12 +72,12 @@ def _collect(directory: Path, home: Path, incomplete: dict[str, str]) -> None:
             try:
                 if not private_files.is_own(path):
                     raise PermissionError(errno.EPERM, "it is no file of this user")
-                shutil.move(path, home / _collected(path))
+                shutil.move(path, home / _name_collected(path))
             except OSError as error:
-                incomplete[_collected(path)] = linux.explain_briefly(error)
+                incomplete[_name_collected(path)] = linux.explain_briefly(error)
 
 
-def _collected(path: Path) -> str:
+def _name_collected(path: Path) -> str:
     """Return the name that a file of a rank's directory gets in the caller's directory."""
     return f"{path.parent.name}.{path.name}"
 

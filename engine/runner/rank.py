@@ -15,7 +15,7 @@ from pathlib import Path
 from ..host import private_files
 from ..launch.hosts.remote_files import ENCLOSED
 from ..launch.process.leftovers import ERROR, RESULT
-from .function import pickler
+from .function import find_pickler
 
 
 def main() -> None:
@@ -23,19 +23,19 @@ def main() -> None:
     rank, directory = os.environ["ENGINE_RANK"], Path(os.environ["ENGINE_OUTPUT_DIR"])
     own = directory / f"rank.{rank}"
     try:
-        path, python, call = pickle.loads(_enclosed(directory / ENCLOSED, sys.argv[1]))
+        path, python, call = pickle.loads(_read_call(directory / ENCLOSED, sys.argv[1]))
         # Another Python has packages of its own, which come first.
         sys.path[:] = path if python == sys.executable else dict.fromkeys([*sys.path, *path])
         func, args, kwargs = pickle.loads(call)
         value = func(*args, **kwargs)
-        data = _dumps(value, rank)
+        data = _pickle_result(value, rank)
     except Exception:
         private_files.write(own / ERROR, traceback.format_exc().encode(errors="backslashreplace"))
         raise
     private_files.write(own / RESULT, data)
 
 
-def _enclosed(path: Path, digest: str) -> bytes:
+def _read_call(path: Path, digest: str) -> bytes:
     """Read the pickled call; raise a `RuntimeError` if its digest differs from the caller's."""
     data = path.read_bytes()
     if hashlib.sha256(data).hexdigest() != digest:
@@ -43,9 +43,9 @@ def _enclosed(path: Path, digest: str) -> bytes:
     return data
 
 
-def _dumps(value: object, rank: str) -> bytes:
+def _pickle_result(value: object, rank: str) -> bytes:
     try:
-        data: bytes = pickler().dumps(value)
+        data: bytes = find_pickler().dumps(value)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise TypeError(f"the result of rank {rank}, of type {type(value).__qualname__}, cannot be pickled") from error
     return data

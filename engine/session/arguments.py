@@ -9,11 +9,11 @@ from typing import Any
 
 from ..collectives.process_sets import ProcessSet, check_sets
 from ..config import config
-from ..config.world import World, detect
+from ..config.world import World, detect_world
 from ..errors import ConfigError, EngineError, RendezvousError
 from ..host import linux
 from ..net.rendezvous import mpi_bootstrap
-from ..text import logs
+from ..text import logs, readable
 from .session import EngineSession
 from .startup import tell_failure
 
@@ -23,18 +23,31 @@ ProcessSets = Iterable[ProcessSet | Iterable[int]] | str | None
 def read_settings(settings: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any], config.Config]:
     """Return this process's environment, the settings that the user has chosen, and all settings."""
     linux.open_standard_descriptors()
-    environ = config.environment()
-    given = config.given(environ, settings)
+    environ = config.read_environment()
+    given = config.read_given(environ, settings)
     return environ, given, config.Config(**given)
 
 
 def make_process_sets(process_sets: ProcessSets) -> list[ProcessSet]:
     """Return the process sets that were passed to `init`, as objects."""
-    if isinstance(process_sets, str):
-        if process_sets != "dynamic":
-            raise ConfigError(f"process_sets is a list of sets, or 'dynamic', not {process_sets!r}")
+    if process_sets is None or (isinstance(process_sets, str) and process_sets == "dynamic"):
         return []
-    return [each if isinstance(each, ProcessSet) else ProcessSet(each) for each in process_sets or ()]
+    if isinstance(process_sets, str | bytes | Mapping | ProcessSet) or not isinstance(process_sets, Iterable):
+        raise ConfigError(
+            "process_sets is a list of sets, such as [[0, 1], [2, 3]], or 'dynamic', and not "
+            f"{readable.quote_value(process_sets)}"
+        )
+    return [_make_process_set(number, each) for number, each in enumerate(process_sets)]
+
+
+def _make_process_set(number: int, given: ProcessSet | Iterable[int]) -> ProcessSet:
+    """Return a process set that was passed to `init` with others, as an object."""
+    if isinstance(given, ProcessSet):
+        return given
+    try:
+        return ProcessSet(given)
+    except ValueError as error:
+        raise ConfigError(f"process_sets[{number}]: {error}") from None
 
 
 def create_session(settings: Mapping[str, Any], process_sets: ProcessSets, generation: int) -> EngineSession:
@@ -47,14 +60,14 @@ def create_session(settings: Mapping[str, Any], process_sets: ProcessSets, gener
     try:
         environ, given, chosen = read_settings(settings)
         world = _detect_world(environ, chosen)
-        logs.configure(chosen.log_level, world.rank)
+        logs.configure_logger(chosen.log_level, world.rank)
         sets = make_process_sets(process_sets)
         check_sets(sets, world.size)
         return EngineSession(world, given, generation, environ, sets)
     except Exception as error:
         if world is None and not isinstance(error, RendezvousError):  # Else the ranks have met, and know of it.
             with contextlib.suppress(EngineError):
-                world = _detect_world(environ or config.environment(), config.Config())
+                world = _detect_world(environ or config.read_environment(), config.Config())
         if world is not None:
             tell_failure(world, generation, error)
         raise
@@ -62,6 +75,6 @@ def create_session(settings: Mapping[str, Any], process_sets: ProcessSets, gener
 
 def _detect_world(environ: Mapping[str, str], chosen: config.Config) -> World:
     """Find this process's place in its job. Collective if ranks agree over MPI."""
-    return detect(
+    return detect_world(
         environ, partial(mpi_bootstrap.agree_over_mpi, seconds=chosen.start_timeout, interface=chosen.interface)
     )

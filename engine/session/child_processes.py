@@ -10,7 +10,7 @@ from ..config.launchers import LAUNCHERS
 from ..config.world import World, find_place
 from ..errors import EngineError
 from ..host.processes import read_process
-from ..text.bounded_reader import natural
+from ..text.bounded_reader import parse_natural
 
 HOLDER = "ENGINERUN_RANK_HOLDER"
 """Variable that tells child processes that their parent already is the rank whose variables they have inherited."""
@@ -34,9 +34,9 @@ def expect_own_rank() -> None:
     if HOLDER not in os.environ:
         return
     pid, _, held = os.environ[HOLDER].partition(" ")
-    world = find_place(config.environment())
+    world = find_place(config.read_environment())
     own = held == f"{world.rank} {world.size} {world.job}"
-    holder = natural(pid)
+    holder = parse_natural(pid)
     if own and holder and holder != os.getpid() and read_process(holder) is not None:
         raise EngineError(
             f"process {os.getpid()} was started by process {pid}, which is rank {world.rank} of {world.size} itself, "

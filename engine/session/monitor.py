@@ -65,8 +65,8 @@ def describe_waits(pending: list[dict[str, Any]], coordinator: int) -> list[str]
     for (missing, brought, kind), entries in alike.items():
         names = ", ".join(repr(entry["name"]) for entry in entries[:SHOWN])
         more = f" and {len(entries) - SHOWN} more" if len(entries) > SHOWN else ""
-        who = readable.ranks(missing) if missing else f"ranks unknown here (rank {coordinator} knows)"
-        told = f"; submitted by {readable.ranks(brought)}" if brought else ""
+        who = readable.format_ranks(missing) if missing else f"ranks unknown here (rank {coordinator} knows)"
+        told = f"; submitted by {readable.format_ranks(brought)}" if brought else ""
         have = "has" if len(entries) == 1 else "have"
         lines.append(f"{names}{more} ({kind}) {have} waited {entries[0]['seconds']:.0f} s for {who}{told}")
     return lines
@@ -148,7 +148,7 @@ class Monitor:
     def _report_stall(self) -> None:
         lines = []
         for engine in (self._engine, *self._sets.engines.values()):
-            where = "" if engine is self._engine else f" among {readable.ranks(engine.numbers)}"
+            where = "" if engine is self._engine else f" among {readable.format_ranks(engine.numbers)}"
             lines += [line + where for line in engine.overdue()]
             pending = [entry for entry in engine.pending() if engine.rank != 0 or entry["missing"] is not None]
             lines += [line + where for line in describe_waits(pending, engine.numbers[0])]

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ..collectives.process_sets import WAITING, ProcessSet, uninitialized
+from ..collectives.process_sets import WAITING, ProcessSet, explain_uninitialized
 from ..config import config
 from ..config.world import World, find_place
 from ..errors import ConfigError, EngineError, ForkedError, NotInitializedError, RendezvousError
@@ -87,7 +87,7 @@ class SessionOwner:
         """Return the session that runs; raise NotInitializedError or ForkedError if this process has none."""
         session = self.session
         if session is None:
-            raise NotInitializedError(uninitialized() if self.pending is None else WAITING)
+            raise NotInitializedError(explain_uninitialized() if self.pending is None else WAITING)
         if os.getpid() != session.pid:
             raise ForkedError(_FORKED.format(parent=session.pid, child=os.getpid()))
         return session
@@ -96,10 +96,10 @@ class SessionOwner:
         """Start the session, or make a pending one in an elastic job; do nothing if it runs."""
         if self.session is not None:
             self.current_session()
-            if settings or process_sets:
+            if settings or arguments.make_process_sets(process_sets):
                 raise ConfigError("the engine is running; call engine.shutdown() before engine.init() with settings")
         elif child_processes.is_importing_worker():
-            self.imported = find_place(config.environment())
+            self.imported = find_place(config.read_environment())
             logs.logger.info("engine.init() does nothing in process %d, a worker that imports the script", os.getpid())
         else:
             try:
@@ -141,7 +141,7 @@ class SessionOwner:
             raise ConfigError("engine.init() was called before; give it all settings the first time")
         environ, given, chosen = arguments.read_settings(settings)
         world = find_place(environ)
-        logs.configure(chosen.log_level, world.rank)
+        logs.configure_logger(chosen.log_level, world.rank)
         sets = arguments.make_process_sets(process_sets)
         waiting = self.pending or PendingSession(world, given)
         added: list[ProcessSet] = []
@@ -163,10 +163,10 @@ class SessionOwner:
         with self.hold_alone("enter"):
             waiting = self._leave_for(world)
             child_processes.export_place(world)
-            logs.configure(waiting.settings.log_level, world.rank)
+            logs.configure_logger(waiting.settings.log_level, world.rank)
             self._generation += 1
             generation = self._generation if world.number is None else world.number
-            session = EngineSession(world, waiting.given, generation, config.environment())
+            session = EngineSession(world, waiting.given, generation, config.read_environment())
             waiting.state.optimizers = optimizers.count_optimizers()
             waiting.state.sets = [each._ranks for each in waiting.sets]
             try:

@@ -81,9 +81,9 @@ class PendingSession:
     def await_world(self, world: World) -> None:
         """Plan the world that this process waits for, also in its process sets."""
         self.world = world
-        global_process_set._await(world.rank, tuple(range(world.size)))
+        global_process_set._await_world(world.rank, tuple(range(world.size)))
         for each in self.sets:
-            each._await(world.rank, each._ranks)
+            each._await_world(world.rank, each._ranks)
 
     def add(self, chosen: ProcessSet | Iterable[int]) -> ProcessSet:
         """Register a process set that is to be formed in the next world."""
@@ -92,7 +92,7 @@ class PendingSession:
             raise ValueError("a process set of an elastic job is given by its ranks, at least one")
         if any(added is each or added._ranks == each._ranks for each in self.sets):
             raise ValueError(f"there is a process set with the ranks {list(added.ranks)} already")
-        added._await(self.world.rank, added._ranks)
+        added._await_world(self.world.rank, added._ranks)
         self.sets.append(added)
         return added
 
@@ -101,7 +101,7 @@ class PendingSession:
         if process_set not in self.sets:
             return False
         self.sets.remove(process_set)
-        process_set._leave()
+        process_set._leave_world()
         return True
 
     def free_metrics_port(self) -> None:
@@ -118,7 +118,7 @@ class PendingSession:
     def close(self) -> None:
         """End the wait for a world: reset the process sets and stop the metrics service."""
         for each in (global_process_set, *self.sets):
-            each._leave()
+            each._leave_world()
         if self.metrics_service is not None:
             self.metrics_service.stop()
 
@@ -165,10 +165,10 @@ def restore_state(session: EngineSession, pending: PendingSession, everybody: Se
     for process_set in _in_order(pending.sets, everybody):
         why = _explain_missing_set(process_set, world, everybody)
         if why:
-            process_set._lose(why)
+            process_set._record_loss(why)
             session.lost.append(process_set)
         else:
-            process_set._leave()
+            process_set._leave_world()
             session.record_process_set(session.sets.add(process_set, moved=True))
     move_optimizers(min(told.optimizers for told in everybody), _find_newest_rank(everybody))
     _serve(session, pending)
@@ -204,7 +204,7 @@ def _common_knobs(everybody: Sequence[RankState], engine: core.Engine) -> dict[s
     if not known:
         return {}
     best = max(known, key=lambda told: -1 if told.last is None else told.last)  # the first of several
-    knobs = {name: value for name, value in (best.knobs or {}).items() if name in config.knobs()}
+    knobs = {name: value for name, value in (best.knobs or {}).items() if name in config.list_knobs()}
     if not engine.chainable:
         knobs.pop("between_hosts", None)
     if "sockets_per_lane" in knobs:

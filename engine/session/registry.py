@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from itertools import accumulate, chain
 from typing import Any
 
-from ..collectives.process_sets import ProcessSet, check_ranks, distinct_ranks, global_process_set
+from ..collectives.process_sets import ProcessSet, check_ranks, global_process_set, parse_ranks
 from ..errors import EngineError, NotInitializedError, RendezvousError
 from ..errors.formatting import format_whole_exception
 from ..gpu.device import Device
@@ -92,13 +92,13 @@ class ProcessSetRegistry:
         ranks = process_set._ranks
         communicator = process_set._communicator
         if communicator is not None:
-            ranks = distinct_ranks(communicator.allgather(self._world.rank))
+            ranks = parse_ranks(communicator.allgather(self._world.rank))
         self._check_agreement("add", ranks, process_set)
         others = (*(() if moved else (global_process_set,)), *self._sets.values())
         check_ranks(ranks, self._world.size, {each._ranks: each for each in others})
         engine = self._form_engine(process_set, ranks)
         if engine is not None:
-            self._device.admit(engine, self._next)
+            self._device.register_engine(engine, self._next)
         process_set._enter(self._next, self._world, ranks, engine)
         self._sets[self._next] = process_set
         self._memberships.update(ranks)
@@ -120,7 +120,7 @@ class ProcessSetRegistry:
             process_set._engine.reclaim()
         del self._sets[process_set.process_set_id]
         self._memberships.subtract(process_set._ranks)
-        process_set._leave()
+        process_set._leave_world()
         return True
 
     def close(self, seconds: float | None = None) -> bool:
@@ -134,7 +134,7 @@ class ProcessSetRegistry:
         while any(map(self._pending, self._sets.values())) and patience.seconds_left():
             time.sleep(0.001)
         with ExitStack() as ends:
-            ends.callback(global_process_set._leave)
+            ends.callback(global_process_set._leave_world)
             for number in reversed(self._sets):
                 ends.callback(self._end_set, number, seconds)
         return found
@@ -146,7 +146,7 @@ class ProcessSetRegistry:
             if process_set._engine is not None:
                 process_set._engine.close(0.0 if self._pending(process_set) else min(seconds, IDLE))
         finally:
-            process_set._leave()
+            process_set._leave_world()
             del self._sets[number]
 
     def _form_engine(self, process_set: ProcessSet, ranks: tuple[int, ...]) -> core.Engine | None:
@@ -234,7 +234,7 @@ class ProcessSetRegistry:
             meant.setdefault(tuple(everything[1:count]), []).append(rank)
             del everything[:count]
         if len(meant) > 1:
-            told = ", ".join(f"{readable.ranks(who)}: {list(what)}" for what, who in meant.items())
+            told = ", ".join(f"{readable.format_ranks(who)}: {list(what)}" for what, who in meant.items())
             raise EngineError(
                 f"the ranks disagree on the process set to {verb} ({told}). Every rank of the world gives the same "
                 f"sets in the same order, also those that are not in them"

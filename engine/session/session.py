@@ -71,7 +71,7 @@ class EngineSession:
     generation: int
     """Number of the world, set by the driver of an elastic job, or counted by this process."""
     environ: Mapping[str, str]
-    """Result of `config.environment()`."""
+    """Result of `config.read_environment()`."""
     initial_sets: Sequence[ProcessSet] = ()
     """Process sets that are added during the start."""
 
@@ -172,7 +172,7 @@ class EngineSession:
 
     def start_timeline(self, timeline: Timeline) -> None:
         """Record the engine and all process sets in a timeline from now on."""
-        told = self.world.text(self.generation)
+        told = self.world.make_file_id(self.generation)
         timeline.start(self.engine, self.sets, len(self.layout.crews), told)
         self.timeline = timeline
 
@@ -196,7 +196,7 @@ class EngineSession:
     def close_process_sets(self) -> None:
         """Close the process sets, and wait for the ranks that still need this one for their GPU collectives."""
         if self.sets.close(self.seconds_left()):
-            self.device.stay(self.seconds_left())
+            self.device.wait_for_dependents(self.seconds_left())
 
     def stop_tuner(self) -> None:
         """Stop the tuner's process, if this rank has it."""

@@ -142,7 +142,7 @@ def _start_services(session: EngineSession, connector: SetConnector | None) -> N
     session.ends.callback(session.close_process_sets)
     session.ends.callback(session.stop_tuner)
     if session.timeline is not None:
-        text = world.text(session.generation)
+        text = world.make_file_id(session.generation)
         session.timeline.start(engine, session.sets, len(session.layout.crews), text)
     session.ends.callback(session.finish_programs)
 
@@ -205,7 +205,7 @@ def log_environment(world: World, environ: Mapping[str, str]) -> None:
     logs.logger.info("rank %d of %d, found by %s", world.rank, world.size, world.source)
     for name, value in service_links(environ).items():
         logs.logger.info("%s=%s is set by Kubernetes for a Service of that name, and ignored", name, value)
-    for name, meant in config.misspelt(environ).items() if world.rank == 0 else ():
+    for name, meant in config.find_misspelt(environ).items() if world.rank == 0 else ():
         logs.logger.warning("%s is set, and there is no such setting; is %s meant?", name, meant)
     if unused := config.without_effect(environ):
         logs.logger.debug("set, and without effect here: %s", ", ".join(unused))
@@ -322,7 +322,7 @@ def _construct_engine(
         gathered.control,
         gathered.arena,
         gathered.peers,
-        knobs={name: getattr(settings, name) for name in config.knobs()},
+        knobs={name: getattr(settings, name) for name in config.list_knobs()},
         stall_warning=settings.stall_warning,
         stall_limit=settings.stall_limit,
         host_silence=settings.host_silence,
@@ -365,7 +365,7 @@ def _await_start(session: EngineSession, starting: Callable[[], list[int]], hand
             raise failure
         if not patience.seconds_left():
             late = late or [rank for each in engine.pending() for rank in each["missing"] or ()]
-            who = readable.ranks(late) if late else "some rank"
+            who = readable.format_ranks(late) if late else "some rank"
             raise RendezvousError(f"{who} did not come to the end of engine.init() within {seconds:g} s")
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST)

@@ -69,7 +69,7 @@ def _world_of_worker() -> World:
 
     Such a process has no state of its parent but the launcher's variables.
     """
-    world = find_place(config.environment())
+    world = find_place(config.read_environment())
     if world.source == NO_LAUNCHER:
         raise NotInitializedError(
             f"process {os.getpid()} is a worker that was started with 'spawn' or 'forkserver' (Python 3.14's default), "

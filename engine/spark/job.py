@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ..compat.modules import is_installed
-from ..config.forms import Whole, seconds
+from ..config.forms import Whole, make_duration_form
 from ..config.setting import read, read_variable
 from ..errors.formatting import exception_text, format_exception
 from ..host import network
@@ -134,15 +134,15 @@ def read_ranks(name: str, number: object) -> int:
     try:
         return Whole(1, MOST_RANKS)(number)
     except ValueError as error:
-        raise LaunchError(f"{name} is {readable.quoted(number)}; expected {error}") from None
+        raise LaunchError(f"{name} is {readable.quote_value(number)}; expected {error}") from None
 
 
 def read_start_timeout(given: float | None) -> float:
     """Return the seconds in which Spark must start the tasks: the given value, the variable's, or the default."""
     if given is not None:
-        chosen = read(seconds(0.001), given, "start_timeout")
+        chosen = read(make_duration_form(0.001), given, "start_timeout")
     else:
-        chosen = read_variable(os.environ, "HOROVOD_SPARK_START_TIMEOUT", seconds(0.001))
+        chosen = read_variable(os.environ, "HOROVOD_SPARK_START_TIMEOUT", make_duration_form(0.001))
     return START_TIMEOUT if chosen is None else float(chosen)
 
 
@@ -248,7 +248,7 @@ class _Job:
             hosts = {each: records[each].host if each in records else "" for each in range(self._spec.size)}
             found = records.get(rank)
             if found is not None and found.end.lost:
-                others = readable.ranks([end.rank for end in ends if end.rank != rank])
+                others = readable.format_ranks([end.rank for end in ends if end.rank != rank])
                 return JobError(f"rank {rank} on {found.host} was lost: {found.end.lost}; {others} ended with it", rank)
             if found is not None and ERROR in found.files:
                 trace = found.files[ERROR].decode(errors="replace")
@@ -309,7 +309,7 @@ def pickle_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str
     try:
         data: bytes = cloudpickle.dumps((fn, tuple(args), dict(kwargs or {})))
     except Exception as error:  # whatever a `__reduce__` may raise
-        told = f"engine.spark.run cannot pickle {readable.quoted(fn)} or its arguments"
+        told = f"engine.spark.run cannot pickle {readable.quote_value(fn)} or its arguments"
         raise TypeError(f"{told} ({format_exception(error)})") from error
     return data
 

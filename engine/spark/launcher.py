@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..launch.cli.options import parse
-from ..runner.job import launch
+from ..runner.job import launch_job
 from .task_registry import SETTINGS
 
 
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str]) -> None:
     settings = json.loads((home / SETTINGS).read_text())
     os.environ.clear()  # agents lay this process's variables over the environment of the executors
     os.environ.update(settings)
-    launch(int(arguments[0]), home, lambda: parse(arguments[2:]))
+    launch_job(int(arguments[0]), home, lambda: parse(arguments[2:]))
 
 
 if __name__ == "__main__":

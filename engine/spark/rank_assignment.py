@@ -12,8 +12,8 @@ from ..config.forms import MOST_PORTS
 from ..host import machine
 from ..launch.process.plan import Crew
 from ..net import frames
-from ..text.bounded_reader import text as words
-from ..text.bounded_reader import whole
+from ..text.bounded_reader import get_text as words
+from ..text.bounded_reader import get_whole
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class TaskInfo:
         """Parse a description that `to_json` has written."""
         told = frames.parse_object(text.encode())
         host, name, address = (words(told, field) for field in ("host", "name", "address"))
-        hub, port = (whole(told, field, 0, MOST_PORTS) for field in ("hub", "port"))
+        hub, port = (get_whole(told, field, 0, MOST_PORTS) for field in ("hub", "port"))
         return cls(host, name, address, hub, port)
 
 

@@ -91,7 +91,7 @@ class RankRecord:
             raise ValueError(f"rank {rank} leaves no file {min(unknown)!r}")
         report = ExitReport.parse(str(head.get("report")).encode(errors="replace"))
         end = RankEnd(rank, code, time.time() - age, bool(head.get("by_launcher")), report=report)
-        return cls(rank, readable.plain(str(head.get("host"))), end, files)
+        return cls(rank, readable.replace_unprintable(str(head.get("host"))), end, files)
 
     @classmethod
     def read_explanation(cls, head: Mapping[str, Any], explanation: bytes) -> RankRecord:
@@ -100,7 +100,7 @@ class RankRecord:
         place = 0
         sizes = head.get("files", {})
         if not isinstance(sizes, dict):
-            raise ValueError(f"files {readable.plain(repr(sizes)[:100])}, which are no names with sizes")
+            raise ValueError(f"files {readable.replace_unprintable(repr(sizes)[:100])}, which are no names with sizes")
         for name, size in sizes.items():
             if type(size) is not int or not 0 <= size <= len(explanation) - place:
                 raise ValueError(f"a file {name!r} of {size!r} bytes, and {len(explanation) - place} are left")

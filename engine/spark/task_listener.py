@@ -27,7 +27,7 @@ from ..net.acceptor import Acceptor
 from ..net.connection import Connection
 from ..net.event_loop import Coroutine, CoroutineLoop, Wait
 from ..text import readable
-from ..text.bounded_reader import shorten
+from ..text.bounded_reader import shorten_text
 from .record import RankRecord
 from .task_channel import admit_task, answer_task, task_key
 
@@ -160,19 +160,20 @@ class TaskListener:
                     self._handle_message(peer, message)
         except Exception as error:  # this thread survives whatever a peer sends that is no task
             what = exception_text(error) if isinstance(error, ChannelError) else format_exception(error)
-            how = f"its task does not speak as one does, and is given up: {readable.plain(shorten(what, 200))}"
+            plain = readable.replace_unprintable(shorten_text(what, 200))
+            how = f"its task does not speak as one does, and is given up: {plain}"
             self.show_line(f"{'a task' if peer.rank is None else f'rank {peer.rank}'}: {how}")
         self._handle_disconnect(peer, how)
 
     def _handle_message(self, peer: _TaskConnection, message: Message) -> None:
         if message.kind == "hello":
-            peer.rank, peer.host = self._rank(message), readable.plain(message.get_text("host"))
+            peer.rank, peer.host = self._rank(message), readable.replace_unprintable(message.get_text("host"))
             if self._why:
                 peer.channel.send("end", why=self._why)
         elif message.kind == "output":
             self._show_output(peer, message.get_text("stream"), message.body)
         elif message.kind == "say":
-            self.show_line(f"rank {peer.rank}: {readable.plain(message.get_text('line'))}")
+            self.show_line(f"rank {peer.rank}: {readable.replace_unprintable(message.get_text('line'))}")
         elif message.kind == "end":
             record = RankRecord.read_explanation(message.head, message.body)
             if record.rank != peer.rank:

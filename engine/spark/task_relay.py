@@ -74,7 +74,7 @@ def main() -> int:
     send_all(keeper, f"{host}\n".encode(), 10.0)
     key, descriptors, _, _ = retry_short(socket.recv_fds, keeper, MAC, 1)
     if not key or not descriptors:
-        readable.show(f"{host} has gone", file=sys.stderr)
+        readable.print_plain(f"{host} has gone", file=sys.stderr)
         return 1
     task = socket.socket(fileno=descriptors[0])  # the driver keeps its copy until `keeper` is closed
     relay_bytes(task, 0, 1, Seal(key, "launcher", "agent"))

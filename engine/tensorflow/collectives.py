@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..collectives.failures import ROOT, SPLITS, announce, whole_numbers
+from ..collectives.failures import ROOT, SPLITS, announce_failure, whole_numbers
 from ..collectives.process_sets import ProcessSet
 from ..collectives.reduce_ops import Adasum, Op
 from ..errors import ArgumentError, UnsupportedTensorError
@@ -55,7 +55,7 @@ def _make_call(kind: str, name: str | None, process_set: ProcessSet, tensors: Se
                 raise UnsupportedTensorError(f"a tensor of dtype {tensor.dtype.name} cannot be communicated: encode it")
         number = number_of(process_set)
     except Exception as error:
-        announce(process_set, kind, name, error)
+        announce_failure(process_set, kind, name, error)
         raise
     return Call(kind, name, number, mathematical=are_mathematical(), **settings)
 
@@ -170,7 +170,7 @@ def _convert_splits(splits: Any, process_set: ProcessSet, name: str | None) -> A
         if not counts.dtype.is_integer:
             raise UnsupportedTensorError(f"{SPLITS}, and these are {counts.dtype.name}")
     except Exception as error:
-        announce(process_set, "alltoall", name, error)
+        announce_failure(process_set, "alltoall", name, error)
         raise
     return tf.cast(counts, tf.int64)
 

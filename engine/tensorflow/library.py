@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from ..config import config
 from ..errors import EngineError
-from ..native import calls, library
+from ..native import calls, find_library
 from ..text import logs
 
 _OPS = ("engine_reduce", "engine_scatter", "engine_gather", "engine_exchange", "engine_place", "engine_probe")
@@ -22,12 +22,12 @@ def load() -> Any:
     -------
     module or None
     """
-    environ = config.environment()
+    environ = config.read_environment()
     if not config.load(environ).tensorflow_native:
         logs.logger.info("collectives of engine.tensorflow are calls of Python, as ENGINE_TENSORFLOW_NATIVE says")
         return None
     try:
-        return _load(library("tensorflow_op"))
+        return _load(find_library("tensorflow_op"))
     except (EngineError, OSError, tf.errors.OpError) as error:
         _warn(error)
         return None

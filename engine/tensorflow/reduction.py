@@ -173,7 +173,7 @@ class GradientReduction:
 
     def _compare_over_ranks(self, described: dict[str, tuple[str, int]], title: str) -> list[str]:
         try:
-            return objects.compare(described, title, f"{self._prefix}variables", self.options.process_set)
+            return objects.compare_descriptions(described, title, f"{self._prefix}variables", self.options.process_set)
         except EngineError as error:
             if tf.executing_eagerly():
                 raise

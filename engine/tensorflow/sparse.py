@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from ..collectives.compression import resolve
-from ..collectives.failures import announce
+from ..collectives.failures import announce_failure
 from ..collectives.process_sets import ProcessSet
 from ..collectives.reduce_ops import Average, Op, Sum
 from ..errors import UnsupportedOperationError
@@ -64,7 +64,7 @@ def allreduce(
         wire, own = resolve(compression, op)
         number = number_of(process_set)
     except Exception as error:
-        announce(process_set, "allgather", name, error)
+        announce_failure(process_set, "allgather", name, error)
         raise
     values = tf.convert_to_tensor(slices.values)
     if op is Average and values.dtype.is_integer:

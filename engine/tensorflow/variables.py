@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..collectives import objects
-from ..collectives.failures import announce
+from ..collectives.failures import announce_failure
 from ..collectives.process_sets import ProcessSet, global_process_set
 from ..errors import EngineError, UnsupportedTensorError
 from ..frameworks.agreement import unique_names
@@ -126,7 +126,7 @@ def _broadcast_now(variables: Iterable[Any], root: int, process_set: ProcessSet,
         arrays = [np.require(each.numpy(), requirements=["C", "W"]) for each in named.values()]
         described = {name: (f"{each.dtype}{list(each.shape)}", 0) for name, each in zip(named, arrays, strict=True)}
     except Exception as error:
-        announce(process_set, "allgather", None, error)  # The others submit an allgather here.
+        announce_failure(process_set, "allgather", None, error)  # The others submit an allgather here.
         raise
     by_name = dict(zip(named, arrays, strict=True))
     objects.broadcast_arrays(by_name, described, root, f"{what}: {_TITLE}", process_set)

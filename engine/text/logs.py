@@ -43,7 +43,7 @@ logger.addFilter(_rank)
 logger.addHandler(_fallback)
 
 
-def configure(level: str, rank: int) -> None:
+def configure_logger(level: str, rank: int) -> None:
     """Set the level of the engine's logger, and the rank of its records."""
     logger.setLevel(level)
     _rank.rank = rank

@@ -9,7 +9,7 @@ from typing import TextIO
 UNITS = (("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10))
 
 
-def ranks(numbers: Iterable[int], most: int | None = None) -> str:
+def format_ranks(numbers: Iterable[int], most: int | None = None) -> str:
     """Format ranks in any order as `rank 3`, `ranks 0, 1` or `ranks 0-2, 5`.
 
     Parameters
@@ -24,14 +24,14 @@ def ranks(numbers: Iterable[int], most: int | None = None) -> str:
     """
     listed = list(numbers)
     parts: list[str] = []
-    for low, high in runs(listed):
+    for low, high in find_runs(listed):
         parts += [f"{low}-{high}"] if high > low + 1 else map(str, range(low, high + 1))
     if most is not None and len(parts) > most:
         parts[most - 1 : -1] = [".."]
     return f"rank{'s' * (len(listed) > 1)} {', '.join(parts)}"
 
 
-def quoted(value: object, longest: int = 100) -> str:
+def quote_value(value: object, longest: int = 100) -> str:
     """Return the shortened `repr` of a value for an error, or a note if `__repr__` raises."""
     try:
         text = repr(value)
@@ -40,12 +40,12 @@ def quoted(value: object, longest: int = 100) -> str:
     return text if len(text) <= longest else f"{text[: longest - 2]}..{text[-1]}"
 
 
-def cpus(numbers: Iterable[int]) -> str:
+def format_cpus(numbers: Iterable[int]) -> str:
     """Format CPUs in any order like the kernel and taskset(1): `0-3,8`."""
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs(numbers))
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in find_runs(numbers))
 
 
-def runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
+def find_runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
     """Divide numbers into runs without a gap; return the first and the last number of each."""
     found: list[tuple[int, int]] = []
     for number in sorted(numbers):
@@ -56,7 +56,7 @@ def runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
     return found
 
 
-def size(nbytes: float) -> str:
+def format_size(nbytes: float) -> str:
     """Format a number of bytes, such as `1.5 MiB`."""
     for unit, factor in UNITS:
         if nbytes >= factor:
@@ -64,19 +64,19 @@ def size(nbytes: float) -> str:
     return f"{nbytes:.0f} B"
 
 
-def speed(nbytes: float) -> str:
+def format_speed(nbytes: float) -> str:
     """Format bytes per second, such as `1.23 GB/s`, in powers of ten."""
     return f"{nbytes / 1e9:.2f} GB/s" if nbytes >= 1e9 else f"{nbytes / 1e6:.3g} MB/s"
 
 
-def clock(seconds: float) -> str:
+def format_clock(seconds: float) -> str:
     """Format a duration, such as `0:03:12` or `2 d 0:03:12`."""
     whole = max(0, int(seconds))
     days, whole = divmod(whole, 86400)
     return (f"{days} d " if days else "") + f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
 
 
-def short(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     """Format a duration with three digits in a suitable unit: `32 ns`, `812 us`, `81.2 ms`, `1.25 s`."""
     for unit, factor in (("s", 1.0), ("ms", 1e3), ("us", 1e6), ("ns", 1e9)):
         value = seconds * factor
@@ -85,12 +85,12 @@ def short(seconds: float) -> str:
     return f"{value:.0f} {unit}" if abs(value) >= 100 or not value else f"{value:.3g} {unit}"
 
 
-def share(part: float) -> str:
+def format_share(part: float) -> str:
     """Format a share of 1 in per cent."""
     return f"{100 * part:.1f} %"
 
 
-def exact(nbytes: int) -> str:
+def format_exact_size(nbytes: int) -> str:
     """Format a number of bytes for an option: `64M` if that is exact, else all digits."""
     for unit, factor in UNITS:
         if nbytes and nbytes % factor == 0:
@@ -98,7 +98,7 @@ def exact(nbytes: int) -> str:
     return str(nbytes)
 
 
-def plain(text: str) -> str:
+def replace_unprintable(text: str) -> str:
     """Replace characters that are not printable by `?`, so that a foreign text cannot control a terminal.
 
     Control characters, line breaks and marks of the writing direction are replaced; letters of any script are not.
@@ -108,7 +108,7 @@ def plain(text: str) -> str:
 
 def plain_line(text: str) -> str:
     """Make a line safe like `plain`, but with spaces for tabs, and undecodable bytes as `\\udcff`."""
-    return plain(text.encode(errors="backslashreplace").decode().replace("\t", " "))
+    return replace_unprintable(text.encode(errors="backslashreplace").decode().replace("\t", " "))
 
 
 def plain_lines(text: str) -> str:
@@ -116,11 +116,11 @@ def plain_lines(text: str) -> str:
     return "\n".join(map(plain_line, text.split("\n")))
 
 
-def show(text: object, file: TextIO | None = None) -> None:
+def print_plain(text: object, file: TextIO | None = None) -> None:
     """Print lines that may quote files, peers or ranks, without characters that control a terminal."""
     print(plain_lines(str(text)), file=sys.stdout if file is None else file, flush=True)
 
 
-def count(number: int, noun: str) -> str:
+def format_count(number: int, noun: str) -> str:
     """Format a number of items: `1 rank`, `4 ranks`."""
     return f"{number} {noun}{'s' * (number != 1)}"

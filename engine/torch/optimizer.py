@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..collectives.compression import Compression
-from ..collectives.freezing import agree
+from ..collectives.freezing import agree_on_freeze
 from ..collectives.process_sets import ProcessSet, global_process_set
 from ..collectives.reduce_ops import Adasum, Average
 from ..errors import EngineError
@@ -153,7 +153,7 @@ class _TorchWrapping(Wrapping):
             self.reducer.freeze()
         expect_all_ranks(self.options)
         runtime.current_engine()  # Raise if this process has no engine, or is a forked child.
-        plan = agree(self._plan)
+        plan = agree_on_freeze(self._plan)
         if plan is not None:
             self.reduction = FrozenReduction(self.reducer, plan)
             self._expect_collection()

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from ..collectives.failures import announce
+from ..collectives.failures import announce_failure
 from ..collectives.handles import Handle
 from ..collectives.process_sets import ProcessSet, global_process_set
 from ..collectives.reduce_ops import Average, Op, Sum
@@ -108,7 +108,7 @@ def start(
         asked = shape, int(op), prescale, postscale, fault
         native = engine.allgather_group([indices, values], name, blocking, asked, room)
     except Exception as error:
-        announce(engine, "allgather", name, error)
+        announce_failure(engine, "allgather", name, error)
         raise
     return SparseHandle(
         native, None, lambda _: add_up(native.gathered_group, values.dtype, shape, op, prescale, postscale)

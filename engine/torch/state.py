@@ -10,7 +10,7 @@ import torch
 
 from ..collectives import objects
 from ..collectives.collectives import barrier, broadcast_async_
-from ..collectives.failures import announce
+from ..collectives.failures import announce_failure
 from ..collectives.process_sets import ProcessSet, global_process_set
 from ..errors import UnsupportedTensorError
 from ..frameworks.first_step import compute_checksum, expect_one_order
@@ -57,10 +57,10 @@ def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = 
         if len(described) < len(named):
             raise ValueError(f"broadcast_parameters: two entries have the name {_find_repeated_name(named)!r}")
     except Exception as error:
-        announce(process_set, "allgather", None, error)  # The others submit an allgather here.
+        announce_failure(process_set, "allgather", None, error)  # The others submit an allgather here.
         raise
     title = "broadcast_parameters: the ranks do not hold the same model"
-    order, tensors = objects.compare(described, title, None, process_set), dict(named)
+    order, tensors = objects.compare_descriptions(described, title, None, process_set), dict(named)
     handles = [broadcast_tensor(tensors[name], root_rank, None, process_set) for name in order]
     for handle in handles:
         handle.wait()
@@ -68,7 +68,7 @@ def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = 
 
 def _collect_tensors(params: Any) -> list[tuple[str, torch.Tensor]]:
     """Return names and tensors that can be broadcast; raise UnsupportedTensorError for others."""
-    named = [(name, tensor) for name, tensor in objects.pairs(params) if tensor is not None]
+    named = [(name, tensor) for name, tensor in objects.name_tensors(params) if tensor is not None]
     for name, tensor in named:
         if not isinstance(tensor, torch.Tensor):
             raise UnsupportedTensorError(
@@ -143,7 +143,7 @@ def broadcast_optimizer_state(
         for g, (group, own) in enumerate(zip(optimizer.param_groups, names, strict=True))
         for p, (name, parameter) in enumerate(zip(own, group["params"], strict=True))
     }
-    objects.compare(
+    objects.compare_descriptions(
         described, "broadcast_optimizer_state: the ranks' optimizers have different parameters", None, process_set
     )
     _expect_one_order(optimizer, names, process_set)
@@ -153,7 +153,7 @@ def broadcast_optimizer_state(
         state = _strip_tensors(named_state(optimizer, names), tensors) if is_root else None
     except Exception as error:
         barrier(process_set=process_set)  # The others are in `broadcast_object`, which begins with a barrier, too.
-        announce(process_set, "broadcast", None, error)
+        announce_failure(process_set, "broadcast", None, error)
         raise
     skeleton = objects.broadcast_object(state, root_rank, None, process_set)
     if not is_root:

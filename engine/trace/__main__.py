@@ -23,21 +23,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if given.command == "flight":
             shown, data = make_report(given.directory)
-            readable.show(json.dumps(data, indent=1) if given.json else shown)
+            readable.print_plain(json.dumps(data, indent=1) if given.json else shown)
         elif given.command == "summary":
             figures = summarize_recordings(read(given.files, notes))
-            readable.show(json.dumps(figures, indent=1) if given.json else format_summary(figures))
+            readable.print_plain(json.dumps(figures, indent=1) if given.json else format_summary(figures))
         else:
             count = merge(given.files, given.output, notes)
-            readable.show(f"{given.output}: {count} events; open it at https://ui.perfetto.dev or chrome://tracing")
+            readable.print_plain(
+                f"{given.output}: {count} events; open it at https://ui.perfetto.dev or chrome://tracing"
+            )
     except BrokenPipeError:  # as with `| head`; otherwise the interpreter would try to write the rest again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (TraceError, OSError) as error:
-        readable.show(f"engine.trace: error: {error}", file=sys.stderr)
+        readable.print_plain(f"engine.trace: error: {error}", file=sys.stderr)
         return 2
     finally:
         for note in notes:
-            readable.show(f"engine.trace: {note}", file=sys.stderr)
+            readable.print_plain(f"engine.trace: {note}", file=sys.stderr)
     return 0
 
 

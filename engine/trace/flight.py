@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors.formatting import format_whole_exception
 from ..host import private_files
-from ..text.bounded_reader import natural
+from ..text.bounded_reader import parse_natural
 
 if TYPE_CHECKING:
     from ..native import core
@@ -32,7 +32,7 @@ def newest_world(directory: Path) -> Path:
 
 def worlds_in(directory: Path) -> list[Path]:
     """Return the directories of an elastic job's worlds in a directory, ordered by number."""
-    numbered = ((natural(path.name.removeprefix(WORLD)), path) for path in directory.glob(f"{WORLD}*"))
+    numbered = ((parse_natural(path.name.removeprefix(WORLD)), path) for path in directory.glob(f"{WORLD}*"))
     found = [(number, path) for number, path in numbered if number is not None and not path.is_symlink()]
     return [path for _, path in sorted(found)]
 

@@ -8,8 +8,17 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ..text import readable
-from ..text.bounded_reader import MIB, ReadError, natural, number, parse_cut_json, read_bytes, text, whole
+from ..text.bounded_reader import (
+    MIB,
+    ReadError,
+    get_number,
+    get_text,
+    get_whole,
+    parse_cut_json,
+    parse_natural,
+    read_bytes,
+)
+from ..text.readable import format_count, format_ranks
 from .flight import newest_world
 from .reading import MOST_RANKS
 
@@ -70,7 +79,7 @@ def _has_or_have(ranks: Sequence[int]) -> str:
 def _wait(ranks: Sequence[int], everybody: Sequence[int]) -> str:
     """Describe the ranks that wait for `ranks`: all others."""
     others = [rank for rank in everybody if rank not in ranks]
-    return f"{readable.ranks(others)} wait{'s' * (len(others) == 1)} for it" if others else "nobody is left to wait"
+    return f"{format_ranks(others)} wait{'s' * (len(others) == 1)} for it" if others else "nobody is left to wait"
 
 
 def entry_name(row: dict[str, Any]) -> str:
@@ -112,18 +121,18 @@ def _read_flight(path: Path, notes: list[str]) -> Flight | None:
         notes.append(f"{path}: no flight record of this engine, or of another version of it ({error})")
         return None
     if lost:
-        notes.append(f"{path}: {readable.count(len(lost), 'row')} left out, damaged; the first: {lost[0]}")
+        notes.append(f"{path}: {format_count(len(lost), 'row')} left out, damaged; the first: {lost[0]}")
     return flight
 
 
 def _parse_flight(data: dict[str, Any], told: dict[str, Any], cut: bool, lost: list[str]) -> Flight:
     """Parse the part `told` of one engine in the record `data`; append the error of each skipped row to `lost`."""
-    size = whole(data, "size", 1, MOST_RANKS)
+    size = get_whole(data, "size", 1, MOST_RANKS)
     return Flight(
-        whole(data, "rank", 0, size - 1),
+        get_whole(data, "rank", 0, size - 1),
         size,
-        number(data, "time", *CLOCK),
-        text(data, "reason"),
+        get_number(data, "time", *CLOCK),
+        get_text(data, "reason"),
         _get_optional_time(data, "monotonic"),
         _keep_valid_rows(_pending, _get_rows(told, "pending", lost, required=not cut), lost),
         _keep_valid_rows(_parse_entry, _get_rows(told, "history", lost, required=not cut), lost),
@@ -146,30 +155,30 @@ def _keep_valid_rows(
 
 def _parse_entry(row: dict[str, Any]) -> dict[str, Any]:
     return {
-        "entry": whole(row, "entry"),
-        "type": text(row, "type"),
-        "kind": text(row, "kind"),
-        "tensors": whole(row, "tensors"),
-        "name": text(row, "name"),
-        "started": number(row, "started"),
-        "ended": None if row.get("ended", ...) is None else number(row, "ended"),
+        "entry": get_whole(row, "entry"),
+        "type": get_text(row, "type"),
+        "kind": get_text(row, "kind"),
+        "tensors": get_whole(row, "tensors"),
+        "name": get_text(row, "name"),
+        "started": get_number(row, "started"),
+        "ended": None if row.get("ended", ...) is None else get_number(row, "ended"),
     }
 
 
 def _pending(row: dict[str, Any]) -> dict[str, Any]:
     return {
-        "name": text(row, "name"),
-        "kind": text(row, "kind"),
-        "seconds": number(row, "seconds"),
+        "name": get_text(row, "name"),
+        "kind": get_text(row, "kind"),
+        "seconds": get_number(row, "seconds"),
         "missing": None if row.get("missing", ...) is None else _get_ranks(row, "missing"),
     }
 
 
 def _parse_rank_row(row: dict[str, Any]) -> dict[str, Any]:
     return {
-        "rank": whole(row, "rank", 0, MOST_RANKS),
-        "entry": None if row.get("entry", ...) is None else whole(row, "entry"),
-        "passed": sum(whole(row, stage) for stage in ("packed", "reduced", "copied")),
+        "rank": get_whole(row, "rank", 0, MOST_RANKS),
+        "entry": None if row.get("entry", ...) is None else get_whole(row, "entry"),
+        "passed": sum(get_whole(row, stage) for stage in ("packed", "reduced", "copied")),
         "left": bool(row.get("left")),
     }
 
@@ -193,7 +202,7 @@ def _get_ranks(told: dict[str, Any], name: str) -> list[int]:
 
 def _get_optional_time(data: dict[str, Any], name: str) -> float | None:
     """Return an optional time."""
-    return None if data.get(name) is None else number(data, name, *CLOCK)
+    return None if data.get(name) is None else get_number(data, name, *CLOCK)
 
 
 def _read_failure(path: Path, reporter: int, notes: list[str]) -> Failure | None:
@@ -202,9 +211,9 @@ def _read_failure(path: Path, reporter: int, notes: list[str]) -> Failure | None
         return None
     data, _ = loaded
     try:
-        cause, message, time = text(data, "cause"), text(data, "message"), number(data, "time", *CLOCK)
+        cause, message, time = get_text(data, "cause"), get_text(data, "message"), get_number(data, "time", *CLOCK)
         return Failure(
-            reporter, whole(data, "rank", 0, MOST_RANKS), cause, message, time, _get_optional_time(data, "common")
+            reporter, get_whole(data, "rank", 0, MOST_RANKS), cause, message, time, _get_optional_time(data, "common")
         )
     except ReadError as error:
         notes.append(f"{path}: no failure report of this engine, or of another version of it ({error})")
@@ -234,7 +243,7 @@ def collect(directory: Path) -> tuple[dict[int, Flight], list[Failure], list[str
     notes: list[str] = []
     directory = newest_world(directory)
     for home in sorted(directory.glob("rank.*")):
-        rank = natural(home.name.removeprefix("rank."), MOST_RANKS)
+        rank = parse_natural(home.name.removeprefix("rank."), MOST_RANKS)
         if rank is None or not home.is_dir():
             continue
         path = home / "flight.json"
@@ -353,7 +362,7 @@ def find_standstill(
         what = (entry_name(row) if row is not None else f"entry {number}") + where
         if not ranks:
             return Standstill(set(), busy, f"all ranks are in {what}; none is behind the others")
-        line = f"{readable.ranks(ranks)} {_describe_state(ranks, blamed, seconds)} in {what}; {_wait(ranks, everybody)}"
+        line = f"{format_ranks(ranks)} {_describe_state(ranks, blamed, seconds)} in {what}; {_wait(ranks, everybody)}"
         return Standstill(set(ranks), busy - set(ranks), line)
     missing = {name: ranks for name, ranks in missing_ranks(flights).items() if ranks}
     if missing:
@@ -365,7 +374,7 @@ def find_standstill(
         )
         more = sum(ranks == other for other in missing.values()) - 1
         what = f"{name!r}" + (f" and {more} more" if more else "") + where
-        line = f"{readable.ranks(ranks)} {_has_or_have(ranks)} not submitted {what}; {_wait(ranks, everybody)}"
+        line = f"{format_ranks(ranks)} {_has_or_have(ranks)} not submitted {what}; {_wait(ranks, everybody)}"
         return Standstill(set(ranks), busy - set(ranks), line)
     return None
 
@@ -402,7 +411,7 @@ def describe_cause(flights: dict[int, Flight], failures: Sequence[Failure], size
 
 
 def _format_among(ranks: Sequence[int]) -> str:
-    return f" among {readable.ranks(ranks)}"
+    return f" among {format_ranks(ranks)}"
 
 
 def make_report(directory: Path) -> tuple[str, dict[str, Any]]:
@@ -429,7 +438,7 @@ def make_report(directory: Path) -> tuple[str, dict[str, Any]]:
         told = sorted({failure.reporter for failure in failures if failure.rank == first.rank})
         lines += [
             f"first cause: {first.message}",
-            f"  told by {readable.ranks(told)}, first at {_format_time(first.time)}",
+            f"  told by {format_ranks(told)}, first at {_format_time(first.time)}",
         ]
         other = [failure for failure in failures if failure.rank != first.rank]
         lines += [f"  rank {failure.reporter} says: {failure.message}" for failure in other]
@@ -497,7 +506,7 @@ def _describe_waits(flight: Flight, absent: dict[str, list[int]]) -> list[str]:
     lines = []
     for each in flight.pending[:PENDING_SHOWN]:
         ranks = absent.get(each["name"], [])
-        who = f"{readable.ranks(ranks)} {_has_or_have(ranks)} not submitted it" if ranks else "all have submitted it"
+        who = f"{format_ranks(ranks)} {_has_or_have(ranks)} not submitted it" if ranks else "all have submitted it"
         lines.append(f"  waits for {each['name']!r} ({each['kind']}) for {each['seconds']:.1f} s: {who}")
     if len(flight.pending) > PENDING_SHOWN:
         lines.append(f"  and for {len(flight.pending) - PENDING_SHOWN} more")

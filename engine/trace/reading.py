@@ -9,7 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from ..text import readable
-from ..text.bounded_reader import LARGEST, MIB, ReadError, number, parse_json, read_lines, read_text, text, whole
+from ..text.bounded_reader import (
+    LARGEST,
+    MIB,
+    ReadError,
+    get_number,
+    get_text,
+    get_whole,
+    parse_json,
+    read_lines,
+    read_text,
+)
 from .flight import newest_world
 from .timeline import DEVICE_ROW, HEAD, KNOBS, ROWS, SET, TOTALS, VERSION
 
@@ -165,7 +175,7 @@ def events_of(path: Path, notes: list[str]) -> list[dict[str, Any]]:
             shown = version if type(version) is int else "another form"
             raise TraceError(f"{path}: a timeline of version {shown}; this program reads version {VERSION}")
     if len(events) < len(found):
-        notes.append(f"{path}: {readable.count(len(found) - len(events), 'event')} left out, damaged")
+        notes.append(f"{path}: {readable.format_count(len(found) - len(events), 'event')} left out, damaged")
     return events
 
 
@@ -184,7 +194,9 @@ def _parse_events(path: Path, notes: list[str]) -> list[Any]:
                 return events
             broken.append(line_number)
     if broken:
-        notes.append(f"{path}: {readable.count(len(broken), 'broken line')} left out, the first is line {broken[0]}")
+        notes.append(
+            f"{path}: {readable.format_count(len(broken), 'broken line')} left out, the first is line {broken[0]}"
+        )
     return found
 
 
@@ -263,13 +275,13 @@ def _make_recordings(path: Path, events: list[dict[str, Any]], notes: list[str])
             if event["name"] == "process_name":
                 _add_process(found, event["pid"], event["args"])
             elif event["name"] == "thread_name":
-                names[event["pid"], event["tid"]] = text(event["args"], "name")
+                names[event["pid"], event["tid"]] = get_text(event["args"], "name")
             elif event["ph"] == "X":
                 _add_slice(found[event["pid"]], event, names)
         except (KeyError, ReadError):
             damaged += 1
     if damaged:
-        left_out = readable.count(damaged, "event")
+        left_out = readable.format_count(damaged, "event")
         notes.append(f"{path}: {left_out} left out, not of a kind that this program knows")
     if not found:
         raise TraceError(f"{path}: a damaged timeline, which does not tell its rank and the number of ranks")
@@ -282,7 +294,7 @@ def _add_process(found: dict[int, Recording], process: int, told: dict[str, Any]
     elif TOTALS in told:
         totals = told[TOTALS]
         optional = [key for key in ("dropped", "left_out") if key in totals]
-        found[process].totals = {key: whole(totals, key) for key in (*TOTAL, *optional)}
+        found[process].totals = {key: get_whole(totals, key) for key in (*TOTAL, *optional)}
     if isinstance(told.get(KNOBS), dict):
         found[process].knobs = told[KNOBS]
 
@@ -292,7 +304,7 @@ def _make_recording(found: dict[int, Recording], told: dict[str, Any]) -> Record
         about = _check_header(told[HEAD])
         return Recording(about["rank"], about, 0, tuple(range(about["size"])))
     about = told[SET]
-    rank, set_number = whole(about, "rank", 0, MOST_RANKS), whole(about, "id", 0, MOST_RANKS)
+    rank, set_number = get_whole(about, "rank", 0, MOST_RANKS), get_whole(about, "id", 0, MOST_RANKS)
     ranks = about.get("ranks")
     world = found[rank]
     if not isinstance(ranks, list) or not all(type(each) is int and 0 <= each < MOST_RANKS for each in ranks):
@@ -304,10 +316,10 @@ def _make_recording(found: dict[int, Recording], told: dict[str, Any]) -> Record
 
 def _check_header(about: dict[str, Any]) -> dict[str, Any]:
     """Return a file's header after checking the ranges of its numbers."""
-    whole(about, "rank", 0, whole(about, "size", 1, MOST_RANKS) - 1)
+    get_whole(about, "rank", 0, get_whole(about, "size", 1, MOST_RANKS) - 1)
     for name, least in (("hosts", 1), ("ahead_ns", -LARGEST), ("ahead_error_ns", 0)):
         if name in about:
-            whole(about, name, int(least))
+            get_whole(about, name, int(least))
     return about
 
 
@@ -323,13 +335,13 @@ def _add_slice(recording: Recording, event: dict[str, Any], names: dict[tuple[in
     if row == DEVICE_ROW:
         return  # samples, which are not the total of any entry
     args = event.get("args")
-    entry_number = whole(args, "entry")
+    entry_number = get_whole(args, "entry")
     if row == ENTRIES:
-        entry = Entry(entry_number, event["name"], begun, ended, whole(args, "tensors"), whole(args, "bytes"))
-        entry.compression = text({"compression": "none", **event["args"]}, "compression")
+        entry = Entry(entry_number, event["name"], begun, ended, get_whole(args, "tensors"), get_whole(args, "bytes"))
+        entry.compression = get_text({"compression": "none", **event["args"]}, "compression")
         recording.entries[entry_number] = entry
     elif row in STAGES:
-        recording.entries[entry_number].stages[STAGES[row]] = number(args, "busy_us", 0) / 1e6
+        recording.entries[entry_number].stages[STAGES[row]] = get_number(args, "busy_us", 0) / 1e6
     else:
         _tensor_slice(recording, event, names[event["pid"], row], begun, ended)
 
@@ -337,14 +349,14 @@ def _add_slice(recording: Recording, event: dict[str, Any], names: dict[tuple[in
 def _tensor_slice(recording: Recording, event: dict[str, Any], name: str, begun: float, ended: float) -> None:
     """Record a slice in a tensor's row."""
     args = event["args"]
-    key = whole(args, "entry"), name
+    key = get_whole(args, "entry"), name
     if event["name"] == "negotiate":
-        last = None if args.get("last") is None else whole(args, "last", 0, MOST_RANKS)
-        late = number({"late_us": 0, **args}, "late_us", 0) / 1e6
+        last = None if args.get("last") is None else get_whole(args, "last", 0, MOST_RANKS)
+        late = get_number({"late_us": 0, **args}, "late_us", 0) / 1e6
         tensor = recording.tensors.setdefault(key, Tensor(name, key[0]))
         tensor.submitted, tensor.ready, tensor.last, tensor.late = begun, ended, last, late
     elif event["name"] != "queue":
-        nbytes = whole(args, "bytes")
+        nbytes = get_whole(args, "bytes")
         tensor = recording.tensors.setdefault(key, Tensor(name, key[0]))
         tensor.started, tensor.ended, tensor.kind, tensor.nbytes = begun, ended, event["name"], nbytes
 

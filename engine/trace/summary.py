@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from ..text import readable
+from ..text.readable import format_count, format_size
 from .reading import STAGES, Recording, Tensor
 from .timeline import describe_set
 
@@ -229,11 +229,11 @@ def format_summary(figures: dict[str, Any]) -> str:
     """Format the figures of `summarize_recordings` as tables, at most 100 columns wide."""
     ranks, size = figures["ranks"], len(figures["lateness"])
     seconds, steps = max(row["seconds"] for row in ranks), max(row["steps"] for row in ranks)
-    head = f"{readable.count(len(ranks), 'rank')}, {seconds:.2f} s"
+    head = f"{format_count(len(ranks), 'rank')}, {seconds:.2f} s"
     if steps:
         lengths = [row["step"] for row in ranks if row["step"] is not None]
         mean = f" of {1e3 * fmean(lengths):.2f} ms in the mean" if lengths else ""
-        head += f", {readable.count(steps, 'step')}{mean}"
+        head += f", {format_count(steps, 'step')}{mean}"
     if len(ranks) < size:
         head += f" (of a job of {size} ranks)"
     lines = [head, "", *_format_table(ranks)]
@@ -251,7 +251,7 @@ def format_summary(figures: dict[str, Any]) -> str:
     if entries:
         lines.append(
             f"fusion: {tensors} tensors in {entries} entries, {tensors / entries:.1f} and "
-            f"{readable.size(nbytes / entries)} in each; {shown} entries are recorded"
+            f"{format_size(nbytes / entries)} in each; {shown} entries are recorded"
         )
     if figures["stages"]:
         shares = {name: f"{100 * share:.0f} %" for name, share in figures["stages"].items()}
@@ -268,7 +268,7 @@ def format_summary(figures: dict[str, Any]) -> str:
             negotiate, late_by, queue, execute = (1e3 * row[key] for key in ("negotiate", "late", "queue", "execute"))
             where = f" (set {row['process_set']})" if row["process_set"] else ""
             lines.append(
-                f"{_shorten_name(row['name'], NAME - len(where)) + where:<{NAME}} {readable.size(row['bytes']):>10} "
+                f"{_shorten_name(row['name'], NAME - len(where)) + where:<{NAME}} {format_size(row['bytes']):>10} "
                 f"{row['times']:5d} {negotiate:9.3f} {late_by:8.3f} {last:>4} {queue:8.3f} {execute:8.3f}"
             )
     dropped = sum(row["dropped"] for rows in everywhere for row in rows)

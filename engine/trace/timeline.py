@@ -74,7 +74,7 @@ def path_of(target: str | os.PathLike[str], rank: int, number: int | None = None
 
 def describe_set(ranks: Sequence[int], number: int) -> str:
     """Describe a process set, such as `among ranks 0-2, 5 (set 1)`."""
-    return f"among {readable.ranks(ranks, most=8)} (set {number})"
+    return f"among {readable.format_ranks(ranks, most=8)} (set {number})"
 
 
 class _Track:

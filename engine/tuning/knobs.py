@@ -26,11 +26,13 @@ def describe_axis(setting: Setting) -> dict[str, Any]:
     return about if knob.off is None else about | {"off": knob.off}
 
 
-KNOBS = {name: describe_axis(setting) for name, setting in config.knobs().items()}
+KNOBS = {name: describe_axis(setting) for name, setting in config.list_knobs().items()}
 
 
 # These do not matter for tensors on a GPU: their pieces have a size of their own, and NCCL moves the bytes.
-OF_HOST_MEMORY = {name for name, setting in config.knobs().items() if setting.knob is not None and setting.knob.host}
+OF_HOST_MEMORY = {
+    name for name, setting in config.list_knobs().items() if setting.knob is not None and setting.knob.host
+}
 NEARLY_ALL = 0.9  # share of bytes on GPUs above which the rest, such as a broadcast model, does not matter
 
 

@@ -42,7 +42,7 @@ def make_command(module: str, *arguments: str) -> tuple[list[str], dict[str, str
     The command finds the tuner beside this package, regardless of the working directory.
     """
     home = str(Path(__file__).parents[2])
-    environ = {name: value for name, value in config.environment().items() if name != SECRET}
+    environ = {name: value for name, value in config.read_environment().items() if name != SECRET}
     paths = [path for path in (environ.get("PYTHONPATH", ""), home) if path]
     environ |= {**ONE_THREAD, "PYTHONPATH": os.pathsep.join(paths)}
     return [sys.executable, "-P", "-m", module, *arguments], environ

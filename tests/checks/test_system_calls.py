@@ -247,8 +247,8 @@ _STREAMS = ("stdout.write", "stderr.write", "stdout.buffer.write", "stderr.buffe
 _CONSOLES = ("self._console.write", "self._out.write", "self._err.write")
 
 
-def test_texts_reach_a_terminal_through_readable_show() -> None:
-    """Texts of files, peers and ranks are printed by `readable.show` or autotune's `say`, which make them plain."""
+def test_texts_reach_a_terminal_through_print_plain() -> None:
+    """Texts of files, peers and ranks are printed by `print_plain` or autotune's `say`, which make them plain."""
 
     def writes(call: ast.Call) -> bool:
         text = ast.unparse(call.func)

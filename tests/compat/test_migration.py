@@ -228,7 +228,7 @@ def test_arguments_and_methods_of_the_optimizer_are_there(name: str) -> None:
 
 @pytest.mark.parametrize("name", VARIABLES)
 def test_variables_set_something_or_nothing_as_the_page_says(name: str) -> None:
-    aliases = {each.alias for each in config.settings().values()} | set(config.SWITCHES)
+    aliases = {each.alias for each in config.list_settings().values()} | set(config.SWITCHES)
     assert not aliases & set(config.WITHOUT_EFFECT)
     if name in PENDING:
         assert name not in aliases

@@ -308,7 +308,9 @@ from horovod.common.exceptions import HorovodInternalError, HorovodVersionMismat
 assert HorovodInternalError is engine.errors.CollectiveError
 from horovod.common.basics import HorovodBasics
 from horovod.common.util import check_extension, extension_available, gpu_available
-assert extension_available("torch") and not extension_available("caffe") and not gpu_available("torch")
+import torch
+assert extension_available("torch") and not extension_available("caffe") and not gpu_available("caffe")
+assert gpu_available("torch") is torch.cuda.is_available()
 check_extension("horovod.torch", "HOROVOD_WITH_PYTORCH", __file__, "mpi_lib_v2")
 from horovod.runner import run
 assert run is horovod.run is engine.run

@@ -102,7 +102,7 @@ from engine.session.optimizers import register_optimizer
 class Wrapped:
     # as a wrapped optimizer
     def move_to_world(self, root):
-        objects.compare({{"options": (f"passes={{passes}}", 0)}}, "the ranks give different options")
+        objects.compare_descriptions({{"options": (f"passes={{passes}}", 0)}}, "the ranks give different options")
 engine.init()
 wrapped = Wrapped()
 register_optimizer(wrapped)

@@ -25,12 +25,12 @@ from ..waiting import be_late
 from .programs import touch, wait_for
 
 BEFORE = {
-    "environment": (arguments.config, "environment"),
+    "environment": (arguments.config, "read_environment"),
     "descriptors": (arguments.linux, "open_standard_descriptors"),
-    "given": (arguments.config, "given"),
-    "detect": (arguments, "detect"),
+    "given": (arguments.config, "read_given"),
+    "detect": (arguments, "detect_world"),
     "given sets": (arguments, "make_process_sets"),
-    "logs": (arguments.logs, "configure"),
+    "logs": (arguments.logs, "configure_logger"),
     "session": (arguments, "EngineSession"),
     "listen": (startup, "listen"),
     "kernels": (startup.setup, "use_kernels"),

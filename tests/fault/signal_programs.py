@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import engine
-from engine.config.config import environment
-from engine.config.world import detect
+from engine.config.config import read_environment
+from engine.config.world import detect_world
 
 from ..waiting import until
 from .programs import ones, touch, touch_when_pending, wait_for
@@ -28,7 +28,7 @@ def shut_down(number: int, frame: object) -> None:
 
 def interrupted() -> Any:
     """Get SIGTERM on rank 0, in `init` and twice in `shutdown`; rank 1 comes late, and then never."""
-    rank = detect(environment()).rank
+    rank = detect_world(read_environment()).rank
     if rank == 0:
         signal.signal(signal.SIGTERM, shut_down)
         touch("in.init")

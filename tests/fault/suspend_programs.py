@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import engine
-from engine.config.config import environment
-from engine.config.world import detect
+from engine.config.config import read_environment
+from engine.config.world import detect_world
 
 from ..waiting import until
 from .programs import BIG, LONG, observe, ones, touch, touch_when_pending, wait_for
@@ -16,7 +16,7 @@ from .programs import BIG, LONG, observe, ones, touch, touch_when_pending, wait_
 def suspended(limit: float) -> Any:
     """Let the test suspend the job when `suspend.N` is there, and make `brought.N` a while after it resumes."""
     rank_alone = Path("alone")
-    if detect(environment()).rank == 1:
+    if detect_world(read_environment()).rank == 1:
         touch("suspend.0")
         wait_for("brought.0")
     engine.init(start_timeout=limit, stall_limit=limit, stall_warning=limit / 2)

@@ -36,7 +36,7 @@ def test_what_nobody_waits_for_is_reported_and_ends_the_world(
     for rank in brought if name == "known" else members[:1]:
         text = finished.ranks[rank].stderr
         assert f"'{name}' (allreduce) has waited " in text, finished
-        assert f" s for rank {victim}; submitted by {readable.ranks(brought)}" in text, finished
+        assert f" s for rank {victim}; submitted by {readable.format_ranks(brought)}" in text, finished
     begun = min(value["begun"] for value in finished.values)
     named(finished, finished.values, victim, "RankStalledError", begun, WITHIN)
     for value in finished.values:

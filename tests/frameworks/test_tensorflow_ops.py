@@ -31,7 +31,7 @@ MOVED = (*REDUCED, "uint32", "uint64", "complex64", "complex128")
 
 
 def test_ops_are_native_unless_they_were_asked_not_to_be() -> None:
-    assert op.native is config.load(config.environment()).tensorflow_native
+    assert op.native is config.load(config.read_environment()).tensorflow_native
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -72,8 +72,8 @@ class Rank:
 
     def open(self, ordinal: int = 0, **settings: object) -> Plane:
         """Open the plane in the current world."""
-        chosen = config.load(config.environment(), settings)
-        return Plane.open(runtime.current_engine(), ordinal, chosen, runtime.current_device().keep)
+        chosen = config.load(config.read_environment(), settings)
+        return Plane.open(runtime.current_engine(), ordinal, chosen, runtime.current_device().keep_half)
 
     def refusal(self, ordinal: int = 0, **settings: object) -> str:
         """Return the error of opening."""

@@ -275,7 +275,7 @@ def actor(dice: random.Random) -> str:
 
     def fetch() -> None:
         try:
-            agent._fetch(from_agent, of_agent, end)
+            agent._relay_from_agent(from_agent, of_agent, end)
         except BaseException as error:
             failed.append(error)
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from engine.config import config
-from engine.config.world import detect
+from engine.config.world import detect_world
 from engine.errors import EngineError
 from engine.net.rendezvous import Gathered, RendezvousOptions, gather_ranks
 
@@ -26,10 +26,10 @@ def main() -> None:
     """Meet, and print a line for each world: the rank's connections, or the error."""
     print(os.getpid(), flush=True)
     sys.stdin.readline()
-    environ = config.environment()
+    environ = config.read_environment()
     trial = json.loads(environ.get("TRIAL", "{}"))
     settings = config.load(environ)
-    world = replace(detect(environ), number=trial.get("number"))
+    world = replace(detect_world(environ), number=trial.get("number"))
     for generation in range(1, 1 + trial.get("worlds", 1)):
         try:
             build = {**BUILD, **trial.get("build", {})}

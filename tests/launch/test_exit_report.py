@@ -177,7 +177,7 @@ def test_what_has_taken_the_place_of_a_page_is_not_written_to(tmp_path: Path) ->
 
 
 def test_an_exception_that_only_looks_like_the_engines_blames_nobody(tmp_path: Path) -> None:
-    code = "class RankDiedError(Exception):\n    def blame(self): return 1, 'died'\nraise RankDiedError\n"
+    code = "class RankDiedError(Exception):\n    def get_blame(self): return 1, 'died'\nraise RankDiedError\n"
     told, _ = run(code, home=tmp_path)
     assert told.raised is not None and not told.raised.consequence
 

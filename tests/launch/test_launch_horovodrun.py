@@ -237,7 +237,7 @@ def test_a_number_of_a_yaml_file_is_what_is_written_there(tmp_path, number):
     for line in (f"cycle-time-ms: {number}", f"start-timeout: {number}"):
         path.write_text(f"{line}\n")
         if number != "010":  # decimal 10, as everywhere
-            with pytest.raises(LaunchError, match=re.escape(readable.quoted(number)[:30])):
+            with pytest.raises(LaunchError, match=re.escape(readable.quote_value(number)[:30])):
                 parse(["-np", "2", "--config-file", str(path), "true"])
     path.write_text("cycle-time-ms: 010\n")
     assert parse(["-np", "2", "--config-file", str(path), "true"]).settings["ENGINE_CYCLE_TIME_MS"] == "010"

@@ -125,7 +125,7 @@ MISMATCHES: dict[str, tuple[Any, Any, str, str]] = {
 def test_a_mismatch(title: str, known: bool, size: int) -> None:
     """The name can be used afterwards."""
     odd, common, odd_text, common_text = MISMATCHES[title]
-    others = readable.ranks(range(size - 1))
+    others = readable.format_ranks(range(size - 1))
     name = f"mismatch of {title}"
     if known:
         engine.synchronize(common(name))

@@ -164,6 +164,16 @@ def pending_removal(parts: Parts) -> None:
             refused(lambda: engine.barrier(process_set=part), "is not there", engine.errors.NotInitializedError)
 
 
+@on_ranks(1, 2, world=None)
+def test_init_refuses_what_is_no_set_on_every_rank_and_can_be_called_again(parts: Parts, rank: int, size: int) -> None:
+    for wrong in ([["a"]], [[0.0]], [[-1]], [[0, 0]], [0], 5):
+        with parts.part(f"process_sets={wrong}"):
+            refused(lambda wrong=wrong: engine.init(process_sets=wrong), "process_sets", engine.errors.ConfigError)
+            assert not engine.is_initialized()
+    engine.init(process_sets=[np.arange(size)[-1:]] if size > 1 else None)
+    check_same_on_all([np.ones(1)])
+
+
 @on_ranks(4)
 def test_sets_that_share_no_rank_do_not_wait_for_each_other(rank: int) -> None:
     """Two pairs: one waits for its other rank, which comes when the other pair has finished."""

@@ -38,7 +38,7 @@ def test_ranks_that_disagree_are_listed_as_python_lists_them() -> None:
             heard = world.run(disagree, f"odd.{number}", chosen)
             others = set(range(SIZE)) - chosen
             assert heard == heard[:1] * SIZE
-            assert f"{readable.ranks(chosen, SHOWN)} sent allreduce average float64[2]" in heard[0]
-            assert f"{readable.ranks(others, SHOWN)} sent allreduce average float64[1]" in heard[0]
+            assert f"{readable.format_ranks(chosen, SHOWN)} sent allreduce average float64[2]" in heard[0]
+            assert f"{readable.format_ranks(others, SHOWN)} sent allreduce average float64[1]" in heard[0]
             odd = odd_one_out(ExitReport(Raised("MismatchError", heard[0])))
             assert odd == (min(chosen) if len(chosen) == 1 else None)  # the launcher's reading

@@ -160,7 +160,7 @@ def test_the_error_of_the_rank_that_the_others_name_is_waited_for() -> None:
     task = ray.remote(num_cpus=0)(programs.raise_late)
     refs = [task.remote(RankRaisedError("rank 1 failed: x", 1), 0), task.remote(ValueError("x"), 1)]
     with pytest.raises(ValueError, match="x") as caught:
-        failures.results(refs, ["node a", "node b"])  # type: ignore[list-item]
+        failures.collect_results(refs, ["node a", "node b"])  # type: ignore[list-item]
     assert caught.value.__notes__ == ["rank 1 of 2 failed first, on node b; rank 0 failed because of it"]
 
 

@@ -24,11 +24,11 @@ from engine.launch.hosts.channel import READ_BYTES
 from engine.launch.process.plan import Job
 from engine.ray import ElasticRayExecutor, RayExecutor, actor, failures, node_agent
 from engine.ray.actor import Standing
-from engine.ray.failures import culprit
+from engine.ray.failures import find_culprit
 from engine.ray.placement import Request
-from engine.ray.rank_assignment import assign_ranks, in_order, layout_of, visible
+from engine.ray.rank_assignment import assign_ranks, in_order, join_visible_gpus, layout_of
 from engine.ray.settings import set_aside
-from engine.ray.slots import Slots
+from engine.ray.slots import ClusterSlots
 
 from ..waiting import until
 
@@ -59,7 +59,7 @@ def test_two_hosts_are_told_of_the_hub_and_each_rank_of_its_place(monkeypatch: p
     def answers(refs: list[Any], seconds: float, doing: str) -> list[Any]:
         return [("10.0.0.1", 99, "10.0.0.1:4711")] if "meet" in doing else [None] * len(refs)
 
-    monkeypatch.setattr("engine.ray.rank_assignment.answers", answers)
+    monkeypatch.setattr("engine.ray.rank_assignment.collect_answers", answers)
     found = [standing("a", "n", "0"), standing("a", "n", "1"), standing("b", "m", "0")]
     assign_ranks(lambda *call: calls.append(call), found, 1, {"ENGINE_START_TIMEOUT": "9"}, {"WORD": "x"})
     (door, *told) = calls
@@ -73,21 +73,21 @@ def test_two_hosts_are_told_of_the_hub_and_each_rank_of_its_place(monkeypatch: p
 
 
 def test_each_rank_of_a_host_finds_the_first_of_its_gpus_at_its_local_rank() -> None:
-    assert visible([["0", "1"], ["2", "3"]]) == "0,2,1,3"
-    assert visible([["4"], ["1", "2"], ["0"]]) == "4,1,0,2"
-    assert visible([[], []]) == "" and visible([]) == ""
+    assert join_visible_gpus([["0", "1"], ["2", "3"]]) == "0,2,1,3"
+    assert join_visible_gpus([["4"], ["1", "2"], ["0"]]) == "4,1,0,2"
+    assert join_visible_gpus([[], []]) == "" and join_visible_gpus([]) == ""
 
 
 def test_slots_are_asked_for_as_many_at_once_as_might_find_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Holds without an upper bound. Of the slots that wait in vain, one at a time is withdrawn."""
     free: dict[str, float] = {}
     monkeypatch.setattr("ray.available_resources", lambda: free)
-    asked = Slots({"CPU": 2, "GPU": 1}, least=1, most=64, bounded=False)
+    asked = ClusterSlots({"CPU": 2, "GPU": 1}, least=1, most=64, bounded=False)
 
     def wanted(**left: float) -> int:
         free.clear()
         free.update(left)
-        return asked._wanted({})[""]
+        return asked._count_wanted({})[""]
 
     assert wanted() == 1
     assert wanted(CPU=64, GPU=7) == 7
@@ -112,7 +112,7 @@ def test_threads_that_ray_has_set_for_an_actor_without_cpus_are_not_those_of_wor
     try:
         until(Path(f"/proc/{raylet.pid}/environ").read_bytes, "the kernel has made its environment")
         monkeypatch.setattr(os, "getppid", lambda: raylet.pid)
-        assert node_agent._environment().get("OMP_NUM_THREADS") == left
+        assert node_agent._build_environment().get("OMP_NUM_THREADS") == left
     finally:
         raylet.kill()
         raylet.wait()
@@ -135,7 +135,7 @@ def raised(error: Exception) -> RayTaskError:
     ids=["raised", "not-heard-of", "gathering", "all-alike", "later-call"],
 )
 def test_who_failed_first_is_who_has_an_error_of_its_own(failed: dict[int, BaseException], first: int) -> None:
-    assert culprit(failed) == first
+    assert find_culprit(failed) == first
 
 
 def test_a_bundle_for_each_rank_or_for_each_host() -> None:
@@ -167,7 +167,9 @@ def test_what_is_no_number_of_the_settings_is_refused(value: Any) -> None:
     [
         ({"min_workers": 1, "num_workers": 4}, ValueError, "leave num_workers and num_hosts out"),
         ({"min_workers": 3, "max_workers": 2}, ValueError, "min_num_proc is 3 and max_num_proc 2"),
-        ({"num_workers": 2, "reset_limit": 3}, ValueError, "reset_limit: of elastic jobs, which have min_workers"),
+        ({"num_workers": 2, "reset_limit": 3}, ValueError, "given reset_limit without min_workers"),
+        ({"num_workers": 2, "elastic_timeout": 60}, ValueError, "given elastic_timeout without min_workers"),
+        ({"num_hosts": 2, "override_discovery": False}, ValueError, "given override_discovery without min_workers"),
         ({}, ValueError, "either num_workers, or num_hosts"),
         ({"num_workers": 2, "num_hosts": 2}, ValueError, "either num_workers, or num_hosts"),
         ({"num_workers": 0}, ValueError, "num_workers is 0; expected a whole number from 1 to 256"),
@@ -194,9 +196,9 @@ def test_settings_of_horovod_are_taken(caplog: pytest.LogCaptureFixture) -> None
 
 def test_an_error_of_rays_own_classes_that_a_rank_raised_is_given_as_it_is() -> None:
     error = GetTimeoutError("the user's own wait")
-    assert failures._first({0: error}, [standing("a", "n")]) is error
+    assert failures._make_first_error({0: error}, [standing("a", "n")]) is error
     assert error.__notes__ == ["rank 0 of 1 failed first, on node 10.0.0.1 (n), pid 7"]
-    lost = failures._first({0: ActorDiedError()}, [standing("a", "n")])
+    lost = failures._make_first_error({0: ActorDiedError()}, [standing("a", "n")])
     assert isinstance(lost, JobError) and "Its process ended" in str(lost)
 
 
@@ -214,7 +216,7 @@ def test_a_worker_that_dies_while_places_are_told_is_what_ray_train_starts_again
 
     group = SimpleNamespace(execute_single_async=None, execute_async=lambda function: [])
     for cause, kind in ((died, ActorDiedError), (None, LaunchError), (ValueError("x"), LaunchError)):
-        monkeypatch.setattr(train, "answers", answers(cause))
+        monkeypatch.setattr(train, "collect_answers", answers(cause))
         with pytest.raises(kind):
             train.EngineBackend().on_start(group, train.EngineConfig())
 
@@ -234,8 +236,8 @@ def test_the_socket_that_the_engine_takes_over_is_left_to_it(monkeypatch: pytest
 def test_what_a_rank_says_in_an_error_controls_no_terminal() -> None:
     place = standing("a", "n\x1b[2J")
     error = GetTimeoutError("the user's own wait")
-    failures._first({0: error}, [place])
-    followed = failures._first({0: RankRaisedError("rank 1 failed: \x1b]0;x\x07", 1)}, [place, place])
+    failures._make_first_error({0: error}, [place])
+    followed = failures._make_first_error({0: RankRaisedError("rank 1 failed: \x1b]0;x\x07", 1)}, [place, place])
     for text in (*error.__notes__, str(followed), str(LaunchError("process 0 failed: \x1b[2J"))):
         assert all(each.isprintable() for line in text.split("\n") for each in line), text
 
@@ -265,7 +267,7 @@ def test_an_actor_that_answers_what_none_does_is_the_end_of_its_agent(
     agent = node_agent.RayAgent(0, "n@10.0.0.1", "n")
     agent._actor = SimpleNamespace(read=SimpleNamespace(remote=lambda: None))
     pipes = [os.pipe() for _ in range(3)]
-    agent._fetch(*(writing for _, writing in pipes))
+    agent._relay_from_agent(*(writing for _, writing in pipes))
     written = []
     for reading, _ in pipes:
         with open(reading, "rb") as pipe:

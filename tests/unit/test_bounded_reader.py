@@ -12,13 +12,13 @@ import pytest
 from engine.text.bounded_reader import (
     DEPTH,
     ReadError,
-    number,
+    get_number,
+    get_text,
+    get_whole,
     parse_json,
     read_bytes,
     read_lines,
     read_text,
-    text,
-    whole,
 )
 
 
@@ -125,14 +125,14 @@ def test_a_path_with_bytes_that_are_no_text_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("read", "told", "error"),
     [
-        (whole, {"n": True}, "'n' is True, and a whole number from 0 to"),
-        (whole, {"n": 1.0}, "'n' is 1.0, and a whole number"),
-        (whole, {"n": -1}, "'n' is -1, and a whole number"),
-        (number, {"n": "x" * 1000}, "'n' is 'xxx.*[.]{3}, and a number from -1e[+]18 to 1e[+]18 is expected"),
-        (number, {"n": False}, "'n' is False, and a number"),
-        (text, {"n": ["\x1b"]}, "'n' is .*, and a text is expected"),
-        (text, [], "an object with 'n' is expected"),
-        (text, {}, "'n' is missing"),
+        (get_whole, {"n": True}, "'n' is True, and a whole number from 0 to"),
+        (get_whole, {"n": 1.0}, "'n' is 1.0, and a whole number"),
+        (get_whole, {"n": -1}, "'n' is -1, and a whole number"),
+        (get_number, {"n": "x" * 1000}, "'n' is 'xxx.*[.]{3}, and a number from -1e[+]18 to 1e[+]18 is expected"),
+        (get_number, {"n": False}, "'n' is False, and a number"),
+        (get_text, {"n": ["\x1b"]}, "'n' is .*, and a text is expected"),
+        (get_text, [], "an object with 'n' is expected"),
+        (get_text, {}, "'n' is missing"),
     ],
 )
 def test_a_field_of_another_kind_is_named(read, told, error):

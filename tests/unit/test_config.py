@@ -23,7 +23,7 @@ def test_defaults_need_no_environment() -> None:
 
 def test_every_default_is_a_value_that_its_parser_accepts() -> None:
     for entry in dataclasses.fields(config.Config):
-        assert config.settings()[entry.name].read(entry.default) == entry.default
+        assert config.list_settings()[entry.name].read(entry.default) == entry.default
 
 
 @pytest.mark.parametrize(
@@ -91,11 +91,11 @@ def test_variables_without_effect_are_accepted_whatever_they_say_and_can_be_name
 
 def test_a_variable_that_is_misspelt_is_told_and_others_are_not() -> None:
     wrong = {"ENGINE_FUSION_TRESHOLD": "3", "ENGINE_STALL_LIMITS": "4"}
-    assert config.misspelt(wrong) == {
+    assert config.find_misspelt(wrong) == {
         "ENGINE_FUSION_TRESHOLD": "ENGINE_FUSION_THRESHOLD",
         "ENGINE_STALL_LIMITS": "ENGINE_STALL_LIMIT",
     }
-    known = [each.variable for each in config.settings().values()]
+    known = [each.variable for each in config.list_settings().values()]
     ours = (
         *known,
         *plan.OURS,
@@ -105,7 +105,7 @@ def test_a_variable_that_is_misspelt_is_told_and_others_are_not() -> None:
         "ENGINE_HOST_NAME",
         "ENGINE_SECRET_FILE",
     )
-    assert config.misspelt(dict.fromkeys((*ours, "ENGINE_ROOM", "PATH"), "1")) == {}
+    assert config.find_misspelt(dict.fromkeys((*ours, "ENGINE_ROOM", "PATH"), "1")) == {}
 
 
 def test_an_empty_variable_counts_as_not_set() -> None:

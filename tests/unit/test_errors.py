@@ -57,7 +57,7 @@ def test_what_cannot_be_pickled_is_named_whatever_it_raises() -> None:
 
     told = r"Unspeakable: \(its text cannot be made: KeyError\)"
     with pytest.raises(TypeError, match=rf"engine.run cannot pickle .*{told}"):
-        function._dumps(print, (Closed(),), {})
+        function._pickle_call(print, (Closed(),), {})
     with pytest.raises(TypeError, match=r"'it', of type .*Closed, cannot be kept: \(its text cannot be made"):
         copies.copy_values({"it": Closed()}, copies.NUMPY, copies.NUMPY.allocate_memory)
 

@@ -23,8 +23,8 @@ import pytest
 from rich.console import Console
 
 from autotune import Tuner, cli, horovod_csv, journal
-from engine.config.hub_address import secret
-from engine.config.world import detect
+from engine.config.hub_address import read_secret
+from engine.config.world import detect_world
 from engine.errors import EngineError
 from engine.exit_report.report import ExitReport, Failure, Raised
 from engine.foresee.command import main as foresee
@@ -223,7 +223,7 @@ def slurm(home: Path) -> Case:
     def read(data: bytes) -> None:
         values = data.decode(errors="replace").split(" ")
         environ = dict(zip(names, values, strict=False)) | {"ENGINE_SECRET": "0" * 32, "ENGINE_HUB": "localhost:1234"}
-        refused(EngineError)(lambda: detect(environ))()
+        refused(EngineError)(lambda: detect_world(environ))()
 
     return b"3 8 1 2(x3),2 1", read
 
@@ -289,7 +289,7 @@ def board(home: Path) -> Case:
 def secret_file(home: Path) -> Case:
     path = home / "secret"
     return b"0123456789abcdef" * 4, of_file(
-        path, refused(EngineError)(lambda: secret({"ENGINE_SECRET_FILE": str(path)}))
+        path, refused(EngineError)(lambda: read_secret({"ENGINE_SECRET_FILE": str(path)}))
     )
 
 

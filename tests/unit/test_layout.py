@@ -120,7 +120,7 @@ def test_names_are_the_same_wherever_they_are_told() -> None:
     for kind in errors.BY_CAUSE.values():
         assert f'b"{kind.__name__}", b"{kind.did}"' in verdict
     for knob, known in (("stores", codes["stores"]), ("compression", codes["compressions"])):
-        form = config.knobs()[knob].parse
+        form = config.list_knobs()[knob].parse
         assert isinstance(form, Words) and set(form.words) == set(known)
 
 

@@ -31,7 +31,7 @@ from ..hostile_numbers import NO_NUMBERS, NO_VALUES
 LONGEST_LINE = 600  # characters
 NUMBERS = {
     name: each
-    for name, each in config.settings().items()
+    for name, each in config.list_settings().items()
     if each.unit or isinstance(each.parse, (Number, Whole, Bytes))
 }
 LAUNCHERS = list(world.LAUNCHERS)
@@ -304,14 +304,14 @@ def test_numbers_of_workers_at_the_gate_are_bounded() -> None:
 @pytest.mark.parametrize("text", [*NO_NUMBERS, "1e999", "0x1p3", "", "1.2.3"])
 def test_what_is_no_number_in_a_file_is_none(text: str) -> None:
     if text not in ("-1", "-0.5", "9" * 19, str(1 << 63), str(1 << 64)):
-        assert bounded_reader.decimal(text) is None
-    assert bounded_reader.natural(text) is None
+        assert bounded_reader.parse_decimal(text) is None
+    assert bounded_reader.parse_natural(text) is None
 
 
 def test_numbers_in_a_file_are_what_they_are() -> None:
     for text in ("0", "5", "5.", ".5", "-5.25", "+1e3", "1E-3", "9" * 18):
-        assert bounded_reader.decimal(text) == float(text)
-    assert bounded_reader.decimal("5", 4) is None and bounded_reader.decimal("-5", 4) is None
+        assert bounded_reader.parse_decimal(text) == float(text)
+    assert bounded_reader.parse_decimal("5", 4) is None and bounded_reader.parse_decimal("-5", 4) is None
 
 
 @pytest.mark.parametrize("name", ["cycle_time_ms", "tensor_fusion_threshold", "score"])

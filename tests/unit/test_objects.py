@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import engine_ext.errors
-from engine.collectives.objects import describe, differences, pairs
+from engine.collectives.objects import describe, find_differences, name_tensors
 from engine.errors import UnsupportedTensorError
 from engine.session.monitor import describe_waits, summarize_exception
 from engine.trace.flight import Recorder
@@ -20,39 +20,39 @@ SAME = {"w": ("float32[2]", 1), "b": ("float32[1]", 2)}
 
 
 def test_equal_ranks_differ_in_nothing() -> None:
-    assert differences([SAME, dict(SAME), dict(reversed(SAME.items()))]) == []
+    assert find_differences([SAME, dict(SAME), dict(reversed(SAME.items()))]) == []
 
 
 def test_the_minority_is_named_against_the_majority() -> None:
     odd = {**SAME, "w": ("float32[2]", 9)}
-    assert differences([odd, SAME, SAME]) == ["'w': rank 0 has other values than rank 1 (float32[2])"]
-    assert differences([SAME, odd, SAME, SAME]) == ["'w': rank 1 has other values than rank 0 (float32[2])"]
+    assert find_differences([odd, SAME, SAME]) == ["'w': rank 0 has other values than rank 1 (float32[2])"]
+    assert find_differences([SAME, odd, SAME, SAME]) == ["'w': rank 1 has other values than rank 0 (float32[2])"]
 
 
 def test_in_doubt_rank_0_is_right() -> None:
     odd = {**SAME, "w": ("float32[2]", 9)}
-    assert differences([odd, SAME]) == ["'w': rank 1 has other values than rank 0 (float32[2])"]
-    assert differences([SAME, odd, odd, SAME]) == ["'w': ranks 1, 2 have other values than rank 0 (float32[2])"]
+    assert find_differences([odd, SAME]) == ["'w': rank 1 has other values than rank 0 (float32[2])"]
+    assert find_differences([SAME, odd, odd, SAME]) == ["'w': ranks 1, 2 have other values than rank 0 (float32[2])"]
 
 
 def test_shape_dtype_and_presence_are_told_apart_from_values() -> None:
     shape, more = {**SAME, "w": ("float16[2, 1]", 1)}, {**SAME, "x": ("int64[]", 0)}
-    assert differences([SAME, shape]) == ["'w': rank 1 has float16[2, 1], rank 0 has float32[2]"]
-    assert differences([SAME, more]) == ["'x': rank 1 has int64[], rank 0 has no such entry"]
-    assert differences([more, SAME]) == ["'x': rank 1 has no such entry, rank 0 has int64[]"]
+    assert find_differences([SAME, shape]) == ["'w': rank 1 has float16[2, 1], rank 0 has float32[2]"]
+    assert find_differences([SAME, more]) == ["'x': rank 1 has int64[], rank 0 has no such entry"]
+    assert find_differences([more, SAME]) == ["'x': rank 1 has no such entry, rank 0 has int64[]"]
 
 
 def test_each_way_of_being_different_gets_a_line() -> None:
     ranks = [SAME, SAME, {**SAME, "w": ("float32[2]", 8)}, {**SAME, "w": ("float32[2]", 9)}]
-    assert [line.split(" has ")[0] for line in differences(ranks)] == ["'w': rank 2", "'w': rank 3"]
+    assert [line.split(" has ")[0] for line in find_differences(ranks)] == ["'w': rank 2", "'w': rank 3"]
 
 
 def test_parameters_come_as_mapping_pairs_or_list() -> None:
-    assert pairs({"a": 1}) == [("a", 1)]
-    assert pairs(iter([("a", 1), ("b", 2)])) == [("a", 1), ("b", 2)]
-    assert pairs(["x", "y"]) == [("0", "x"), ("1", "y")]
+    assert name_tensors({"a": 1}) == [("a", 1)]
+    assert name_tensors(iter([("a", 1), ("b", 2)])) == [("a", 1), ("b", 2)]
+    assert name_tensors(["x", "y"]) == [("0", "x"), ("1", "y")]
     with pytest.raises(TypeError, match="expected a mapping or an iterable"):
-        pairs(3)
+        name_tensors(3)
 
 
 def test_only_tensors_numbers_and_texts_are_described() -> None:
@@ -76,7 +76,7 @@ def test_an_exception_is_summed_up_with_its_place() -> None:
 
 def test_an_exception_in_a_library_is_placed_where_the_user_called_it() -> None:
     with pytest.raises(TypeError) as caught:
-        pairs(3)
+        name_tensors(3)
     assert f" at {Path(__file__).name}:" in summarize_exception(TypeError, caught.value, caught.tb)
 
 

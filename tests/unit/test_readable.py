@@ -18,13 +18,13 @@ from engine.text import readable
     ],
 )
 def test_ranks(numbers: range | list[int], text: str) -> None:
-    assert readable.ranks(numbers, 4 if len(numbers) > 8 else None) == text
+    assert readable.format_ranks(numbers, 4 if len(numbers) > 8 else None) == text
 
 
 def test_cpus_are_written_as_taskset_reads_them() -> None:
-    assert readable.cpus([8, 0, 1, 3, 2]) == "0-3,8"
-    assert readable.cpus([0, 1]) == "0-1"
-    assert readable.cpus([]) == ""
+    assert readable.format_cpus([8, 0, 1, 3, 2]) == "0-3,8"
+    assert readable.format_cpus([0, 1]) == "0-1"
+    assert readable.format_cpus([]) == ""
 
 
 @pytest.mark.parametrize(
@@ -41,11 +41,11 @@ def test_cpus_are_written_as_taskset_reads_them() -> None:
     ],
 )
 def test_durations(seconds: float, text: str) -> None:
-    assert readable.short(seconds) == text
+    assert readable.format_seconds(seconds) == text
 
 
 @pytest.mark.parametrize(
     ("nbytes", "text"), [(4, "4 B"), (4096, "4 KiB"), (100 << 20, "100 MiB"), (3 << 29, "1.5 GiB")]
 )
 def test_sizes(nbytes: int, text: str) -> None:
-    assert readable.size(nbytes) == text
+    assert readable.format_size(nbytes) == text

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from engine.config import config
-from engine.config.forms import Bytes, Number, Whole, Words, truth
-from engine.config.setting import Knob, Option, setting
+from engine.config.forms import Bytes, Number, Whole, Words, parse_truth
+from engine.config.setting import Knob, Option, define_setting
 from engine.errors import ConfigError
 from engine.launch.cli import options
 from engine.launch.errors import LaunchError
@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 class More(config.Config):
     """Additional settings that the engine does not have."""
 
-    lane_bytes: int = setting(
+    lane_bytes: int = define_setting(
         1 << 16,
         "bytes",
         Bytes(1 << 10, 1 << 20, "64K"),
@@ -38,14 +38,18 @@ class More(config.Config):
         option=Option("SIZE"),
         knob=Knob(),
     )
-    lane_wait_ms: float = setting(2.0, "milliseconds", Number(0, 9), "Patience of a lane.", knob=Knob(0.5, 3, off=0.0))
-    lane_kind: str = setting(
+    lane_wait_ms: float = define_setting(
+        2.0, "milliseconds", Number(0, 9), "Patience of a lane.", knob=Knob(0.5, 3, off=0.0)
+    )
+    lane_kind: str = define_setting(
         "wide", "", Words("wide", "narrow"), "Kind of a lane.", option=Option(), knob=Knob(words=("wide",))
     )
-    tracks: int = setting(
+    tracks: int = define_setting(
         1, "tracks", Whole(1, 8), "Number of tracks.", option=Option("N", ("--lane-count", "--tracks"))
     )
-    lane_log: bool = setting(False, "", truth, "Write down tracks.", option=Option(off="write down no tracks"))
+    lane_log: bool = define_setting(
+        False, "", parse_truth, "Write down tracks.", option=Option(off="write down no tracks")
+    )
 
 
 def given(*arguments: str) -> dict[str, str]:
@@ -102,8 +106,8 @@ def test_a_new_knob_is_taken_searched_and_shown() -> None:
     assert config.check_knobs({"lane_bytes": "2K", "lane_wait_ms": None}, More) == {"lane_bytes": 2 << 10}
     with pytest.raises(ConfigError, match=r"there is no knob 'tracks'; there are: .*, lane_bytes, lane_wait_ms"):
         config.check_knobs({"tracks": 2}, More)
-    knobs = config.knobs(More)
-    assert {name: describe_axis(knobs[name]) for name in knobs.keys() - config.knobs()} == {
+    knobs = config.list_knobs(More)
+    assert {name: describe_axis(knobs[name]) for name in knobs.keys() - config.list_knobs()} == {
         "lane_bytes": {"kind": "Integer", "low": 1 << 10, "high": 1 << 20, "log": True},
         "lane_wait_ms": {"kind": "Real", "low": 0.5, "high": 3, "log": True, "off": 0.0},
         "lane_kind": {"kind": "Choice", "values": ["wide"]},
@@ -118,18 +122,18 @@ def test_a_new_knob_is_taken_searched_and_shown() -> None:
 
 def test_the_native_engine_has_the_same_knobs_with_the_same_ranges() -> None:
     here: dict[str, Any] = {}
-    for name, each in config.knobs().items():
+    for name, each in config.list_knobs().items():
         form: Any = each.parse
         here[name] = set(form.words) if isinstance(form, Words) else (form.low, form.high)
     there = {name: set(may) if isinstance(may[0], str) else may for name, may in native.KNOBS.items()}
-    assert there == here and list(native.KNOBS) == list(KNOBS) == list(config.knobs())
+    assert there == here and list(native.KNOBS) == list(KNOBS) == list(config.list_knobs())
 
 
 def test_editors_are_shown_what_set_knobs_takes() -> None:
     *shown, unknown = inspect.signature(commands.set_knobs).parameters.values()
     kinds = {each.name: str(each.type) for each in fields(config.Config)}
     assert {each.name: each.annotation for each in shown} == {
-        name: " | ".join(dict.fromkeys((kinds[name], "str", "None"))) for name in config.knobs()
+        name: " | ".join(dict.fromkeys((kinds[name], "str", "None"))) for name in config.list_knobs()
     }
     assert {(each.kind, each.default) for each in shown} == {(inspect.Parameter.KEYWORD_ONLY, None)}
     assert unknown.annotation == "Never"  # `check_knobs` and type checkers reject other names
@@ -137,7 +141,7 @@ def test_editors_are_shown_what_set_knobs_takes() -> None:
 
 def test_the_documents_name_every_knob() -> None:
     settings, tuning = ((ROOT / "docs/reference" / page).read_text() for page in ("settings.md", "autotune.md"))
-    assert f"engine.set_knobs({', '.join(f'{name}=...' for name in config.knobs())})" in " ".join(settings.split())
+    assert f"engine.set_knobs({', '.join(f'{name}=...' for name in config.list_knobs())})" in " ".join(settings.split())
     section = tuning.partition("## What is tuned")[2]
     assert re.findall(r"^- `(\w+)`: ", section, re.MULTILINE)[: len(KNOBS)] == list(KNOBS)
 

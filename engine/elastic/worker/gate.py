@@ -40,7 +40,7 @@ from ...net.event_loop import run
 from ...net.frames import MALFORMED
 from ...net.stream import CLIENT, LIMIT, StreamError, derive_key
 from ...net.unix_sockets import peer_uid
-from ...text.bounded_reader import ReadError, shorten, whole
+from ...text.bounded_reader import ReadError, get_whole, shorten_text
 from ..events import Why
 from ..places import Slot, WorldPlace
 
@@ -346,10 +346,10 @@ class Gate:
         self._heard.append({**message, "place": place, **_lists_of(message, place.size)})
 
     def _handle_void(self, message: dict[str, Any]) -> None:
-        self._void = max(self._void, whole(message, "world", 0, LARGEST))
+        self._void = max(self._void, get_whole(message, "world", 0, LARGEST))
 
     def _handle_update(self, message: dict[str, Any]) -> None:
-        self._updated = max(self._updated, whole(message, "world", 0, LARGEST))
+        self._updated = max(self._updated, get_whole(message, "world", 0, LARGEST))
 
     def _handle_end(self, message: dict[str, Any]) -> None:
         why = str(message["why"])
@@ -417,12 +417,12 @@ _NUMBERS = ("rank", "local_rank", "cross_rank")
 
 def _place_of(told: Any) -> WorldPlace:
     """Parse the place that the agent sent. Raises ReadError if it is malformed."""
-    counts = {name: whole(told, name, 1, MOST) for name in _COUNTS}
-    numbers = {name: whole(told, name, 0, counts[of] - 1) for name, of in zip(_NUMBERS, _COUNTS, strict=True)}
+    counts = {name: get_whole(told, name, 1, MOST) for name in _COUNTS}
+    numbers = {name: get_whole(told, name, 0, counts[of] - 1) for name, of in zip(_NUMBERS, _COUNTS, strict=True)}
     slot = told.get("slot")
     if not isinstance(slot, list) or len(slot) != 2 or type(slot[0]) is not str or type(slot[1]) is not int:
-        raise ReadError(f"'slot' is {shorten(repr(slot))}, and a host and a number are expected")
-    return WorldPlace(world=whole(told, "world", 0, LARGEST), **counts, **numbers, slot=Slot(*slot))
+        raise ReadError(f"'slot' is {shorten_text(repr(slot))}, and a host and a number are expected")
+    return WorldPlace(world=get_whole(told, "world", 0, LARGEST), **counts, **numbers, slot=Slot(*slot))
 
 
 def _lists_of(message: dict[str, Any], size: int) -> dict[str, Any]:
@@ -431,7 +431,7 @@ def _lists_of(message: dict[str, Any], size: int) -> dict[str, Any]:
     for name, kind in (("members", int), ("hosts", str)):
         found = message.get(name)
         if not isinstance(found, list) or len(found) != size or not all(type(each) is kind for each in found):
-            raise ReadError(f"{name!r} is {shorten(repr(found))}, and one is expected for each of {size} ranks")
+            raise ReadError(f"{name!r} is {shorten_text(repr(found))}, and one is expected for each of {size} ranks")
         lists[name] = tuple(found)
     return lists
 

@@ -28,9 +28,9 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ...collectives import collectives
 from ...config.builds import Build
-from ...config.hub_address import HubAddress, host_and_port, secret
+from ...config.hub_address import HubAddress, host_and_port, read_secret
 from ...config.launchers import ENGINERUN
-from ...config.setting import variable
+from ...config.setting import variable_name
 from ...config.world import World
 from ...errors import CalledOff, ConfigError, EngineError, IncompatibleRanksError, MismatchError
 from ...native import setup
@@ -285,7 +285,7 @@ def _describe_build(gate: Gate) -> Build:
     told = compared_values(setup.segment_info(), settings.sockets_per_lane, settings.lanes, gate.several)
     if gate.several:
         del told["kernels"]
-    return {variable(name) if name in SETTINGS else name: value for name, value in told.items()}
+    return {variable_name(name) if name in SETTINGS else name: value for name, value in told.items()}
 
 
 def _make_world(assigned: Assigned) -> World:
@@ -297,7 +297,7 @@ def _make_world(assigned: Assigned) -> World:
         local_rank=place.local_rank,
         local_size=place.local_size,
         job=os.environ["ENGINE_JOB"],
-        secret=secret(os.environ),
+        secret=read_secret(os.environ),
         source=ENGINERUN.name,
         hub=HubAddress(*host_and_port(assigned.hub), assigned.listener) if assigned.hub else None,
         host=place.slot.host,

@@ -65,7 +65,7 @@ def _refuse_misspelled_command(arguments: Sequence[str]) -> None:
         near = difflib.get_close_matches(arguments[0], COMMANDS, 1)
         if near:
             raise LaunchError(
-                f"{readable.quoted(arguments[0])} is no command of enginerun; did you mean {near[0]!r}? "
+                f"{readable.quote_value(arguments[0])} is no command of enginerun; did you mean {near[0]!r}? "
                 "To run a program give -np N before it, as in 'enginerun -np 4 python train.py'"
             )
 
@@ -80,7 +80,7 @@ def _main(arguments: Sequence[str]) -> int:
 
         return JobRun(parse(arguments)).run()
     except (LaunchError, MetricsError) as error:
-        readable.show(f"enginerun: error: {error}", file=sys.stderr)
+        readable.print_plain(f"enginerun: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:  # before the ranks are started, or while their last output waits for its reader
         return 128 + signal.SIGINT

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...config.forms import MOST_PORTS, argument, seconds
+from ...config.forms import MOST_PORTS, make_argument_type, make_duration_form
 from ...host import linux, machine, network, processes
 from ...host.patience import Patience
 from ...text import readable
@@ -154,7 +154,13 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser("enginerun doctor", USAGE, DESCRIPTION, allow_abbrev=False)
     parser.add_argument("-H", "--hosts", metavar="NAME,..", help="hosts; slots behind the names are passed over")
     parser.add_argument("-hostfile", "--hostfile", type=Path, metavar="FILE", help="file of hosts")
-    parser.add_argument("--start-timeout", type=argument(seconds(0.001)), default=60.0, metavar="S", help="default 60")
+    parser.add_argument(
+        "--start-timeout",
+        type=make_argument_type(make_duration_form(0.001)),
+        default=60.0,
+        metavar="S",
+        help="default 60",
+    )
     add_reach(parser)
     parser.set_defaults(ignored=[])
     given = parser.parse_args(arguments)
@@ -162,13 +168,15 @@ def main(arguments: Sequence[str]) -> int:
     if hosts is None:
         if given.launch_agent is not None:
             raise LaunchError("--launch-agent: no hosts are given: add -H a,b")
-        readable.show(check_build.format_table())
+        readable.print_plain(check_build.format_table())
         return 0
     places = lay_out(hosts, sum(slots for _, slots in hosts), None if given.launch_agent else own_names())
     shown = {place.name for place in places}
     here = next((place.name for place in places if place.local), "")
     for name in dict.fromkeys(name for name, _ in hosts if name not in shown):
-        readable.show(f"enginerun doctor: {name} is this machine, as {here} is: they are one host", file=sys.stderr)
+        readable.print_plain(
+            f"enginerun doctor: {name} is this machine, as {here} is: they are one host", file=sys.stderr
+        )
     return Examination(places, reach_of(given), given.start_timeout).run()
 
 
@@ -212,7 +220,7 @@ class Examination:
             self._loop.close()
         problems = list(self._list_problems())
         for line in [*_format_table(self._make_rows()), "", *(problems or ["Nothing is amiss."])]:
-            readable.show(line)
+            readable.print_plain(line)
         return int(bool(problems))
 
     def _gather_answers(self, limit: float) -> dict[str, Message]:

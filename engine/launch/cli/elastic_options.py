@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ...config.config import Config
-from ...config.forms import Whole, argument, seconds
+from ...config.forms import Whole, make_argument_type, make_duration_form
 from ...elastic.limits import JobLimits
 from ..errors import LaunchError
 from ..hosts.host_list import is_here
@@ -118,7 +118,7 @@ def add_elastic(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "elastic jobs", "--min-np, --max-np or --host-discovery-script makes one, whose program calls elastic.run."
     )
-    number, time = argument(COUNT), argument(seconds(0.001))
+    number, time = make_argument_type(COUNT), make_argument_type(make_duration_form(0.001))
     group.add_argument(
         "--min-np", "--min-num-proc", type=number, metavar="N", help="go on with as few ranks as this (default: -np)"
     )
@@ -134,17 +134,19 @@ def add_elastic(parser: argparse.ArgumentParser) -> None:
 
     add("--slots-per-host", "--slots", type=number, metavar="N", help="slots of a host that is named without")
     add("--elastic-timeout", type=time, metavar="S", help=f"seconds to wait for --min-np ranks (default {TIMEOUT:g})")
-    add("--reset-limit", type=argument(Whole(0)), metavar="N", help="resets after which the next ends the job")
+    add(
+        "--reset-limit", type=make_argument_type(Whole(0)), metavar="N", help="resets after which the next ends the job"
+    )
     add(
         *("--blacklist-cooldown-range",),
         nargs=2,
-        type=argument(seconds(0.0)),
+        type=make_argument_type(make_duration_form(0.0)),
         metavar=("LO", "HI"),
         help="seconds for which a host that fails is left alone, at first and at most (default: for good)",
     )
     add(
         "--lease",
-        type=argument(seconds(LEAST_LEASE)),
+        type=make_argument_type(make_duration_form(LEAST_LEASE)),
         metavar="S",
         help=f"seconds without a word of the launcher after which ranks of another host are killed (default {LEASE:g})",
     )

@@ -102,7 +102,7 @@ def arguments_of(path: Path, options: Collection[str]) -> list[str]:
     for key, option, value in _list_entries(content):
         negated = f"--no-{option[2:]}"
         if option not in options or isinstance(value, dict | list):
-            key = bounded_reader.shorten(key)
+            key = bounded_reader.shorten_text(key)
             raise LaunchError(f"--config-file: {str(path)!r} has {key!r}, which stands for no option of enginerun")
         if value is True:
             found.append(option)

@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 
 from ...config import config
 from ...config.config import Config
-from ...config.forms import LARGEST, Number, Whole, Words, argument, seconds, truth
-from ...config.setting import Option, Setting, read, variable
+from ...config.forms import LARGEST, Number, Whole, Words, make_argument_type, make_duration_form, parse_truth
+from ...config.setting import Option, Setting, read, variable_name
 from ...errors import ConfigError
 from ...host.python_startup import find_startup_obstacle
 from ...text import readable
@@ -150,13 +150,13 @@ class _Version(argparse.Action):
             known = version(parser.prog)
         except PackageNotFoundError:
             known = "(a source tree that was never installed)"
-        readable.show(f"{parser.prog} {known}")
+        readable.print_plain(f"{parser.prog} {known}")
         parser.exit()
 
 
 class _CheckBuild(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        readable.show(format_table())
+        readable.print_plain(format_table())
         parser.exit()
 
 
@@ -177,7 +177,7 @@ def parse(arguments: Sequence[str], kind: type[Config] = Config) -> Options:
     SystemExit
         After `--help`, `--version` and `--check-build`.
     """
-    parser = _make_parser(config.settings(kind))
+    parser = _make_parser(config.list_settings(kind))
     given = parser.parse_args(arguments)
     if given.config_file is not None:
         # The command line overrides the file, because the last one of an option that is given twice counts.
@@ -236,10 +236,10 @@ def load(options: Options, environment: Mapping[str, str]) -> dict[str, Any]:
         A value is invalid; the text names its variable.
     """
     environment = {**environment, **options.settings}
-    if options.settings.get(variable("metrics")) == "0":
-        environment = {name: text for name, text in environment.items() if name not in map(variable, PUBLISHING)}
+    if options.settings.get(variable_name("metrics")) == "0":
+        environment = {name: text for name, text in environment.items() if name not in map(variable_name, PUBLISHING)}
     try:
-        return config.given(environment)
+        return config.read_given(environment)
     except ConfigError as error:
         raise LaunchError(str(error)) from None
 
@@ -264,7 +264,7 @@ def _make_parser(settings: Mapping[str, Setting]) -> argparse.ArgumentParser:
     add("--prefix-output-with-timestamp", action="store_true", help="begin each line of output with the time")
     add(
         "--grace-period",
-        type=argument(seconds()),
+        type=make_argument_type(make_duration_form()),
         default=5.0,
         metavar="S",
         help="seconds from a failure or a signal to SIGTERM, and from there to SIGKILL (default 5)",
@@ -295,7 +295,10 @@ def _add_placement(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("CPUs")
     group.add_argument("--no-binding", dest="binding", action="store_false", help="let ranks run on any CPU")
     group.add_argument(
-        "--cpus-per-rank", type=argument(COUNT), metavar="N", help="CPUs and threads per rank (default: an equal share)"
+        "--cpus-per-rank",
+        type=make_argument_type(COUNT),
+        metavar="N",
+        help="CPUs and threads per rank (default: an equal share)",
     )
 
 
@@ -332,7 +335,7 @@ def _add_settings(parser: argparse.ArgumentParser, settings: Mapping[str, Settin
 
 def _add_setting(group: Any, each: Setting, option: Option) -> None:
     about = (each.doc[0].lower() + each.doc[1:]).rstrip(".").replace("`", "").replace("%", "%%")
-    if each.parse is truth:
+    if each.parse is parse_truth:
         form = {"nargs": 0, "const": "1"}
     else:
         words = each.parse.words if isinstance(each.parse, Words) else ()
@@ -342,7 +345,7 @@ def _add_setting(group: Any, each: Setting, option: Option) -> None:
     if option.off is not None:
         names = [f"--no-{name[2:]}" for name in each.options]
         shown = option.off or argparse.SUPPRESS
-        text = "0" if each.parse is truth else "off"
+        text = "0" if each.parse is parse_truth else "off"
         group.add_argument(*names, action=_Set, setting=each, nargs=0, const=text, help=shown)
 
 
@@ -363,22 +366,22 @@ def _collect_settings(given: argparse.Namespace) -> dict[str, str]:
     """Return the settings given by options, by variable; others are left to the environment and the defaults."""
     settings: dict[str, str] = dict(given.settings)
     if given.stall_check is False:
-        settings |= dict.fromkeys((variable("stall_warning"), variable("stall_limit")), "0")
-    known = config.settings()
+        settings |= dict.fromkeys((variable_name("stall_warning"), variable_name("stall_limit")), "0")
+    known = config.list_settings()
     # A setting whose value means nothing, such as `none`, is not asked for.
     values = {name: each.read(settings[each.variable]) for name, each in known.items() if each.variable in settings}
     log = values.get("autotune_from")
     if log is not None and not log.is_file():
         raise LaunchError(f"--autotune-from: there is no file {str(log)!r}")
     asked = [name for name in PUBLISHING if values.get(name) is not None]
-    if asked and settings.get(variable("metrics")) == "0":
+    if asked and settings.get(variable_name("metrics")) == "0":
         raise LaunchError(f"--no-metrics leaves nothing for --{asked[0].replace('_', '-')}: drop one of them")
     return settings
 
 
 def _parse_ranks(text: str) -> int:
     """Parse a number of ranks. For `-np4` without a blank, argparse passes `p4` as the value of `-n`."""
-    return int(argument(COUNT)(text[1:] if text[:1] == "p" and text[1:].isdigit() else text))
+    return int(make_argument_type(COUNT)(text[1:] if text[:1] == "p" and text[1:].isdigit() else text))
 
 
 def _parse_mebibytes(text: str) -> str:

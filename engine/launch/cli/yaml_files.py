@@ -55,7 +55,9 @@ def _read(text: str, read: Callable[[Any], Any]) -> Any:
         raise YAMLFileError(why, None if mark is None else mark.line + 1) from error
     # PyYAML raises these for a value that is not of the type that its tag or its form promises.
     except (ValueError, LookupError, AttributeError, TypeError, ArithmeticError) as error:
-        raise YAMLFileError(f"a value is not what it looks like: {bounded_reader.shorten(str(error))}", None) from error
+        raise YAMLFileError(
+            f"a value is not what it looks like: {bounded_reader.shorten_text(str(error))}", None
+        ) from error
 
 
 @cache

@@ -164,7 +164,7 @@ class WorkerServer:
             if isinstance(error, AuthenticationError) and not stream.authenticated:
                 self._write(peer, stream.make_refusal())
             who = "somebody" if peer.worker is None else f"worker {peer.worker}"
-            self._told.show_line(f"{who} was turned away at the gate: {readable.plain(str(error))}")
+            self._told.show_line(f"{who} was turned away at the gate: {readable.replace_unprintable(str(error))}")
             self._close(peer)
 
     def _handle_message(self, peer: _Peer, message: dict[str, Any]) -> None:

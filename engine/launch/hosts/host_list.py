@@ -8,7 +8,7 @@ import socket
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from ...text.bounded_reader import shorten
+from ...text.bounded_reader import shorten_text
 from ..errors import LaunchError
 
 MOST_SLOTS = 1 << 20  # most slots of a host; more is a mistake in a file or a script
@@ -114,7 +114,7 @@ def read_hostfile(text: str) -> list[tuple[str, int]]:
         found = _parse_part(f"{name}:{settings['slots']}" if "slots" in settings else name)
         known = set(settings) <= {"slots", "max_slots", "max-slots"}
         if found is None or not known or not _NAME.fullmatch(found[0]):
-            shown = shorten(told, 200)
+            shown = shorten_text(told, 200)
             raise LaunchError(
                 f"--hostfile: line {number} is {shown!r}, and 'name slots=N' with at least one slot is expected"
             )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...config.forms import Whole, argument
+from ...config.forms import Whole, make_argument_type
 from ...host import network
 from ...text.bounded_reader import MIB, ReadError, read_text
 from ..errors import LaunchError
@@ -87,7 +87,13 @@ def add_reach(parser: argparse.ArgumentParser) -> None:
     def add(*names: str, **more: Any) -> None:
         group.add_argument(*names, action=Kept, **more)
 
-    add("-p", "--ssh-port", type=argument(Whole(1, 65535)), metavar="PORT", help="port of ssh on the other hosts")
+    add(
+        "-p",
+        "--ssh-port",
+        type=make_argument_type(Whole(1, 65535)),
+        metavar="PORT",
+        help="port of ssh on the other hosts",
+    )
     add("-i", "--ssh-identity-file", metavar="FILE", help="private key for ssh")
     add("--ssh-options", metavar="OPTIONS", help="more options for ssh, as one argument: '-o ProxyJump=gate'")
     add(

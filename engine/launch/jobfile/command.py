@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...host import machine
-from ...text import readable
+from ...text.readable import format_count, format_ranks, format_size, print_plain
 from ..cli.check_build import find_distribution
 from ..cli.options import MEBIBYTE, Options, parse
 from ..errors import LaunchError
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
         The file, or a line of it, cannot be run here.
     """
     if {"-h", "--help"} & set(arguments):
-        readable.show(USAGE)
+        print_plain(USAGE)
         return 0
     named = bool(arguments) and not arguments[0].startswith("-")
     path = Path(arguments[0] if named else USUAL)
@@ -79,13 +79,13 @@ def main(arguments: Sequence[str]) -> int:
     lines = describe_job(path, description, bounds, devices, places, jobs[0].idle, hosts_given=_hosts_given(rest))
     for line in lines:
         if check:
-            readable.show(line)
+            print_plain(line)
         elif not jobs[0].quiet:
             _show_line(line)
     if check:
         for number, job in enumerate(jobs, 1):
             words = _make_command_line(description, bounds, rest, job.command)
-            readable.show(f"line {number} of {len(jobs)}: {' '.join(map(quote_word, words))}")
+            print_plain(f"line {number} of {len(jobs)}: {' '.join(map(quote_word, words))}")
         return 0
     return _run([replace(job, idle=()) for job in jobs], description.run)
 
@@ -125,7 +125,7 @@ def _escape_character(each: str) -> str:
 
 
 def _show_line(line: str) -> None:
-    readable.show(f"enginerun: {line}", file=sys.stderr)
+    print_plain(f"enginerun: {line}", file=sys.stderr)
 
 
 def _hosts_given(rest: Sequence[str]) -> bool:
@@ -171,7 +171,7 @@ def _check_cpus(description: Description, bounds: Bounds, options: Options) -> N
     there, wanted = len(machine.collect_facts().cpus), bounds.cpus * description.size
     if wanted > there and not options.places:
         raise LaunchError(
-            f"{description.cpus.place}: {readable.count(description.workers, 'worker')} need {wanted} CPUs, and "
+            f"{description.cpus.place}: {format_count(description.workers, 'worker')} need {wanted} CPUs, and "
             f"{there} are in the affinity set: ask for fewer, or add --no-binding"
         )
 
@@ -184,7 +184,7 @@ def _check_whole(description: Description, places: Sequence[HostRanks]) -> None:
             ranks = range(worker * processes, (worker + 1) * processes)
             if not set(ranks) <= set(place.ranks):
                 raise LaunchError(
-                    f"--hosts: worker {worker} has {processes} processes ({readable.ranks(ranks)}), and {place.name!r} "
+                    f"--hosts: worker {worker} has {processes} processes ({format_ranks(ranks)}), and {place.name!r} "
                     f"would run some of them: give each host a multiple of {processes} slots"
                 )
 
@@ -253,13 +253,13 @@ def describe_job(
     project = f"project {description.project}, " if description.project else ""
     where = "" if hosts_given or not description.distributed else "; no hosts are given: this machine runs them all"
     lines = [
-        f"{path}: {project}{readable.count(description.workers, 'worker')} with "
+        f"{path}: {project}{format_count(description.workers, 'worker')} with "
         f"{description.processes} process{'es' * (description.processes > 1)} each{where}"
     ]
     for place in places:
         workers = dict.fromkeys(rank // description.processes for rank in place.ranks)
         names = f"worker{'s' * (len(workers) > 1)} {', '.join(map(str, workers))}"
-        lines.append(f"{place.name}: {names} ({readable.ranks(place.ranks)})")
+        lines.append(f"{place.name}: {names} ({format_ranks(place.ranks)})")
     lines += told_idle(idle, description.size)
     found = find_distribution(FRAMEWORKS[description.framework])
     if found is None:
@@ -271,9 +271,9 @@ def describe_job(
         )
     limits = []
     if bounds.cpus is not None:
-        limits.append(readable.count(bounds.cpus, "CPU"))
+        limits.append(format_count(bounds.cpus, "CPU"))
     if bounds.memory is not None:
-        limits.append(f"{readable.size(bounds.memory)} of private memory")
+        limits.append(f"{format_size(bounds.memory)} of private memory")
     if devices:
         shown = dict.fromkeys(f"{visible!r}" for visible in devices)
         limits.append(f"CUDA_VISIBLE_DEVICES={' | '.join(shown)}")

@@ -133,7 +133,7 @@ class _Section:
         try:
             return Told(form(node.value), f"{self._format_place(node)}: {self.join_path(key)}")
         except ValueError as error:
-            self.raise_error(node, self.join_path(key), f"{bounded_reader.shorten(node.value)!r} is not {error}")
+            self.raise_error(node, self.join_path(key), f"{bounded_reader.shorten_text(node.value)!r} is not {error}")
 
     def read_required(self, key: str, form: Form) -> Any:
         """Return the value of a key that must be there, parsed by `form`."""

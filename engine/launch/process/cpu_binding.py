@@ -88,7 +88,7 @@ def allot_cpus(
     return Allotment(
         threads=None if own else threads,
         slices=slices,
-        summary=f"{readable.count(ranks, 'rank')} on {readable.count(len(facts.cpus), 'CPU')}{quota}: "
+        summary=f"{readable.format_count(ranks, 'rank')} on {readable.format_count(len(facts.cpus), 'CPU')}{quota}: "
         f"{having}, {place}",
         crowded=ranks > len(facts.cpus),
     )
@@ -119,5 +119,5 @@ def _divide_cpus(cpus: tuple[int, ...], ranks: int, width: int | None) -> tuple[
 
 def _describe_cpus(slices: tuple[tuple[int, ...], ...]) -> str:
     """Format slices; of many only the first ones and the last."""
-    shown = [readable.cpus(part) for part in slices]
+    shown = [readable.format_cpus(part) for part in slices]
     return " | ".join(shown if len(shown) <= SHOWN_SLICES else [*shown[: SHOWN_SLICES - 2], "...", shown[-1]])

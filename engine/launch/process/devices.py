@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...text import readable
+from ...text.readable import format_count
 from ..errors import LaunchError
 
 
@@ -54,7 +54,7 @@ def share_devices(gpus: int, processes: int, size: int, devices: Sequence[str]) 
     needed = gpus * workers
     if needed > len(devices):
         raise LaunchError(
-            f"{readable.count(workers, 'worker')} need {needed} GPUs, and this machine has {len(devices)}: write "
+            f"{format_count(workers, 'worker')} need {needed} GPUs, and this machine has {len(devices)}: write "
             "'gpus: 0', and 'workers: {count: .., processes: ..}'"
         )
     if gpus == processes:

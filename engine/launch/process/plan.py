@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...config.launchers import AGENT, PLACES, TORCHRUN_PLACE
-from ...config.setting import variable
+from ...config.setting import variable_name
 from ...host.python_startup import HOROVOD, add_startup
 from .cpu_binding import Allotment
 
 MOST_RANKS = 256  # largest number of ranks, for which a control segment has room (engine_ext/shared/layout.h)
 # Settings that the launcher acts on, so that ranks must not, and the page of an outer job.
 PUBLISHING = ("metrics_port", "metrics_file_sd", "metrics_textfile")
-OURS = (*map(variable, (*PUBLISHING, "metrics_address", "metrics_linger")), "ENGINE_COUNTERS")
+OURS = (*map(variable_name, (*PUBLISHING, "metrics_address", "metrics_linger")), "ENGINE_COUNTERS")
 # Variables of jobs on several hosts.
 BETWEEN_HOSTS = (
     *("ENGINE_CROSS_RANK", "ENGINE_CROSS_SIZE", "ENGINE_HOST_NAME"),

@@ -327,7 +327,7 @@ class Supervisor:
         ]
         if deaf:
             name = processes.signal_name(signum)
-            self._say(f"{name}: not passed on to {readable.ranks(deaf)}, which would die of it")
+            self._say(f"{name}: not passed on to {readable.format_ranks(deaf)}, which would die of it")
 
     def _find_handlers(self, rank: RankProcess, signum: int) -> list[int]:
         """Return the pids that handle a signal: the rank's, or, as below a shell, those of its topmost handlers."""
@@ -367,7 +367,7 @@ class Supervisor:
             return
         if self._alive and not self._hurry:
             action = "SIGTERM" if stage == EndingStage.TERMINATING else "SIGKILL"
-            self._say(f"{readable.ranks(self._alive)} did not end within the grace period {self._why}: {action}")
+            self._say(f"{readable.format_ranks(self._alive)} did not end within the grace period {self._why}: {action}")
         stopped = {rank.pid for rank in self._alive.values() if _is_stopped(rank.pid)}
         for group in self._groups:
             kill = stage == EndingStage.KILLING or group in stopped  # a stopped process acts on no other signal

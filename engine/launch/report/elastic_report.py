@@ -13,7 +13,7 @@ from ...elastic.causes import Cause
 from ...elastic.places import WorldPlace
 from ...exit_report.report import NOTHING, ExitReport
 from ...host import processes
-from ...text import readable
+from ...text.readable import replace_unprintable
 from ..process.output import Display
 from ..process.supervisor import Outcome
 from .failure_cause import traceback_span
@@ -83,7 +83,7 @@ class Last:
         raised = self.report.raised
         if raised is None or raised.consequence or raised.type in _TOLD or not raised.file:
             return ""
-        return f"{readable.plain(raised.type)} in {readable.plain(raised.file)}, line {raised.line}"
+        return f"{replace_unprintable(raised.type)} in {replace_unprintable(raised.file)}, line {raised.line}"
 
     def quote_lines(self) -> list[str]:
         """Return the lines that the report quotes: the exception and the program's innermost frame, or the last lines.

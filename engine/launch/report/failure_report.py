@@ -14,7 +14,7 @@ from ...errors import BY_CAUSE, MismatchError
 from ...exit_report.report import ABSENT, ExitReport
 from ...host import stacks
 from ...text import readable
-from ...text.bounded_reader import natural
+from ...text.bounded_reader import parse_natural
 from ..process.output import TAIL_BYTES
 from ..process.rank_end import RankEnd, describe_code
 from .failure_cause import FailureCause, claim_of, find_failure_cause, traceback_span
@@ -105,7 +105,7 @@ def flight_records(directory: Path) -> list[int]:
     directory : Path
         Directory of the job.
     """
-    found = (natural(path.parent.name.removeprefix("rank.")) for path in directory.glob("rank.*/flight.json"))
+    found = (parse_natural(path.parent.name.removeprefix("rank.")) for path in directory.glob("rank.*/flight.json"))
     return sorted(rank for rank in found if rank is not None)
 
 
@@ -228,7 +228,7 @@ def _summarize_others(cause: FailureCause, ends: Sequence[RankEnd]) -> list[str]
             blamed = cause.blames[end.rank]
             text += ", because another rank failed" if blamed is None else f", because of rank {blamed}"
         groups.setdefault(text, []).append(end.rank)
-    return [f"{readable.ranks(ranks)}: {text}" for text, ranks in groups.items()]
+    return [f"{readable.format_ranks(ranks)}: {text}" for text, ranks in groups.items()]
 
 
 def last_words(lines: list[str]) -> list[str]:

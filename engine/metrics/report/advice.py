@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from ...text import readable
+from ...text.readable import format_count, format_seconds, format_share, format_size, replace_unprintable
 from .rates import MUCH, Page, slow_host, slow_link
 from .summary import FEW_STEPS, Figures, Run, compute_figures, format_summary
 
@@ -47,12 +47,12 @@ def recommend_changes(told: Figures) -> list[str]:
     """
     found = [text for rule in ALWAYS if (text := rule(told)) is not None]
     if not told.enough:
-        few = f"{readable.count(told.steps, 'step')}: at least {FEW_STEPS} are needed to judge the knobs by"
+        few = f"{format_count(told.steps, 'step')}: at least {FEW_STEPS} are needed to judge the knobs by"
         return [*found, few if told.steps else "no steps were counted: the knobs are not judged"]
     found += [text for rule in WITH_STEPS if (text := rule(told)) is not None]
     if found:
         return found
-    cost = "" if told.blocked is None else f": communication costs {readable.share(told.blocked)} of the time"
+    cost = "" if told.blocked is None else f": communication costs {format_share(told.blocked)} of the time"
     return [f"nothing{cost}"]
 
 
@@ -80,9 +80,9 @@ def report_stalls(told: Figures) -> str | None:
 
 def report_crowded_hosts(told: Figures) -> str | None:
     """Report hosts with more ranks than processors."""
-    hosts = {f" on {readable.plain(name)}": share for name, share in told.run.hosts.items()}
+    hosts = {f" on {replace_unprintable(name)}": share for name, share in told.run.hosts.items()}
     shares = [
-        f"{ranks} ranks share {readable.count(processors, 'processor')}{where}"
+        f"{ranks} ranks share {format_count(processors, 'processor')}{where}"
         for where, (ranks, processors) in (hosts or {"": (told.run.size, told.run.processors)}).items()
         if ranks > processors
     ]
@@ -97,10 +97,10 @@ def report_straggler(told: Figures) -> str | None:
     rank = told.straggler
     if rank is None:
         return None
-    of_step = f", {readable.share(told.lags[rank] / told.step)} of a step" if told.step else ""
+    of_step = f", {format_share(told.lags[rank] / told.step)} of a step" if told.step else ""
     of_step += " (stalls included)" if told.warnings else ""
     return (
-        f"look at rank {rank}: it submits its tensors {readable.short(told.lags[rank])} after the first rank{of_step}; "
+        f"look at rank {rank}: it submits its tensors {format_seconds(told.lags[rank])} after the first rank{of_step}; "
         "is its share of the data larger, does it write files, does something else run on its processors?"
     )
 
@@ -110,14 +110,14 @@ def slow_network(told: Figures) -> str | None:
     names, waits = list(told.crossing), dict(enumerate(told.crossing.values()))
     if (host := slow_host(waits)) is not None:
         return (
-            f"look at the network of {readable.plain(names[host])} and at its load: the others wait for its data for "
-            f"{readable.share(waits[host])} of the time"
+            f"look at the network of {replace_unprintable(names[host])} and at its load: the others wait for its data "
+            f"for {format_share(waits[host])} of the time"
         )
     if (link := slow_link(waits)) is not None:
-        one, other = (readable.plain(names[host]) for host in link)
+        one, other = (replace_unprintable(names[host]) for host in link)
         return (
             f"the link between {one} and {other} is slow: each waits for the other's data for "
-            f"{readable.share(min(waits[host] for host in link))} of the time; look at its bandwidth and at errors of "
+            f"{format_share(min(waits[host] for host in link))} of the time; look at its bandwidth and at errors of "
             "its interfaces"
         )
     return None
@@ -128,7 +128,7 @@ def report_changing_names(told: Figures) -> str | None:
     if told.misses is None or told.misses <= MANY_MISSES:
         return None
     return (
-        f"{readable.share(told.misses)} of the tensors came with a new name or shape, each of which has to be agreed "
+        f"{format_share(told.misses)} of the tensors came with a new name or shape, each of which has to be agreed "
         "on: give operations the same names in every step, and pad shapes that vary"
     )
 
@@ -138,7 +138,7 @@ def small_batches(told: Figures) -> str | None:
     if not _is_costly(told.exposed) or told.batch is None or told.batch >= SMALL_BATCH or not _closed_by(told, "full"):
         return None
     return (
-        f"allreduces of {readable.size(told.batch)} are small and full: a larger --fusion-threshold makes fewer of "
+        f"allreduces of {format_size(told.batch)} are small and full: a larger --fusion-threshold makes fewer of "
         "them; --autotune finds how large"
     )
 
@@ -160,7 +160,7 @@ def recommend_tuner(told: Figures) -> str | None:
         return None
     if any(rule(told) is not None for rule in (report_crowded_hosts, report_straggler, small_batches, waits_for_clock)):
         return None  # these come first
-    return f"communication costs {readable.share(told.blocked or 0.0)} of the time: --autotune looks for better knobs"
+    return f"communication costs {format_share(told.blocked or 0.0)} of the time: --autotune looks for better knobs"
 
 
 def recommend_longer_run(told: Figures) -> str | None:

@@ -13,16 +13,20 @@ def describe_world(job: ElasticJob, now: float) -> list[str]:
     if not job.world:
         return [f"no world yet ({_format_sizes(job)})"]
     state = "resetting after world" if job.resetting else "world"
-    parts = [f"{state} {job.world}: {readable.count(job.size, 'rank')} ({_format_sizes(job)})"]
+    parts = [f"{state} {job.world}: {readable.format_count(job.size, 'rank')} ({_format_sizes(job)})"]
     resets = sum(job.resets.values())
     parts.append(
         f"resets {resets}"
-        + (f" in {readable.short(job.reset_seconds + _compute_unpublished_seconds(job, now))}" if resets else "")
+        + (
+            f" in {readable.format_seconds(job.reset_seconds + _compute_unpublished_seconds(job, now))}"
+            if resets
+            else ""
+        )
     )
     if job.slow_workers:
         parts.append(f"slow workers replaced {job.slow_workers}")
     if job.cooling:
-        parts.append(f"{readable.count(job.cooling, 'host')} left alone")
+        parts.append(f"{readable.format_count(job.cooling, 'host')} left alone")
     return parts
 
 
@@ -38,8 +42,8 @@ def describe_resets(job: ElasticJob, now: float) -> list[str]:
     lines = []
     for reset in job.recent[: -SHOWN - 1 : -1]:
         last = reset is job.recent[-1] and job.resetting
-        took = readable.short(reset.seconds + (_compute_unpublished_seconds(job, now) if last else 0.0))
-        ago = readable.clock(max(0.0, now - reset.time))
+        took = readable.format_seconds(reset.seconds + (_compute_unpublished_seconds(job, now) if last else 0.0))
+        ago = readable.format_clock(max(0.0, now - reset.time))
         lines.append(f"reset {reset.number}, {ago} ago, {'lasts' if last else 'took'} {took}: {reset.text}")
     return lines
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...text.readable import exact
+from ...text.readable import format_exact_size
 from ..knobs import GAUGES, Gauge
 from ..page import Snapshot
 
@@ -28,7 +28,7 @@ def _format_knob(gauge: Gauge, page: Snapshot) -> str:
     value = page[gauge.field]
     if gauge.setting.unit == "sockets":
         return str(value)
-    return exact(value) if gauge.setting.unit == "bytes" else f"{value / 1e6:.6g}"
+    return format_exact_size(value) if gauge.setting.unit == "bytes" else f"{value / 1e6:.6g}"
 
 
 def describe_failure(page: Snapshot) -> str:

@@ -7,7 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...text import readable
+from ...text.readable import (
+    format_clock,
+    format_count,
+    format_ranks,
+    format_seconds,
+    format_share,
+    format_size,
+    format_speed,
+    replace_unprintable,
+)
 from ..names import PHASES, STAGES
 from ..page import DURATIONS, PageError, Snapshot
 from . import page_words
@@ -304,7 +313,7 @@ def format_summary(told: Figures, advice: Sequence[str]) -> list[str]:
     list of str
         About ten lines.
     """
-    head = f"summary: {readable.count(told.run.size, 'rank')}, {readable.clock(told.run.seconds)}"
+    head = f"summary: {format_count(told.run.size, 'rank')}, {format_clock(told.run.seconds)}"
     text = [head + _format_silent_ranks(told)]
     if told.ranks == 0:
         return [*text, "  nothing was counted: no rank has started the engine"]
@@ -316,12 +325,12 @@ def _make_rows(told: Figures) -> list[tuple[str, str]]:
     """Return the rows of the summary: a heading and its figures."""
     rows = [("steps", _format_steps(told)), ("throughput", _format_throughput(told))]
     if told.blocked is not None and told.exposed is not None and told.waited is not None:
-        hidden = "" if told.hidden is None else f"; {readable.share(told.hidden)} of the collectives' time was hidden"
+        hidden = "" if told.hidden is None else f"; {format_share(told.hidden)} of the collectives' time was hidden"
         rows.append(
             (
                 "communication",
-                f"blocked for {readable.share(told.blocked)} of the time: {readable.share(told.exposed)} in "
-                f"collectives (exposed), {readable.share(told.waited)} waiting for late ranks or batches{hidden}",
+                f"blocked for {format_share(told.blocked)} of the time: {format_share(told.exposed)} in "
+                f"collectives (exposed), {format_share(told.waited)} waiting for late ranks or batches{hidden}",
             )
         )
     if told.gpus:
@@ -348,12 +357,12 @@ def _format_steps(told: Figures) -> str:
         spread = f"the median and the 95th percentile {_format_bounds(told.step_half)}"
     else:
         spread = f"the median {_format_bounds(told.step_half)}, the 95th percentile {_format_bounds(told.step_most)}"
-    return f"{told.steps}, of {readable.short(told.step)} in the mean, {spread}{few}"
+    return f"{told.steps}, of {format_seconds(told.step)} in the mean, {spread}{few}"
 
 
 def _format_bounds(bounds: tuple[float, float]) -> str:
     low, high = bounds
-    return f"over {readable.short(low)}" if high == float("inf") else f"{readable.short(low)} to {readable.short(high)}"
+    return f"over {format_seconds(low)}" if high == float("inf") else f"{format_seconds(low)} to {format_seconds(high)}"
 
 
 def _format_throughput(told: Figures) -> str:
@@ -362,8 +371,8 @@ def _format_throughput(told: Figures) -> str:
     steps = ""
     if told.step:
         steps = f"; {1 / told.step:.1f} steps/s"
-    return f"{readable.size(told.nbytes)} of tensors in {readable.clock(told.active)}, " + (
-        f"{readable.speed(told.nbytes / told.active)} a rank{steps}"
+    return f"{format_size(told.nbytes)} of tensors in {format_clock(told.active)}, " + (
+        f"{format_speed(told.nbytes / told.active)} a rank{steps}"
     )
 
 
@@ -372,43 +381,43 @@ def _format_slowest_rank(told: Figures) -> str:
         return "not known: fewer than two ranks have submitted what others wait for"
     latest = max(told.lags, key=lambda rank: told.lags[rank])
     others = statistics.median(lag for rank, lag in told.lags.items() if rank != latest)
-    by = f"{readable.short(told.lags[latest])} after the first in the mean, the others {readable.short(others)}"
+    by = f"{format_seconds(told.lags[latest])} after the first in the mean, the others {format_seconds(others)}"
     return f"{latest}, {by}" if told.straggler is not None else f"none stands out; rank {latest} is last, {by}"
 
 
 def _format_hosts(told: Figures) -> str:
     """Format the hosts, the bytes sent over the network, and the hosts for whose data others waited."""
-    where = "; ".join(f"{readable.plain(name)} {readable.ranks(ranks)}" for name, ranks in told.hosts.items())
-    waits = ", ".join(f"{readable.plain(name)} {readable.share(share)}" for name, share in told.crossing.items())
-    sent = f"{readable.size(told.network)} sent to other hosts by a rank"
+    where = "; ".join(f"{replace_unprintable(name)} {format_ranks(ranks)}" for name, ranks in told.hosts.items())
+    waits = ", ".join(f"{replace_unprintable(name)} {format_share(share)}" for name, share in told.crossing.items())
+    sent = f"{format_size(told.network)} sent to other hosts by a rank"
     return f"{where}; {sent}; waited for data of " + (waits or "none")
 
 
 def _format_gpus(told: Figures) -> str:
     """Format the bytes on GPUs and the durations of sampled collectives."""
-    parts = [f"{readable.size(told.device_bytes)} of tensors a rank"]
+    parts = [f"{format_size(told.device_bytes)} of tensors a rank"]
     works = [
-        f"{'NCCL' if stage == 'nccl' else stage} {readable.short(told.device[stage])}"
+        f"{'NCCL' if stage == 'nccl' else stage} {format_seconds(told.device[stage])}"
         for stage in ("queue", "pack", "nccl", "unpack")
         if stage in told.device
     ]
     if works:
         parts.append("a sampled collective in the mean: " + ", ".join(works))
     if told.device_speed:
-        parts.append(f"{readable.speed(told.device_speed)} in NCCL")
+        parts.append(f"{format_speed(told.device_speed)} in NCCL")
     if "exposed" in told.device:
-        parts.append(f"a step's stream stood for {readable.short(told.device['exposed'])} (exposed)")
+        parts.append(f"a step's stream stood for {format_seconds(told.device['exposed'])} (exposed)")
     return "; ".join(parts)
 
 
 def _format_fusion(told: Figures) -> str:
     if told.batch is None:
         return "there were no allreduces"
-    parts = [f"{readable.size(told.batch)} an allreduce"]
+    parts = [f"{format_size(told.batch)} an allreduce"]
     if told.tensors is not None:
         parts.append(f"{told.tensors:.3g} tensors a collective")
     if told.fill is not None:
-        parts.append(f"{readable.share(told.fill)} of the threshold")
+        parts.append(f"{format_share(told.fill)} of the threshold")
     count = sum(told.closed.values())
     if count:
         names = {
@@ -434,40 +443,40 @@ def _format_tuner(told: Figures) -> str:
     if told.best_score and told.default_score:
         gain = 1 - told.best_score / told.default_score
         scores = (
-            f", {readable.short(told.best_score)} against {readable.short(told.default_score)} with those it began with"
+            f", {format_seconds(told.best_score)} against {format_seconds(told.default_score)} with those it began with"
         )
         scores += f" ({100 * gain:.1f} % less)" if gain > 0 else ""
     if told.phase == "watching":
         better = told.best_score < told.default_score
         choice = f"the knobs above are its choice{scores}" if better else "it found nothing faster than the knobs above"
-        return f"{readable.count(told.trials, 'trial')}; {choice}"
+        return f"{format_count(told.trials, 'trial')}; {choice}"
     if told.phase == "resting":
         ended = "its search ended, as trials had lost all that they may in a job of this length"
-        return f"{readable.count(told.trials, 'trial')}; {ended}{scores}"
+        return f"{format_count(told.trials, 'trial')}; {ended}{scores}"
     if told.phase == "waiting":
         return "it waited for steps and made no trial"
     state = {"searching": "was still searching", "lost": "was lost", "left": "was ended by the program"}
     log = f"; 'autotune best {told.run.tuner_log}' has its best knobs" if told.run.tuner_log and told.trials else ""
-    return f"{state.get(told.phase, told.phase)} after {readable.count(told.trials, 'trial')}{scores}{log}"
+    return f"{state.get(told.phase, told.phase)} after {format_count(told.trials, 'trial')}{scores}{log}"
 
 
 def _format_problems(told: Figures) -> str:
     parts = []
     if told.warnings:
-        parts.append(readable.count(told.warnings, "warning") + " about stalls")
+        parts.append(format_count(told.warnings, "warning") + " about stalls")
     if told.mismatches:
-        parts.append(readable.count(told.mismatches, "operation") + " in which ranks disagreed")
+        parts.append(format_count(told.mismatches, "operation") + " in which ranks disagreed")
     if told.run.ended_by:
         parts.append(f"the user ended the job ({told.run.ended_by})")
-    parts += [f"{readable.ranks(ranks)} failed: {cause}" for cause, ranks in told.failures.items()]
-    parts += [f"the page of {readable.ranks([rank])} {why}" for rank, why in told.unreadable.items()]
+    parts += [f"{format_ranks(ranks)} failed: {cause}" for cause, ranks in told.failures.items()]
+    parts += [f"the page of {format_ranks([rank])} {why}" for rank, why in told.unreadable.items()]
     return "; ".join(parts) or "none"
 
 
 def _format_silent_ranks(told: Figures) -> str:
     """Name the ranks without figures, if only some ranks have them."""
     if told.silent and told.ranks:
-        return f"; {readable.ranks(told.silent)} never started the engine"
+        return f"; {format_ranks(told.silent)} never started the engine"
     return ""
 
 

@@ -13,10 +13,10 @@ import tty
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ...config.forms import Number, argument
+from ...config.forms import Number, make_argument_type
 from ...host.signals import ENDING_SIGNALS, catch_signals
-from ...text import readable
-from ...text.bounded_reader import natural
+from ...text.bounded_reader import parse_natural
+from ...text.readable import format_count, print_plain, replace_unprintable
 from .find_jobs import Attached, RunningJob, find_jobs
 from .rates import JobReading, compute_rates
 
@@ -53,9 +53,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         from rich.console import Console
     except ImportError:
-        readable.show(
-            "enginerun top: error: it needs rich: pip install '.[metrics]' in the source tree", file=sys.stderr
-        )
+        print_plain("enginerun top: error: it needs rich: pip install '.[metrics]' in the source tree", file=sys.stderr)
         return 1
     console = Console(highlight=False, soft_wrap=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
@@ -67,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
             else:
                 _watch_job(job, console, given.interval, signals)
     except TopError as error:
-        readable.show(f"enginerun top: {error}", file=sys.stderr)
+        print_plain(f"enginerun top: {error}", file=sys.stderr)
         return 1
     except BrokenPipeError:
         # The reader has closed the pipe. Python would report an error at exit.
@@ -104,11 +102,13 @@ def choose_job(jobs: Sequence[RunningJob], wanted: str | None) -> RunningJob:
                 "enginerun, a job is seen if it was started with ENGINE_METRICS=1"
             )
     else:
-        fitting = [job for job in jobs if job.run == wanted or natural(wanted) in job.members]
+        fitting = [job for job in jobs if job.run == wanted or parse_natural(wanted) in job.members]
         fitting = fitting or [job for job in jobs if job.run.startswith(wanted)]
         if not fitting:
             known = f"; there {'are' if len(jobs) > 1 else 'is'}:\n{_format_jobs(jobs)}" if jobs else ""
-            raise TopError(f"no job of yours on this host has the name or the process {readable.plain(wanted)}{known}")
+            raise TopError(
+                f"no job of yours on this host has the name or the process {replace_unprintable(wanted)}{known}"
+            )
     if len(fitting) > 1:
         raise TopError(
             f"there are several jobs; choose one by its name or a process, as in 'enginerun top {fitting[0].pid}':\n"
@@ -117,7 +117,7 @@ def choose_job(jobs: Sequence[RunningJob], wanted: str | None) -> RunningJob:
     job = fitting[0]
     if not job.pages:
         raise TopError(
-            f"the job {readable.plain(job.run)} (process {job.pid}) runs without counting: start it without "
+            f"the job {replace_unprintable(job.run)} (process {job.pid}) runs without counting: start it without "
             "--no-metrics and without ENGINE_METRICS=0"
         )
     return job
@@ -132,7 +132,7 @@ def _make_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("job", nargs="?", metavar="PID|RUN", help="the job, if there are several: a process of it, or its name")
-    interval = argument(Number(SHORTEST, 3600, "a number of seconds"))
+    interval = make_argument_type(Number(SHORTEST, 3600, "a number of seconds"))
     add("--interval", type=interval, default=1.0, metavar="S", help="seconds between two readings (default 1)")
     add("--once", action="store_true", help="print figures of one interval, and exit")
     return parser
@@ -145,8 +145,8 @@ def _format_jobs(jobs: Sequence[RunningJob]) -> str:
         if not job.pages:
             about = "runs without counting"
         else:
-            about = f"{readable.count(len(job.pages), 'rank')}{'' if job.launched else ', without a launcher of ours'}"
-        lines.append(f"  {job.pid:>8}  {readable.plain(job.run)}  ({about})")
+            about = f"{format_count(len(job.pages), 'rank')}{'' if job.launched else ', without a launcher of ours'}"
+        lines.append(f"  {job.pid:>8}  {replace_unprintable(job.run)}  ({about})")
     return "\n".join(lines)
 
 

@@ -110,7 +110,10 @@ def draw_frame(frame: Frame, width: int, height: int | None) -> RenderableType:
         head[0].stylize("bold")
     tuner = [Text(line) for line in _pack_lines(_describe_tuner(frame), width)]
     if frame.elastic is not None:
-        told = [readable.plain(line)[:width] for line in elastic_words.describe_resets(frame.elastic, frame.now)]
+        told = [
+            readable.replace_unprintable(line)[:width]
+            for line in elastic_words.describe_resets(frame.elastic, frame.now)
+        ]
         tuner = [*(Text(line, style="dim") for line in told), *tuner]
     notes = _make_warnings(frame)
     if len(notes) > NOTES:
@@ -141,18 +144,18 @@ def _describe_job(frame: Frame) -> list[str]:
     sizes = [page["size"] for page in pages.values() if page["size"]]
     count = len(frame.reading.pages)
     world = max(sizes, default=count)
-    parts = [readable.plain(frame.run)]
+    parts = [readable.replace_unprintable(frame.run)]
     if frame.elastic is not None:
         parts += elastic_words.describe_world(frame.elastic, frame.now)
     else:
-        parts.append(readable.count(count, "rank"))
+        parts.append(readable.format_count(count, "rank"))
         if world != count:
             parts.append(f"world size {world}")
     if hosts := frame.hosts:
         parts.append(f"{max(page['hosts'] for page in pages.values())} hosts")
     begun = min((page["started_ns"] for page in pages.values() if page["started_ns"]), default=None)
     if begun is not None:
-        parts.append(f"up {readable.clock(frame.now - begun / 1e9)}")
+        parts.append(f"up {readable.format_clock(frame.now - begun / 1e9)}")
     if frame.elastic is None:
         parts.append(f"resets {max((max(0, page['worlds'] - 1) for page in pages.values()), default=0)}")
     if steps := max((page["steps"] for page in pages.values()), default=0):
@@ -164,8 +167,8 @@ def _describe_job(frame: Frame) -> list[str]:
     else:
         parts.append(f"{statistics.median(rate.collectives for rate in rates):.3g} collectives/s")
     parts.append(f"{statistics.fmean(rate.nbytes for rate in rates) / 1e9:.3f} GB/s a rank")
-    parts.append(f"blocked {readable.share(statistics.fmean(rate.blocked for rate in rates))}")
-    parts.append(f"exposed communication {readable.share(statistics.fmean(rate.exposed for rate in rates))}")
+    parts.append(f"blocked {readable.format_share(statistics.fmean(rate.blocked for rate in rates))}")
+    parts.append(f"exposed communication {readable.format_share(statistics.fmean(rate.exposed for rate in rates))}")
     if hosts and (host := slow_host(frame.crossing)) is not None:
         parts.append(f"most waited for: {_host_name(frame, host)}")
     elif hosts and (link := slow_link(frame.crossing)) is not None:
@@ -186,10 +189,10 @@ def _describe_tuner(frame: Frame) -> list[str]:
         return [*parts, "tuner: off"]
     parts += [f"tuner: {page.phase}", f"trials {page['tuner_trials']}", f"changes {page['tuner_changes']}"]
     if page["tuner_changed_ns"]:
-        parts.append(f"the last {readable.clock(frame.now - page['tuner_changed_ns'] / 1e9)} ago")
+        parts.append(f"the last {readable.format_clock(frame.now - page['tuner_changed_ns'] / 1e9)} ago")
     for name, field in (("score", "tuner_score_ps"), ("default", "tuner_default_ps"), ("best", "tuner_best_ps")):
         if page[field]:
-            parts.append(f"{name} {readable.short(page[field] / 1e12)}")
+            parts.append(f"{name} {readable.format_seconds(page[field] / 1e12)}")
     return parts
 
 
@@ -223,7 +226,7 @@ def _make_warnings(frame: Frame) -> list[str]:
             found.setdefault(
                 f"{page['stalled']} operation{'s' * (not one)} {'is' if one else 'are'} overdue", []
             ).append(rank)
-    return [f"{readable.ranks(ranks)}: {text}" for text, ranks in found.items()] + _make_remote_notes(frame)
+    return [f"{readable.format_ranks(ranks)}: {text}" for text, ranks in found.items()] + _make_remote_notes(frame)
 
 
 def _make_remote_notes(frame: Frame) -> list[str]:
@@ -237,7 +240,7 @@ def _make_remote_notes(frame: Frame) -> list[str]:
         age = frame.reading.time - page["copied_ns"] / 1e9
         if page["copied_ns"] and page.state == "running" and age > OLD_SECONDS:
             old[page.host] = age
-    return [f"{readable.plain(host)}: its figures are {age:.0f} s old" for host, age in old.items()]
+    return [f"{readable.replace_unprintable(host)}: its figures are {age:.0f} s old" for host, age in old.items()]
 
 
 # ---- the table ------------------------------------------------------------------------------------------------------
@@ -283,11 +286,11 @@ def _format_steps(frame: Frame, rank: int, page: Page, rate: Rates | None) -> st
 
 
 def _host_name(frame: Frame, host: int) -> str:
-    return readable.plain(frame.hosts.get(host, f"host {host}"))
+    return readable.replace_unprintable(frame.hosts.get(host, f"host {host}"))
 
 
 def _format_host(frame: Frame, rank: int, page: Page, rate: Rates | None) -> str:
-    return readable.plain(page.host)[:HOST_WIDTH] if isinstance(page, Snapshot) else NONE
+    return readable.replace_unprintable(page.host)[:HOST_WIDTH] if isinstance(page, Snapshot) else NONE
 
 
 def _in_world(frame: Frame, slot: int, page: Page, rate: Rates | None) -> str:
@@ -429,7 +432,7 @@ def describe_end(frame: Frame) -> str:
             }.get(state, f"failed, as {text}"),
             [],
         ).append(rank)
-    outcome = "; ".join(f"{readable.ranks(ranks)} {text}" for text, ranks in found.items())
+    outcome = "; ".join(f"{readable.format_ranks(ranks)} {text}" for text, ranks in found.items())
     begun = [page["started_ns"] for page in frame.reading.snapshots.values() if page["started_ns"]]
-    after = f" after {readable.clock(frame.now - min(begun) / 1e9)}" if begun else ""
-    return f"{readable.plain(frame.run)} is over{after}: {outcome}"
+    after = f" after {readable.format_clock(frame.now - min(begun) / 1e9)}" if begun else ""
+    return f"{readable.replace_unprintable(frame.run)} is over{after}: {outcome}"

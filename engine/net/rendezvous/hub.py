@@ -15,7 +15,7 @@ from ...host import network
 from ...host.network import Address
 from ...host.patience import Patience
 from ...text import readable
-from ...text.bounded_reader import natural, shorten
+from ...text.bounded_reader import parse_natural, shorten_text
 from ..acceptor import Acceptor
 from ..connection import GRACE, Connection
 from ..event_loop import Coroutine
@@ -129,12 +129,12 @@ class Hub(InterHostRendezvous):
             return RendezvousError(f"{late} did not make memory and connections within {self.decision.seconds:.3g} s")
         known = {rank for host in self.hosts for rank in host.pids}
         missing_ranks = [rank for rank in range(self.world.size) if rank not in known]
-        missing = readable.ranks(missing_ranks)
+        missing = readable.format_ranks(missing_ranks)
         if self.failures:
             return failed_start(self.failures, missing)
         lines = [f"{missing} did not come within {self.timeout:g} s (ENGINE_START_TIMEOUT)"]
         for host in self.hosts:
-            came = f"{host}: {readable.ranks(host.pids)} came"
+            came = f"{host}: {readable.format_ranks(host.pids)} came"
             lack = host.processes - len(host.pids)
             lines.append(came + (f", {lack} of its {host.processes} processes did not" if lack > 0 else ""))
         assert self.acceptor is not None
@@ -158,7 +158,7 @@ class Hub(InterHostRendezvous):
         if not all(type(number) is int and 0 <= number < 1 << 31 for number in numbers):
             raise ValueError("a greeting of no leader")
         rank, pid, processes, _ = numbers
-        host = Host(rank, pid, readable.plain(str(greeting.get("name"))), processes, connection)
+        host = Host(rank, pid, readable.replace_unprintable(str(greeting.get("name"))), processes, connection)
         host.address = connection.there.host
         return self._with_leader(host, connection, greeting)
 
@@ -197,7 +197,7 @@ class Hub(InterHostRendezvous):
         except MALFORMED as error:
             raise RendezvousError(
                 f"rank {host.leader} (pid {host.pid}), which leads the ranks on {host}, says what no leader says: "
-                f"{shorten(repr(error), 200)}; install the same version on all hosts"
+                f"{shorten_text(repr(error), 200)}; install the same version on all hosts"
             ) from None
 
     def _apply_leader_message(self, host: Host, message: dict[str, Any]) -> None:
@@ -206,7 +206,9 @@ class Hub(InterHostRendezvous):
         if "come" in message:
             self._record_processes(host, _parse_processes(message["come"]))
             failures = dict(message.get("failures", ()))
-            self.failures |= {_parse_rank(rank): readable.plain(str(text)) for rank, text in failures.items()}
+            self.failures |= {
+                _parse_rank(rank): readable.replace_unprintable(str(text)) for rank, text in failures.items()
+            }
             self._shorten_wait()
         elif "crew" in message:
             host.hellos = [Hello.read(hello) for hello in message["crew"]]
@@ -294,7 +296,7 @@ class Hub(InterHostRendezvous):
 
 def _parse_rank(digits: Any) -> int:
     """Parse a rank, which JSON represents as a string where it is a field's name."""
-    rank = natural(str(digits))
+    rank = parse_natural(str(digits))
     if rank is None:
         raise ValueError(f"no rank: {digits!r}")
     return rank

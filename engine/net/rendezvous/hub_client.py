@@ -13,7 +13,7 @@ from ...host.network import Address
 from ...host.patience import Patience
 from ...host.sockets import wait_readable
 from ...text import readable
-from ...text.bounded_reader import ReadError, number
+from ...text.bounded_reader import ReadError, get_number
 from ...text.logs import logger
 from ..connection import GRACE, Connection, connect, connect_again
 from ..event_loop import Coroutine, Wait
@@ -109,9 +109,9 @@ class HubClient(InterHostRendezvous):
     def _talk_to_hub(self, chosen: str | None) -> Coroutine[None]:
         """Call the hub, and handle its messages until all hosts are ready."""
         connection, answer = yield from self._reach_hub()
-        self.connection, self.hub_name = connection, readable.plain(str(answer.get("name")))
+        self.connection, self.hub_name = connection, readable.replace_unprintable(str(answer.get("name")))
         try:
-            seconds = number(answer, "seconds", 0, SECONDS)
+            seconds = get_number(answer, "seconds", 0, SECONDS)
         except ReadError as error:
             raise self._not_a_hub(error) from None
         self.patience.reset(seconds + 2 * GRACE)  # The hub knows which ranks are missing.
@@ -134,7 +134,7 @@ class HubClient(InterHostRendezvous):
                         raise ValueError(f"a layout of {len(decision.hosts)} ranks")
                     own = [rank for rank, host in enumerate(decision.hosts) if host == decision.hosts[self.world.rank]]
                     if own != sorted(self.pids):
-                        raise ValueError(f"{readable.ranks(own)} on {self.name}")
+                        raise ValueError(f"{readable.format_ranks(own)} on {self.name}")
                 except ValueError as error:
                     raise self._not_a_hub(error) from None
                 self._open_lanes(decision, connection)

@@ -32,8 +32,8 @@ from ...host import linux, network
 from ...host.network import Address
 from ...host.patience import Patience
 from ...host.sockets import retry_short
-from ...text import readable
 from ...text.logs import logger
+from ...text.readable import format_ranks, plain_lines
 from ..acceptor import WITHOUT_SECRET, Acceptor, Handler
 from ..connection import Connection
 from ..event_loop import CoroutineLoop
@@ -247,7 +247,7 @@ class InterHostRendezvous:
         if lane[0] not in crew:
             raise RendezvousError(
                 f"rank {lane[1]} wants to reach rank {lane[0]} at {connection.here}, and comes to "
-                f"{readable.ranks(crew)} on {self.name}: two hosts have that address. Set ENGINE_INTERFACE to the "
+                f"{format_ranks(crew)} on {self.name}: two hosts have that address. Set ENGINE_INTERFACE to the "
                 "interface between the hosts."
             )
         if lane in self.open:
@@ -302,7 +302,7 @@ def raise_refusal(message: dict[str, Any]) -> None:
     """Raise the error of a message, if it is a refusal."""
     if "refused" in message:
         kind = KINDS.get(str(message["refused"]), RendezvousError)
-        error = kind(readable.plain_lines(str(message.get("message"))))
+        error = kind(plain_lines(str(message.get("message"))))
         absent = message.get("absent")
         error.absent = absent if type(absent) is int and -1 <= absent < 1 << 16 else None
         raise error

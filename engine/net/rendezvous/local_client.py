@@ -14,7 +14,7 @@ from ...errors import EngineError, RendezvousError
 from ...errors.formatting import format_exception
 from ...host.patience import Patience
 from ...host.sockets import retry_short, send_all, wait_readable
-from ...text.bounded_reader import number, whole
+from ...text.bounded_reader import get_number, get_whole
 from ..connection import GRACE
 from ..stream import CLIENT, AuthenticatedStream, AuthenticationError, StreamError
 from ..unix_sockets import close_all, peer_uid, receive_with_descriptors
@@ -118,8 +118,8 @@ class LocalClient:
             opening = self._receive_message(connection, received, Patience(GRACE))
             if opening is None or not received:
                 return None
-            leader, pid = whole(opening, "rank", 0, self.hello.size - 1), whole(opening, "pid", 1, 1 << 31)
-            seconds = number(opening, "seconds", 0, SECONDS)
+            leader, pid = get_whole(opening, "rank", 0, self.hello.size - 1), get_whole(opening, "pid", 1, 1 << 31)
+            seconds = get_number(opening, "seconds", 0, SECONDS)
             self.leader, self.leader_rank = f"rank {leader}", leader
             hello = self.stream.encode(self.hello.to_message())
             try:

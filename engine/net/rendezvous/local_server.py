@@ -228,7 +228,7 @@ class LocalServer:
             if not self.patience.seconds_left():
                 raise self.inter_host.make_timeout_error(self.size - 1 - len(self.members))
         elif not left and (absent := self._list_absent()):
-            missing = readable.ranks(absent)
+            missing = readable.format_ranks(absent)
             if self.failures:
                 raise failed_start(self.failures, missing)
             raise RendezvousError(
@@ -394,7 +394,7 @@ class LocalServer:
         place = f" on {self.inter_host.name}" if self.inter_host is not None else ""
         raise RendezvousError(
             f"rank {rank} (pid {visitor.hello.pid}{place}) ended while the ranks were gathering"
-            + (f"; {readable.ranks(absent)} had not come yet" if absent else "")
+            + (f"; {readable.format_ranks(absent)} had not come yet" if absent else "")
         )
 
     def _make_memory(self, hellos: list[Hello]) -> tuple[int, int]:

@@ -12,12 +12,12 @@ from itertools import chain
 from typing import Any
 
 from ...config.builds import SOURCES
-from ...config.setting import variable
+from ...config.setting import variable_name
 from ...config.world import World
 from ...errors import CalledOff, IncompatibleRanksError, RendezvousError
 from ...host import linux
 from ...text import readable
-from ...text.bounded_reader import shorten, whole
+from ...text.bounded_reader import get_whole, shorten_text
 from ..stream import derive_key
 from ..unix_sockets import close_all
 from .layout import Layout
@@ -136,18 +136,18 @@ def expect_welcome(message: Mapping[str, Any], size: int) -> None:
     for name in ("crew", "trunks", "lanes"):
         ranks: Any = message.get(name)
         if not _are_numbers(ranks, size) or len(set(ranks)) != len(ranks):
-            raise ValueError(f"a welcome with {name} {shorten(repr(ranks))}")
-    sockets, host = whole(message, "sockets", 1, MOST_SOCKETS), whole(message, "host", 0, size - 1)
+            raise ValueError(f"a welcome with {name} {shorten_text(repr(ranks))}")
+    sockets, host = get_whole(message, "sockets", 1, MOST_SOCKETS), get_whole(message, "host", 0, size - 1)
     expected = 2 + len(message["crew"]) + len(message["trunks"]) + sockets * len(message["lanes"])
-    whole(message, "descriptors", expected, expected)
-    whole(message, "generation")
+    get_whole(message, "descriptors", expected, expected)
+    get_whole(message, "generation")
     listed: list[Any] = [message.get(name) for name in ("pids", "processors", "hosts")]
     pids, processors, hosts = listed
     alike = _are_numbers(pids, 1 << 31) and isinstance(processors, list) and len(pids) == len(processors) == size
     if not alike or not all(_are_numbers(each, MOST_PROCESSORS) for each in processors):
         raise ValueError(f"a welcome that does not tell of {size} processes")
     if not _are_numbers(hosts, size) or len(hosts) not in (0, size) or (host > 0 and host not in hosts):
-        raise ValueError(f"a welcome with hosts {shorten(repr(hosts))}")
+        raise ValueError(f"a welcome with hosts {shorten_text(repr(hosts))}")
     if not isinstance(message.get("kernels"), str | None):
         raise ValueError("a welcome without kernels")
 
@@ -183,7 +183,7 @@ def failed_start(failures: Mapping[int, str], missing: str = "") -> RendezvousEr
     """
     reasons = "\n  ".join(f"rank {rank}: {text}" for rank, text in sorted(failures.items()))
     absent = f"\n  {missing} had not come yet" if missing else ""
-    failed = f"engine.init() has failed on {readable.ranks(failures)}, so no rank starts"
+    failed = f"engine.init() has failed on {readable.format_ranks(failures)}, so no rank starts"
     return RendezvousError(f"{failed}\n  {reasons}{absent}")
 
 
@@ -195,7 +195,7 @@ def common_kernels(hellos: Sequence[Hello]) -> str | None:
     return common[-1] if common else None
 
 
-_MEND = {name: f"set the same {variable(name)}" for name in SETTINGS}
+_MEND = {name: f"set the same {variable_name(name)}" for name in SETTINGS}
 _MEND |= dict.fromkeys(SOURCES, "their engines are built from different sources: install the same build on both")
 _MEND["process_sets"] = "give the same to engine.init() on every rank"
 

@@ -25,7 +25,7 @@ from ...config.world import World
 from ...errors import ConfigError, RendezvousError
 from ...host import network
 from ...host.patience import Patience
-from ...text.bounded_reader import parse_json, text, whole
+from ...text.bounded_reader import get_text, get_whole, parse_json
 
 BYTES = 4096  # size of the padded message: no rank but the first knows the length of its text
 ADDRESSES = 16  # most addresses of rank 0's host that are sent
@@ -69,7 +69,7 @@ def agree_over_mpi(world: World, seconds: float, interface: str | None) -> World
         meeting = {"job": secrets.token_hex(8), "secret": secrets.token_hex(32), "hosts": (hub.host, *hub.others)}
         message = json.dumps({**meeting, "port": hub.port}).encode()
     found = parse_json(_broadcast(mpi, message, world, seconds), "what rank 0 has sent over MPI")
-    job, secret, port = text(found, "job"), text(found, "secret"), whole(found, "port", 1, MOST_PORTS)
+    job, secret, port = get_text(found, "job"), get_text(found, "secret"), get_whole(found, "port", 1, MOST_PORTS)
     if hub is None:
         first, *others = (str(host) for host in found["hosts"])
         hub = HubAddress(first, port, others=tuple(others))

@@ -12,7 +12,7 @@ from ...errors import RendezvousError
 from ...host import network
 from ...host.network import Address, read_address
 from ...host.patience import Patience
-from ...text.bounded_reader import text, whole
+from ...text.bounded_reader import get_text, get_whole
 from ..acceptor import Acceptor
 from ..connection import Connection, connect_again
 from ..event_loop import Coroutine, CoroutineLoop
@@ -142,7 +142,7 @@ class _SetRendezvous:
             self.failures[other] = f"{address}: {error}"
 
     def _take_connection(self, connection: Connection, greeting: dict[str, Any]) -> None:
-        found = text(greeting, "kind"), whole(greeting, "rank"), whole(greeting, "number")
+        found = get_text(greeting, "kind"), get_whole(greeting, "rank"), get_whole(greeting, "number")
         if greeting.get("to") != self.me or found not in self.wanted or found in self.connections:
             connection.close()
             return
