@@ -22,10 +22,10 @@ cdef class Engine:
     cdef list shared                # this rank's parts of the arena
     cdef object opening             # opens a GPU by its number; None: none can be opened
     cdef object lane                # of the open GPU, which stays as long as the engine; or None
-    cdef bint held                  # MPI may still write to the segment, which stays mapped
+    cdef bint held                  # a carrier may still write to the segment, which stays mapped
 
     cdef int connect(self) except -1
-    cdef int use_mpi(self, dict given) except -1
+    cdef int use_carrier(self) except -1
     cdef int open(self, int rank, tuple numbers, Engine world, uint64_t offset, int calls) except -1
     cdef Handle start(self, Op* op, object name, bint blocking, object output)
     cdef int agree(self, str name, uint64_t size) except -1

@@ -28,7 +28,7 @@ class Engine:
         lanes: Mapping[int, Sequence[int]] | None = None,
         trunks: Mapping[int, int] | None = None,
         host_silence: float = 4.0,
-        mpi: dict[str, int] | None = None,
+        carrier: object = None,
         device_sums: str = "nccl",
         another_follows: bool = False,
     ) -> None:
@@ -43,9 +43,8 @@ class Engine:
         at both ends, and `trunks` by host, between rank 0 and the first rank of each other host. They do not block,
         nothing was received that is not yet read, and they are the engine's from now on, even if this fails. `control`
         and `arena` are those of this rank's host, `peers` of ranks elsewhere -1. `host_silence`: seconds, from 2 to 60,
-        after which a host that does not answer is lost. `mpi`: what large parts of tensors go
-        over instead: the addresses `isend`, `irecv`, `test` and `cancel`, the handles `comm` and `byte`, whether
-        handles are `ints`, and the first `tag` of 256 for messages. `device_sums`: the setting of that name, of which
+        after which a host that does not answer is lost. `carrier`: what large parts of tensors go
+        over instead, a capsule with a provider of carriers (transport/carrier.h). `device_sums`: the setting of that name, of which
         rank 0's decides whether gradients on GPUs travel in frozen batches. `another_follows`: the process may enter
         another world when this one has failed, and then its page says `resetting`.
         """
@@ -189,7 +188,7 @@ class Engine:
         """How many connections were opened between two ranks on different hosts; 0 with one host."""
     @property
     def messages(self) -> int:
-        """How many messages with bytes of tensors this rank has sent over MPI."""
+        """How many messages with bytes of tensors this rank has given to a carrier."""
     @property
     def chainable(self) -> bool:
         """Whether ranks are on several hosts, and sums that pass from host to host have the bits of all other ways."""

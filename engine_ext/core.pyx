@@ -5,6 +5,7 @@ tell of it (snapshots.pyx).
 """
 cimport cython
 from cpython.exc cimport PyErr_CheckSignals
+from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
 from cpython.ref cimport Py_INCREF
 from libc.errno cimport EPROTO
 from libc.stdint cimport uint32_t, uintptr_t
@@ -36,9 +37,7 @@ from engine_ext.coordinator.coordinator cimport coordinator_close, coordinator_o
 from engine_ext.coordinator.frozen cimport longest_hold
 from engine_ext.data.executor cimport executor_close, executor_open
 from engine_ext.gpu.device cimport device, device_queue
-from engine_ext.hosts.connections cimport (
-    Network, connections_close, connections_forked, connections_messages, connections_open, connections_use, connections_watch,
-)
+from engine_ext.hosts.connections cimport Network, connections_close, connections_forked, connections_open, connections_watch
 from engine_ext.hosts.network cimport network_leave, network_start
 from engine_ext.kernels.kernels cimport engine_kernels_get
 from engine_ext.platform.atomics cimport add32, load32_acquire, load_acquire, load_relaxed, now_ns, store32_release
@@ -61,15 +60,14 @@ from engine_ext.snapshots cimport (
     set_knobs, steps_of,
 )
 from engine_ext.transport.arena cimport Arena, arena_close, arena_forked, arena_open, arena_populate_share
-from engine_ext.transport.lanes cimport lanes_open, lanes_sum
-from engine_ext.transport.mpi cimport engine_mpi
+from engine_ext.transport.carrier cimport (
+    ENGINE_CARRIER_CAPSULE, ENGINE_CARRIER_VERSION, engine_carrier, engine_carrier_provider,
+)
+from engine_ext.transport.lanes cimport lanes_messages, lanes_open, lanes_use
 from engine_ext.transport.shm cimport shared_memory_open
 from engine_ext.transport.transport cimport Transport
 
 from engine_ext.errors import EngineError, IncompatibleRanksError
-
-cdef enum:
-    TAGS = 255                  # of MPI's messages, for the process sets of a world
 
 cdef extern from "<sys/eventfd.h>" nogil:
     enum: EFD_CLOEXEC, EFD_NONBLOCK
@@ -112,7 +110,7 @@ cdef class Engine:
 
     def __init__(self, int rank, int size, int control, int arena, peers, *, dict knobs, stall_warning, stall_limit, spin_us,
                  int counters=-1, double yield_us=0.0, int calls=0, hosts=None, lanes=None, trunks=None,
-                 double host_silence=4.0, mpi=None, device_sums="nccl", bint another_follows=False):
+                 double host_silence=4.0, carrier=None, device_sums="nccl", bint another_follows=False):
         cdef State* e = self.state
         cdef int r
         if e.segment.header != NULL:
@@ -132,7 +130,7 @@ cdef class Engine:
             raise MemoryError("no memory for the engine")
         self.settings = {
             "knobs": knobs, "stall_warning": stall_warning, "stall_limit": stall_limit, "spin_us": spin_us, "yield_us": yield_us,
-            "counters": counters, "hosts": hosts, "lanes": lanes, "trunks": trunks, "host_silence": host_silence, "mpi": mpi,
+            "counters": counters, "hosts": hosts, "lanes": lanes, "trunks": trunks, "host_silence": host_silence, "carrier": carrier,
             "device_sums": device_sums,
         }
         try:
@@ -184,8 +182,8 @@ cdef class Engine:
         if e.segment.hosts > 1:
             self.connect()
             transport = lanes_open(&e.network.lanes, &e.segment, e.network.to, e.network.of, e.network.bell)
-            if world is None and e.network.couriers != NULL:
-                lanes_sum(&e.network.lanes, &e.network.mpi)
+            if self.settings["carrier"] is not None:
+                self.use_carrier()
             expect_summing(e, &knobs)
         else:
             transport = shared_memory_open(&e.transport, &e.segment)
@@ -228,26 +226,32 @@ cdef class Engine:
             raise MemoryError("no memory for the connections to other hosts")
         e.network.world, e.network.knobs = e.world.network, &e.knobs
         connections_watch(e.network, <uint32_t>(<double>self.settings["host_silence"] * 1e3))
-        if self.settings["mpi"] is not None:
-            self.use_mpi(self.settings["mpi"])
         return 0
 
-    cdef int use_mpi(self, dict given) except -1:
-        """Have large offers go over MPI, in messages of a tag of this engine's own."""
-        cdef engine_mpi mpi
-        cdef int tag = given["tag"]
-        mpi.isend, mpi.irecv = <void*><size_t>given["isend"], <void*><size_t>given["irecv"]
-        mpi.test, mpi.cancel = <void*><size_t>given["test"], <void*><size_t>given["cancel"]
-        mpi.iallreduce = <void*><size_t>given["iallreduce"]
-        mpi.comm, mpi.byte, mpi.ints = given["comm"], given["byte"], given["ints"]
-        mpi.everybody, mpi.in_place = given["everybody"], given["in_place"]
-        mpi.float32, mpi.float64, mpi.sum = given["float32"], given["float64"], given["sum"]
-        if self.world is not None:
-            if self.world.formed >= TAGS:       # so many sets have been formed: this one goes over sockets, on all its ranks
-                return 0
-            tag += 1 + <int>self.world.formed
-        if connections_use(self.state.network, &self.state.segment, &mpi, tag) != Status.OK:
-            raise MemoryError("no memory for lanes over MPI")
+    cdef int use_carrier(self) except -1:
+        """Have large offers go over a carrier, in a channel of this engine's own. A process set for which there is none goes over
+        connections alone, on all its ranks."""
+        cdef object capsule = self.settings["carrier"]
+        cdef Segment* segment = &self.state.segment
+        cdef engine_carrier_provider* provider
+        cdef engine_carrier* carrier
+        cdef uint64_t channel = 0 if self.world is None else 1 + self.world.formed
+        if not PyCapsule_IsValid(capsule, ENGINE_CARRIER_CAPSULE):
+            raise TypeError(f"a carrier is handed over in a capsule that is called {ENGINE_CARRIER_CAPSULE.decode()!r} "
+                            f"(engine_ext/transport/carrier.h), not in {capsule!r}")
+        provider = <engine_carrier_provider*>PyCapsule_GetPointer(capsule, ENGINE_CARRIER_CAPSULE)
+        if provider.version != ENGINE_CARRIER_VERSION:
+            raise EngineError(f"the carrier was built for version {provider.version} of engine_ext/transport/carrier.h, and this "
+                              f"engine has version {ENGINE_CARRIER_VERSION}: build the carrier anew")
+        if provider.channels == 0:
+            raise EngineError("the carrier has no channel for the world: `channels` in its provider is 0")
+        if channel >= provider.channels:
+            return 0
+        carrier = provider.open(provider, <uint32_t>channel, segment.header, segment_bytes(<uint32_t>self.size))
+        if carrier == NULL:
+            raise MemoryError(f"the carrier has no memory for its channel {channel}")
+        if not lanes_use(&self.state.network.lanes, carrier):
+            raise MemoryError("no memory for the messages of a carrier")
         return 0
 
     @property
@@ -497,7 +501,7 @@ cdef class Engine:
 
     @property
     def messages(self):
-        return connections_messages(self.state.network) if self.state.network != NULL else 0
+        return lanes_messages(&self.state.network.lanes) if self.state.network != NULL else 0
 
     @property
     def chainable(self):

@@ -12,7 +12,7 @@ from engine_ext.platform.atomics cimport load32_acquire, load32_relaxed, load_ac
 from engine_ext.platform.clock cimport age_ns
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
 from engine_ext.shared.layout cimport (
-    ALGORITHM_NAMES, BETWEENS, BETWEEN_MPI, BETWEEN_NAMES, COORDINATOR, ENTRY_BATCH, ENTRY_NAMES, ENTRY_PAD, IDS, LAYOUT_SPARSE,
+    ALGORITHM_NAMES, BETWEENS, BETWEEN_CARRIER, BETWEEN_NAMES, COORDINATOR, ENTRY_BATCH, ENTRY_NAMES, ENTRY_PAD, IDS, LAYOUT_SPARSE,
     MAX_DIMS, MAX_SOCKETS, NAME_BYTES, RING_WORDS, SLOT_BYTES, STORES, STORES_NAMES, WIRES, WIRE_NAMES, engine_entry,
     engine_meta, rank_page,
 )
@@ -288,8 +288,8 @@ cdef engine_knobs knobs_with(engine_knobs knobs, dict changes) except *:
 
 
 cdef int expect_summing(const State* e, const engine_knobs* knobs) except -1:
-    """Raise EngineError if MPI is to sum what the world's ranks have no MPI for."""
-    if (knobs.between_hosts == BETWEEN_MPI and e.segment.world == &e.segment and e.segment.hosts > 1
+    """Raise EngineError if a carrier is to sum, and there is none that can."""
+    if (knobs.between_hosts == BETWEEN_CARRIER and e.segment.world == &e.segment and e.segment.hosts > 1
             and not e.segment.crews.summing):
         raise EngineError("between_hosts=mpi has MPI sum, and lanes are not over MPI: set lanes=mpi (ENGINE_LANES=mpi) on all "
                           "ranks, too, or another value of between_hosts")

@@ -20,6 +20,7 @@ from .forms import (
     Bytes,
     Number,
     Whole,
+    WordOrFunction,
     Words,
     make_duration_form,
     make_optional,
@@ -170,8 +171,9 @@ class Config:
     lanes: str = define_setting(
         "tcp",
         "",
-        Words("tcp", "mpi"),
-        "What carries large tensors between hosts, equal on all ranks: tcp, or mpi, the MPI of `mpirun` by mpi4py.",
+        WordOrFunction("tcp", "mpi"),
+        "What carries large tensors between hosts, equal on all ranks: tcp; mpi, the MPI of `mpirun` by mpi4py; or "
+        "module:function, a carrier from outside.",
         option=Option(),
     )
     device_sums: str = define_setting(

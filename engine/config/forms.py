@@ -24,6 +24,7 @@ MOST = 1 << 20  # largest number of ranks, slots and other items that take memor
 MOST_PORTS = (1 << 16) - 1
 LONGEST_NUMBER = 40  # characters of a number in text
 _SUFFIXES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_FUNCTION = re.compile(r"[A-Za-z_][\w.]{0,255}:[A-Za-z_]\w{0,255}", re.ASCII)
 _LEVELS = {"trace": "DEBUG", "fatal": "CRITICAL", "warn": "WARNING"}
 
 
@@ -192,6 +193,18 @@ class Words:
 
     def __str__(self) -> str:
         return "one of " + ", ".join(self.words)
+
+
+@dataclass(frozen=True, init=False)
+class WordOrFunction(Words):
+    """One of several words, or the name of a function as module:function."""
+
+    def __call__(self, value: Any) -> str:
+        text = str(value).strip()
+        return text if _FUNCTION.fullmatch(text) else super().__call__(value)
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}, or module:function"
 
 
 def parse_level(value: Any) -> str:

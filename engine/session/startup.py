@@ -31,7 +31,7 @@ from ..metrics import own_page
 from ..metrics.export.in_process import listen
 from ..native import core, setup
 from ..net.connection import GRACE
-from ..net.rendezvous import CancellationToken, Gathered, RendezvousOptions, gather_ranks, mpi_lanes
+from ..net.rendezvous import CancellationToken, Gathered, RendezvousOptions, gather_ranks
 from ..net.rendezvous.mpi_bootstrap import OtherFailedError
 from ..net.rendezvous.set_connections import SetConnector
 from ..text import logs, readable
@@ -39,6 +39,7 @@ from ..trace.flight import Recorder
 from ..tuning.journals import check_log, knobs_of
 from ..tuning.knobs import format_knobs
 from ..tuning.trial_loop import Tuning
+from .carriers import open_provider
 from .monitor import Monitor
 from .registry import ProcessSetRegistry
 from .session import EngineSession, reason_of
@@ -278,8 +279,8 @@ def _tell_others_of_failure(session: EngineSession, gathered: Gathered) -> Itera
             os.close(control)
 
 
-def _open_mpi_lanes(session: EngineSession, gathered: Gathered, control: int) -> dict[str, Any] | None:
-    """Return the parameters of lanes over MPI; None if another rank gives up meanwhile.
+def _open_carrier(session: EngineSession, gathered: Gathered, control: int) -> object | None:
+    """Return the provider of carriers for lanes; None without one, or if another rank gives up meanwhile.
 
     An engine without lanes then learns the other rank's reason.
     """
@@ -292,7 +293,8 @@ def _open_mpi_lanes(session: EngineSession, gathered: Gathered, control: int) ->
         return bool(trunks.poll(0)) or setup.is_aborted(control, world.rank, world.size, gathered.hosts)
 
     try:
-        return mpi_lanes.prepare_library(world, gathered.generation, session.settings.start_timeout, other_failed)
+        settings = session.settings
+        return open_provider(settings.lanes, world, gathered.generation, settings.start_timeout, other_failed)
     except OtherFailedError:
         return None
 
@@ -304,15 +306,14 @@ def _create_engine(session: EngineSession, gathered: Gathered, control: int) -> 
         setup.use_kernels(gathered.kernels)
     several = len(gathered.layout.crews) > 1
     set_links = SetConnector(world, gathered, settings.start_timeout) if several else None
-    over_mpi = several and settings.lanes == "mpi"
-    mpi = _open_mpi_lanes(session, gathered, control) if over_mpi else None
+    carrier = _open_carrier(session, gathered, control) if several else None
     spin = spin_us(gathered) if settings.spin_us is None else settings.spin_us
     pause = yield_us(gathered) if settings.spin_us is None else 0.0
-    return _construct_engine(session, gathered, spin, pause, mpi), set_links
+    return _construct_engine(session, gathered, spin, pause, carrier), set_links
 
 
 def _construct_engine(
-    session: EngineSession, gathered: Gathered, spin: float, pause: float, mpi: dict[str, Any] | None
+    session: EngineSession, gathered: Gathered, spin: float, pause: float, carrier: object | None
 ) -> core.Engine:
     """Create an engine. It owns the descriptors, even if its creation fails."""
     world, settings = session.world, session.settings
@@ -329,8 +330,8 @@ def _construct_engine(
         spin_us=spin,
         yield_us=pause,
         counters=session.page,
-        **_make_host_options(gathered),
-        mpi=mpi,
+        **_across(gathered),
+        carrier=carrier,
         device_sums=settings.device_sums,
         another_follows=world.number is not None,
     )

@@ -9,7 +9,6 @@ from engine_ext.shared.layout cimport MAX_RANKS, engine_knobs
 from engine_ext.shared.segment cimport Segment
 from engine_ext.transport.lanes cimport Lane, Lanes
 from engine_ext.transport.link cimport Link
-from engine_ext.transport.mpi cimport Courier, engine_mpi
 
 cdef struct Network:
     Segment* segment        # of its engine
@@ -27,8 +26,6 @@ cdef struct Network:
     Lane** of               # by rank: the lane to it
     char* ahead             # malloc'ed: AHEAD bytes of what comes, for the network thread
     Lanes lanes             # the transport
-    engine_mpi mpi          # what lanes' large offers go over, if `couriers` is not NULL
-    Courier* couriers       # by lane; NULL: none goes over MPI
     Relay relay
     bint leads              # whether this rank has trunks, or coordinates
     int epoll
@@ -43,15 +40,13 @@ cdef struct Network:
     bint threaded
     pthread_t thread
     int suspect             # a rank of which a connection has ended without a word; -1: none
-    uint32_t idle_looks     # at MPI, since a message has last arrived
+    uint32_t idle_polls     # of the carrier, since a message has last arrived
     uint64_t news_since     # since when there is news that nobody waits for: nanoseconds, monotonic; 0: there is none
     uint64_t suspected_at   # since when: nanoseconds, monotonic
 
 cdef int connections_open(Network* network, Segment* segment, const int* lanes, int sockets, const int* trunks) noexcept nogil
 cdef void connections_watch(Network* network, uint32_t silence_ms) noexcept nogil
 cdef bint connections_delivered(Network* network) noexcept nogil
-cdef int connections_use(Network* network, const Segment* segment, const engine_mpi* mpi, int tag) noexcept nogil
-cdef uint64_t connections_messages(const Network* network) noexcept nogil
 cdef bint connections_close(Network* network) noexcept nogil
 cdef void connections_forked(Network* network) noexcept nogil
 

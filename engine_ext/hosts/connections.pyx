@@ -16,9 +16,8 @@ from engine_ext.platform.posix cimport close, pthread_join, write
 from engine_ext.shared.counters cimport tally
 from engine_ext.shared.layout cimport SLEEP_COUNT_SHIFT, SLEEP_DOORS, Status, rank_page
 from engine_ext.shared.segment cimport coordinates, nearby, wake
-from engine_ext.transport.lanes cimport carrier, lanes_answered, lanes_close, lanes_ping
+from engine_ext.transport.lanes cimport carrying_rank, lanes_answered, lanes_close, lanes_delivered, lanes_ping
 from engine_ext.transport.link cimport AHEAD, link_close, link_delivered, link_open
-from engine_ext.transport.mpi cimport courier_close, courier_sent
 
 cdef extern from "platform/sockets.h" nogil:
     void engine_socket_keep(int fd, uint32_t silence_ms)
@@ -68,9 +67,9 @@ cdef void add_lane(Network* network, const Segment* segment, int number, int soc
     cdef Lane* lane = &network.list[number]
     cdef int peer = network.links[number * sockets].peer
     lane.links, lane.count = &network.links[number * sockets], sockets
-    lane.carries = carrier(segment, peer, segment.host_of[segment.rank]) == segment.rank
+    lane.carries = carrying_rank(segment, peer, segment.host_of[segment.rank]) == segment.rank
     network.of[peer] = lane
-    if carrier(segment, segment.rank, segment.host_of[peer]) == peer:
+    if carrying_rank(segment, segment.rank, segment.host_of[peer]) == peer:
         network.to[segment.host_of[peer]] = lane
 
 
@@ -89,34 +88,6 @@ cdef void connections_watch(Network* network, uint32_t silence_ms) noexcept nogi
             engine_socket_keep(network.links[k].fd, network.lane_silence_ms)
 
 
-cdef int connections_use(Network* network, const Segment* segment, const engine_mpi* mpi, int tag) noexcept nogil:
-    """Have the lanes' large offers go over MPI, by messages of that tag. OK or NO_MEMORY."""
-    cdef int count = network.lane_count // network.list[0].count, k
-    network.couriers = <Courier*>calloc(count, sizeof(Courier))
-    if network.couriers == NULL:
-        return Status.NO_MEMORY
-    network.mpi = mpi[0]
-    for k in range(count):
-        network.couriers[k].library, network.couriers[k].tag = &network.mpi, tag
-        network.couriers[k].rank = segment.numbers[network.list[k].links.peer]
-        network.list[k].courier = &network.couriers[k]
-    return Status.OK
-
-
-cdef inline int couriers(const Network* network) noexcept nogil:
-    """How many there are: one for each lane, or none."""
-    return network.lane_count // network.list[0].count if network.couriers != NULL else 0
-
-
-cdef uint64_t connections_messages(const Network* network) noexcept nogil:
-    """How many messages were given to MPI."""
-    cdef uint64_t total = 0
-    cdef int k
-    for k in range(couriers(network)):
-        total += load_acquire(&network.couriers[k].going.tail)
-    return total
-
-
 cdef int add_link(Network* network, int fd, int peer) noexcept nogil:
     if network.links == NULL or network.lost == NULL:
         close(fd)
@@ -128,32 +99,27 @@ cdef int add_link(Network* network, int fd, int peer) noexcept nogil:
 
 cdef bint connections_delivered(Network* network) noexcept nogil:
     """Whether all that was to be sent has come to the other sides. After a failure nobody may be there to receive it where the
-    culprit's host is, or for MPI."""
+    culprit's host is, or for the carrier."""
     cdef const Segment* segment = network.lanes.memory.segment
     cdef uint64_t word = load_acquire(segment.abort)
     cdef int gone = segment.world.host_of[(word & 0xFFFF) - 1] if word & 0xFFFF else -1, k
     for k in range(network.count):
         if segment.world.host_of[segment.numbers[network.links[k].peer]] != gone and not link_delivered(&network.links[k]):
             return False
-    for k in range(couriers(network)):
-        if not courier_sent(&network.couriers[k]):
-            return word != 0
-    return True
+    return word != 0 or lanes_delivered(&network.lanes)
 
 
 cdef bint connections_close(Network* network) noexcept nogil:
-    """False: MPI may still write to the slots of ranks on other hosts."""
+    """False: the carrier may still write to the slots of ranks on other hosts."""
     cdef Network closed
     cdef uint64_t one = 1
     cdef int k
-    cdef bint over = True
+    cdef bint over
     if network.threaded:
         store32_release(&network.stop, 1)
         write(network.bell, &one, 8)
         pthread_join(network.thread, NULL)
-    for k in range(couriers(network)):
-        over &= courier_close(&network.couriers[k])
-    lanes_close(&network.lanes)
+    over = lanes_close(&network.lanes)
     for k in range(network.count):
         link_close(&network.links[k])
     if network.relay.segment != NULL:
@@ -168,7 +134,6 @@ cdef bint connections_close(Network* network) noexcept nogil:
     free(network.list)
     free(network.to)
     free(network.of)
-    free(network.couriers)
     free(network.ended)
     free(network.ahead)
     memset(&closed, 0, sizeof(Network))

@@ -34,8 +34,8 @@ cdef enum:
     GRACE_LOOK_MS = 50
     POLL_NS = 200000            # at the end alone
     FAILED_NS = 2000000000      # at the end after a failure: who does not answer then may be gone
-    LOOKS_AT_ONCE = 1000        # without a pause, after a message has arrived; each lets others compute
-    LOOKS_SOON = 5000           # before pauses become long
+    POLLS_AT_ONCE = 1000        # without a pause, after a message has arrived; each lets others compute
+    POLLS_SOON = 5000           # before pauses become long
     SHORT_NAP_NS = 50000
     LONG_NAP_NS = 1000000
     WATCHES = 4                 # looks at what is not acknowledged, in the time for which a trunk may be silent
@@ -81,14 +81,15 @@ cdef void* network_thread(void* argument) noexcept nogil:
     cdef bint more = False, busy = False
     pause.tv_sec, pause.tv_nsec = 0, TOGETHER_NS
     while not load32_acquire(&network.stop):
-        if network.couriers != NULL:
+        if network.lanes.carrier != NULL:
             busy = not lanes_doze(&network.lanes)
             if busy:
-                ask_mpi(network)
+                poll_carrier(network)
         if network.news_since and network.segment.hosts > MANY_HOSTS and not more and not busy:
             nanosleep(&pause, NULL)
         engine_socket_wait(network.epoll, network.news, network.ended, 0 if more or busy else longest_wait(network))
-        lanes_wake(&network.lanes)
+        if network.lanes.carrier != NULL:
+            lanes_wake(&network.lanes)
         retry_starved(network)
         more = False
         for k in range(network.count):
@@ -103,22 +104,22 @@ cdef void* network_thread(void* argument) noexcept nogil:
     return NULL
 
 
-cdef void ask_mpi(Network* network) noexcept nogil:
-    """Let MPI go on with what is under way. Nobody can sleep on it: what is there soon is looked for at once, what takes longer
-    every 50 microseconds, and what takes very long, as a rank that stands still does, every millisecond."""
+cdef void poll_carrier(Network* network) noexcept nogil:
+    """Let the carrier go on with what is under way. Nobody can sleep on it: it is polled without a pause at first, then every 50
+    microseconds, and if it takes very long, since a rank stands still, every millisecond."""
     cdef timespec pause
     cdef int k
     if lanes_poll(&network.lanes):
-        network.idle_looks = 0
+        network.idle_polls = 0
         return
-    network.idle_looks += 1
-    if network.idle_looks < LOOKS_AT_ONCE:
+    network.idle_polls += 1
+    if network.idle_polls < POLLS_AT_ONCE:
         sched_yield()
     else:
-        pause.tv_sec, pause.tv_nsec = 0, SHORT_NAP_NS if network.idle_looks < LOOKS_SOON else LONG_NAP_NS
+        pause.tv_sec, pause.tv_nsec = 0, SHORT_NAP_NS if network.idle_polls < POLLS_SOON else LONG_NAP_NS
         nanosleep(&pause, NULL)
     for k in range(network.lane_count):
-        notice_end(network, k)            # MPI has failed
+        notice_end(network, k)            # the carrier has failed
 
 
 cdef inline int news_ms(const Network* network) noexcept nogil:

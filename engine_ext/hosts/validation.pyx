@@ -12,11 +12,11 @@ from engine_ext.kernels.kernels cimport (
     ENGINE_ADASUM, ENGINE_ALL_DTYPES, ENGINE_AVERAGE, ENGINE_DTYPES, ENGINE_FLOAT64, ENGINE_NO_SOURCE, dtype_bytes,
     engine_reduction, engine_reduction_check,
 )
-from engine_ext.operations.allreduce cimport mpi_sums
+from engine_ext.operations.allreduce cimport carrier_can_sum
 from engine_ext.operations.kinds cimport operation_of
 from engine_ext.operations.operation cimport SAYS_ALIGNED, SAYS_ROWS, Operation, bytes_of_row, is_whole_chunk
 from engine_ext.shared.layout cimport (
-    ALGORITHMS, ALGORITHM_DEVICE, ALGORITHM_MPI, ALGORITHM_SHARED, BATCH_ITEMS, BETWEENS, DIM_MOVED, DIM_SPARSE, ENTRY_ALIGN,
+    ALGORITHMS, ALGORITHM_DEVICE, ALGORITHM_CARRIER, ALGORITHM_SHARED, BATCH_ITEMS, BETWEENS, DIM_MOVED, DIM_SPARSE, ENTRY_ALIGN,
     ENTRY_BATCH, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT, ENTRY_JOINED, ENTRY_MEMBERS, ENTRY_PAD, ENTRY_SKIP, ENTRY_TURN,
     FAILURE_BYTES, FAULT_CALL, IDS, ID_WORDS, KINDS, LAYOUT_SPARSE, MAX_DIMS, MAX_GROUP, MAX_SOCKETS, NAME_BYTES, REQUEST_BYTES,
     SLOT_BYTES, STORES, WIRES, WIRE_TUNED, add_bytes, engine_knobs, engine_meta, engine_request, entry_ids, entry_rows,
@@ -170,7 +170,7 @@ cdef bint is_batch(const Segment* segment, const engine_entry* entry) noexcept n
         return True
     return (is_whole_chunk(entry.chunk) and entry.meta.shared == -1 and entry.algorithm != ALGORITHM_SHARED
             and (entry.algorithm == ALGORITHM_DEVICE) == (entry.meta.device != 0)
-            and (entry.algorithm != ALGORITHM_MPI or (segment.crews.summing and mpi_sums(&entry.meta)))
+            and (entry.algorithm != ALGORITHM_CARRIER or (segment.crews.summing and carrier_can_sum(&entry.meta)))
             and (not operation.rooted or place_of(segment, entry.meta.root) >= 0))
 
 

@@ -12,6 +12,6 @@ cdef void pack_parts_of_others(Executor* x, uint64_t n, uint64_t begin) noexcept
 cdef void offer_parts_to_others(Executor* x, Stage stage, uint64_t n, uint64_t begin) noexcept nogil
 cdef void copy_parts_of_others(Executor* x, uint64_t n, uint64_t begin) noexcept nogil
 
-cdef bint mpi_sums(const engine_meta* meta) noexcept nogil
-cdef bint choose_mpi_sum(engine_entry* entry, const engine_knobs* knobs, const Crews* crews) noexcept nogil
-cdef bint mpi_sum_start(Executor* x) noexcept nogil
+cdef bint carrier_can_sum(const engine_meta* meta) noexcept nogil
+cdef bint choose_carrier_sum(engine_entry* entry, const engine_knobs* knobs, const Crews* crews) noexcept nogil
+cdef bint carrier_sum_start(Executor* x) noexcept nogil

@@ -3,7 +3,7 @@
 *One-shot*, for what is small: every rank offers everything and reduces everything. *Two-shot*: rank r reduces part r of each
 chunk, and all copy it from there. *Shared*: tensors lie where all ranks reach them, in the arena, so that rank r reduces part r
 of every tensor in place, and writes it to all. On several hosts sums may pass from host to host instead (chain.pyx), or be made
-by MPI.
+by the lanes' carrier.
 """
 from libc.string cimport memset
 
@@ -20,7 +20,8 @@ from engine_ext.operations.chain cimport chain_start, choose_chain
 from engine_ext.operations.op cimport Op
 from engine_ext.operations.operation cimport bytes_of_all, choose_two_shot, chunks_of_plan, plan_tensors, stand_in_tensor
 from engine_ext.shared.layout cimport (
-    ALGORITHM_CHAIN, ALGORITHM_MPI, ALGORITHM_ONE_SHOT, ALGORITHM_RING, ALGORITHM_SHARED, BETWEEN_MPI, SLOT_BYTES, wire_dtype,
+    ALGORITHM_CARRIER, ALGORITHM_CHAIN, ALGORITHM_ONE_SHOT, ALGORITHM_RING, ALGORITHM_SHARED, BETWEEN_CARRIER, SLOT_BYTES,
+    wire_dtype,
 )
 from engine_ext.transport.arena cimport arena_address
 
@@ -45,7 +46,7 @@ cdef void choose(engine_entry* entry, const engine_knobs* knobs, const Crews* cr
         entry.algorithm = ALGORITHM_SHARED
     elif entry.bytes * <uint64_t>crews.size <= ONE_SHOT_BYTES:
         entry.algorithm, entry.chunk = ALGORITHM_ONE_SHOT, SLOT_BYTES
-    elif not choose_mpi_sum(entry, knobs, crews) and not choose_chain(entry, knobs, crews):
+    elif not choose_carrier_sum(entry, knobs, crews) and not choose_chain(entry, knobs, crews):
         choose_two_shot(entry, knobs, crews)
 
 
@@ -56,8 +57,8 @@ cdef bint plan(Executor* x, Op** batch, const engine_entry* entry) noexcept nogi
     if entry.algorithm == ALGORITHM_CHAIN or entry.algorithm == ALGORITHM_RING:
         if chain_start(x, x.crews.hosts if entry.algorithm == ALGORITHM_RING else 1):
             return True
-    if entry.algorithm == ALGORITHM_MPI:
-        return mpi_sum_start(x)
+    if entry.algorithm == ALGORITHM_CARRIER:
+        return carrier_sum_start(x)
     if entry.algorithm == ALGORITHM_SHARED:
         steps, x.chunk = &SHARED, x.plan.total         # one chunk, cut by rank only
     elif entry.algorithm == ALGORITHM_ONE_SHOT:
@@ -173,19 +174,19 @@ cdef void copy_shared(Executor* x, uint64_t n) noexcept nogil:
     """The wait was all: every rank has written its part into this rank's tensors."""
 
 
-# ---- sums by MPI ------------------------------------------------------------------------------------------------------------
+# ---- sums by a carrier ------------------------------------------------------------------------------------------------------
 
-# An allreduce that MPI makes: one MPI_Iallreduce over all ranks for each entry, as other engines over MPI do it.
+# An allreduce that the lanes' carrier makes: with MPI, one MPI_Iallreduce over all ranks for each entry, as other engines do it.
 #
 # It is there to be compared with the engine's own ways, and to be chosen where an MPI knows its network better. Its sums are in
 # an order of its own, which depends on where an element lies in the fused buffer: so fusion changes bits. Only sums of float32
 # and float64 go this way. Sums of halves would be rounded at each step, and all else is exact in any order.
 #
 # The logical buffer is packed into memory of the transport as one chunk, and summed there; nothing goes through the slots. Every
-# rank comes to the entries that are summed in the order of the schedule, as MPI wants it.
+# rank comes to the entries that are summed in the order of the schedule, as a carrier wants it.
 
 cdef enum:
-    LONGEST = 0x7FFFFFFF   # bytes: MPI counts elements by an int
+    LONGEST = 0x7FFFFFFF   # bytes: MPI counts elements by an int, and so may other carriers
 
 cdef Steps STEPS = Steps(pack, finish, NULL, NULL, True, False)
 
@@ -201,21 +202,22 @@ cdef bint is_of(const engine_meta* meta, int dtype) noexcept nogil:
     return True
 
 
-cdef bint mpi_sums(const engine_meta* meta) noexcept nogil:
-    """Whether MPI can sum such tensors."""
+cdef bint carrier_can_sum(const engine_meta* meta) noexcept nogil:
+    """Whether a carrier can sum such tensors."""
     return ((meta.op == ENGINE_SUM or meta.op == ENGINE_AVERAGE)
             and (is_of(meta, ENGINE_FLOAT32) or is_of(meta, ENGINE_FLOAT64)))
 
 
-cdef bint choose_mpi_sum(engine_entry* entry, const engine_knobs* knobs, const Crews* crews) noexcept nogil:
-    """Have MPI sum `entry`, if the knob says so and it can."""
-    if knobs.between_hosts != BETWEEN_MPI or not crews.summing or entry.bytes >= LONGEST or not mpi_sums(&entry.meta):
+cdef bint choose_carrier_sum(engine_entry* entry, const engine_knobs* knobs, const Crews* crews) noexcept nogil:
+    """Have the carrier sum `entry`, if the knob says so and it can."""
+    if (knobs.between_hosts != BETWEEN_CARRIER or not crews.summing or entry.bytes >= LONGEST
+            or not carrier_can_sum(&entry.meta)):
         return False
-    entry.algorithm, entry.chunk = ALGORITHM_MPI, SLOT_BYTES
+    entry.algorithm, entry.chunk = ALGORITHM_CARRIER, SLOT_BYTES
     return True
 
 
-cdef bint mpi_sum_start(Executor* x) noexcept nogil:
+cdef bint carrier_sum_start(Executor* x) noexcept nogil:
     """Begin the entry that the plan describes. False without memory."""
     x.chunk = x.plan.total
     if x.plan.total and x.transport.sum_room(x.transport, x.plan.total) == NULL:

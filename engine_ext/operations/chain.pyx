@@ -27,7 +27,7 @@ from engine_ext.kernels.kernels cimport ENGINE_DTYPES, ENGINE_NO_SOURCE, ENGINE_
 from engine_ext.operations.operation cimport CHUNK_UNIT, chunks_of_plan
 from engine_ext.shared.crews cimport crew_size, member
 from engine_ext.shared.layout cimport (
-    ALGORITHM_CHAIN, ALGORITHM_RING, BETWEEN_AUTO, BETWEEN_DIRECT, BETWEEN_MPI, BETWEEN_RING, SLOT_BYTES, SLOTS,
+    ALGORITHM_CHAIN, ALGORITHM_RING, BETWEEN_AUTO, BETWEEN_CARRIER, BETWEEN_DIRECT, BETWEEN_RING, SLOT_BYTES, SLOTS,
     engine_meta, wire_dtype,
 )
 from engine_ext.transport.transport cimport Stage
@@ -84,7 +84,7 @@ cdef bint choose_chain(engine_entry* entry, const engine_knobs* knobs, const Cre
     cdef uint64_t legs = last_leg(crews)
     if crews.hosts == 1 or knobs.between_hosts == BETWEEN_DIRECT or growth_of_all(&entry.meta) == 0:
         return False
-    if knobs.between_hosts in (BETWEEN_AUTO, BETWEEN_MPI) and not (
+    if knobs.between_hosts in (BETWEEN_AUTO, BETWEEN_CARRIER) and not (
             crews.consecutive and entry.bytes >= legs * <uint64_t>AUTO_BYTES and moves_less(entry, crews)):
         return False
     entry.algorithm = ALGORITHM_RING if knobs.between_hosts == BETWEEN_RING else ALGORITHM_CHAIN

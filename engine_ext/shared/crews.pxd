@@ -5,7 +5,7 @@ cdef struct Crews:
     int hosts                   # number of hosts
     int largest                 # ranks of the host that has most; and fewest
     int smallest
-    bint summing                # the ranks can have their MPI sum (transport/lanes.pyx)
+    bint summing                # the ranks' carrier can sum (transport/carrier.h)
     bint consecutive            # the ranks of each host follow one another, so rank order is the order of hosts
     int* host_of                # by rank: the number of its host. Hosts are numbered by their lowest ranks.
     int* place_of               # by rank: its place among those of its host

@@ -22,7 +22,7 @@
   ROW(ALGORITHM_ADASUM, "adasum")               \
   ROW(ALGORITHM_CHAIN, "chain")                 \
   ROW(ALGORITHM_RING, "ring")                   \
-  ROW(ALGORITHM_MPI, "mpi")                     \
+  ROW(ALGORITHM_CARRIER, "mpi")                     \
   ROW(ALGORITHM_DEVICE, "device")
 /* How a large allreduce travels between hosts. */
 #define BETWEEN_LIST(ROW)                       \
@@ -30,7 +30,7 @@
   ROW(BETWEEN_DIRECT, "direct")                 \
   ROW(BETWEEN_CHAIN, "chain")                   \
   ROW(BETWEEN_RING, "ring")                     \
-  ROW(BETWEEN_MPI, "mpi")
+  ROW(BETWEEN_CARRIER, "mpi")
 /* Entries of the schedule. */
 #define ENTRY_LIST(ROW)                         \
   ROW(ENTRY_PAD, "pad")                         \

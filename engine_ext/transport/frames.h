@@ -25,7 +25,7 @@ enum {
   FRAME_VERDICT,               /* engine_verdict: why the world has ended; on lanes too, by who ends for that reason */
   FRAME_CLOCK,                 /* engine_times: a leader asks what time it is, and the coordinator's rank answers */
   /* lanes, beside FRAME_SLOT */
-  FRAME_MESSAGE,               /* as FRAME_SLOT, of `rank` bytes that come over MPI as the next message. No payload */
+  FRAME_MESSAGE,               /* as FRAME_SLOT, of `rank` bytes that the carrier brings as the next message. No payload */
   FRAME_PING,                  /* asks whether the other process runs. No payload */
   FRAME_PONG,                  /* the answer, with the same `position` */
   FRAMES

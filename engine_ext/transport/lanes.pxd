@@ -3,16 +3,19 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from engine_ext.shared.layout cimport MAX_SOCKETS
 from engine_ext.shared.segment cimport Segment
+from engine_ext.transport.carrier cimport engine_carrier
 from engine_ext.transport.link cimport Link, Receiver, engine_verdict
-from engine_ext.transport.mpi cimport Courier, Summing, engine_mpi
 from engine_ext.transport.shm cimport SharedMemory
 from engine_ext.transport.transport cimport Progress, Transport
+
+cdef struct Announced:          # a message of the carrier
+    bint tells                  # behind it, the peer is as far as this
+    Progress passed
 
 cdef struct Lane:               # what passes between this rank and one of another host
     Link* links                 # its connections, one behind the other
     int count                   # of them, 1 to MAX_SOCKETS
     bint carries                # whether this rank receives for its host what the peer offers
-    Courier* courier            # takes large offers over MPI; NULL: all goes over the connections
     bint ended                  # the peer has said that it is done, and all has arrived; the network thread alone
     uint32_t answered           # atomic: number of the last call that the peer has answered
     engine_verdict verdict      # why the world has ended, as the peer was told; read only behind `judged`
@@ -20,24 +23,33 @@ cdef struct Lane:               # what passes between this rank and one of anoth
     # what goes out: the holder of the driver's role
     int next                    # number of the connection that carries the next bytes of a slot
     uint32_t used               # by bit: connections that have carried bytes since this rank last told how far it is
+    uint64_t given              # atomic: messages that the carrier was given
+    uint64_t sent               # atomic: those of them that have been sent; the network thread writes it
     # what comes in, by connection: the network thread alone
     Progress[MAX_SOCKETS] told  # how far the peer was behind the bytes that have come
     Progress[MAX_SOCKETS] due   # how far it will be behind bytes that are on their way; not above `told`: there are none
+    Announced* coming           # ring of messages that are announced and have not arrived; NULL: there is no carrier
+    uint64_t announced          # how many messages were announced, since the start
+    uint64_t arrived            # how many of them have arrived
 
 cdef struct Lanes:
     SharedMemory memory         # first: a pointer to the one is a pointer to the other
     Lane** to                   # by host: the lane to the rank that carries for it what this rank offers; NULL: this host
     Lane** of                   # by rank: the lane that it has with this rank; NULL: none
     uint32_t sockets            # the knob `sockets_per_lane`
-    Summing summing             # by MPI, over all ranks
-    bint posted                 # MPI has been given messages since the last `publish`
-    uint32_t dozing             # atomic: 1 while the network thread sleeps and does not ask MPI: `bell` wakes it
+    engine_carrier* carrier     # takes large offers; NULL: all goes over the connections
+    Announced* announced        # memory of all lanes' rings
+    uint32_t summing            # atomic, SUMMING_*
+    bint posted                 # the carrier was given messages since the last `publish`
+    uint32_t dozing             # atomic: 1 while the network thread sleeps and does not poll the carrier: `bell` wakes it
     int bell                    # eventfd
     Receiver receiver           # of what comes on any lane
 
 cdef Transport* lanes_open(Lanes* t, Segment* segment, Lane** to, Lane** of, int bell) noexcept nogil
-cdef void lanes_sum(Lanes* t, const engine_mpi* library) noexcept nogil
-cdef void lanes_close(Lanes* t) noexcept nogil
+cdef bint lanes_use(Lanes* t, engine_carrier* carrier) noexcept nogil
+cdef bint lanes_close(Lanes* t) noexcept nogil
+cdef uint64_t lanes_messages(const Lanes* t) noexcept nogil
+cdef bint lanes_delivered(const Lanes* t) noexcept nogil
 cdef void lanes_tell_end(Lanes* t, const engine_verdict* verdict) noexcept nogil
 cdef const engine_verdict* lanes_end(const Lanes* t) noexcept nogil
 cdef bint lanes_ping(Lanes* t, int rank, uint32_t number) noexcept nogil
@@ -45,4 +57,4 @@ cdef bint lanes_answered(const Lanes* t, int rank, uint32_t number) noexcept nog
 cdef int lanes_poll(Lanes* t) noexcept nogil
 cdef bint lanes_doze(Lanes* t) noexcept nogil
 cdef void lanes_wake(Lanes* t) noexcept nogil
-cdef int carrier(const Segment* segment, int rank, int host) noexcept nogil
+cdef int carrying_rank(const Segment* segment, int rank, int host) noexcept nogil

@@ -10,32 +10,31 @@ part. How far the sender is goes over those that have carried bytes since the la
 says which the others are. So how many are used is the sender's affair, at any time, and what is small costs one frame, however
 many there are. A rank counts as far as it is by all connections on which bytes are due.
 
-A lane may also have MPI beside its connection (mpi.pyx), which then takes what is large. The connection says what comes, and how
-far the peer is behind it; so MPI, on which nobody can sleep, is asked while something is under way and not else, and a connection
-that ends tells of a peer that is gone, as ever.
+Lanes may also have a carrier beside their connections (carrier.h), MPI for one, which then takes what is large. The connection
+says what comes, and how far the peer is behind it; so a carrier, on which nobody can sleep, is polled only while something is under
+way, and a connection that ends tells of a peer that is gone, as ever.
 
 Nothing has to be said about room. A rank writes chunk n + SLOTS over chunk n only when every rank has copied chunk n: then it has
 been received on every host, and so has been sent.
 """
 from libc.errno cimport EIO
 from libc.stdint cimport int32_t, uint32_t, uint64_t
-from libc.stdlib cimport malloc
+from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
 from engine_ext.platform.atomics cimport (
-    add32, cas32, load32_acquire, load32_relaxed, load_relaxed, store32_relaxed, store32_release,
+    add32, cas32, load32_acquire, load32_relaxed, load_acquire, load_relaxed, store32_release, store_release,
 )
 from engine_ext.platform.posix cimport write
 from engine_ext.shared.crews cimport Crews, crew_size, member
 from engine_ext.shared.layout cimport CAUSE_NONE, CAUSES, REASON_BYTES, SLOT_BYTES, rank_page, segment_slot
 from engine_ext.shared.segment cimport nearby, wake, wake_others
+from engine_ext.transport.carrier cimport (
+    ENGINE_CARRIER_BUSY, ENGINE_CARRIER_DONE, ENGINE_CARRIER_FAILED, ENGINE_CARRIER_MESSAGES, engine_carrier,
+)
 from engine_ext.transport.link cimport (
     FRAME_PING, FRAME_PONG, FRAME_LEFT, FRAME_MESSAGE, FRAME_PROGRESS, FRAME_SLOT, FRAME_VERDICT, OPEN, engine_frame,
     engine_verdict, link_bid_farewell, link_flush, link_give, link_queue, link_state,
-)
-from engine_ext.transport.mpi cimport (
-    SUMMING_FAILED, SUMMING_NOTHING, courier_arrived, courier_busy, courier_receive, courier_send, courier_sent, courier_tell,
-    engine_mpi, summing_begin, summing_busy, summing_close, summing_look, summing_room,
 )
 from engine_ext.transport.shm cimport shared_memory_open, shared_memory_tell
 from engine_ext.transport.transport cimport Progress
@@ -45,35 +44,53 @@ cdef uint64_t ONE = 1
 cdef enum:
     PART_BYTES = 64 << 10       # least part of a slot for which another connection is used
     LINE = 64                   # parts begin where lines of the cache do
-    MESSAGE_BYTES = 16 << 10    # least part of a slot that goes over MPI: below it, a connection takes less time
+    SUMMING_NOTHING = 0         # no sum was begun, or the last is done
+    SUMMING_GOES_ON = 1
+    SUMMING_FAILED = 2
 
 
 cdef Transport* lanes_open(Lanes* t, Segment* segment, Lane** to, Lane** of, int bell) noexcept nogil:
     """Fill in a transport over a mapped segment and open lanes, which stay their caller's."""
     cdef Transport* functions = shared_memory_open(&t.memory, segment)
     t.to, t.of, t.sockets, t.bell = to, of, MAX_SOCKETS, bell
-    t.posted, t.dozing = False, 0
-    memset(&t.summing, 0, sizeof(t.summing))
+    t.carrier, t.announced, t.summing, t.posted, t.dozing = NULL, NULL, SUMMING_NOTHING, False, 0
     functions.publish, functions.offer = publish, offer
     t.receiver.into, t.receiver.done, t.receiver.owner = into, done, t
     return functions
 
 
-cdef void lanes_sum(Lanes* t, const engine_mpi* library) noexcept nogil:
-    """From now on this transport can sum. For the world, on all ranks, before anything is submitted."""
+cdef bint lanes_use(Lanes* t, engine_carrier* carrier) noexcept nogil:
+    """Have large offers go over a carrier, which `lanes_close` closes. False: there is no memory for it. On all ranks, before
+    anything is submitted. One that can sum does so for the world."""
+    cdef const Segment* segment = t.memory.segment
     cdef Transport* functions = &t.memory.functions
-    t.summing.library = library
-    t.memory.segment.crews.summing = True
-    functions.sum_room, functions.sum, functions.summed = sum_room, sum_all, summed
+    cdef int r, count = 0
+    t.carrier = carrier
+    for r in range(segment.size):
+        count += t.of[r] != NULL
+    t.announced = <Announced*>calloc(count * ENGINE_CARRIER_MESSAGES, sizeof(Announced))
+    if t.announced == NULL:
+        return False
+    count = 0
+    for r in range(segment.size):
+        if t.of[r] != NULL:
+            t.of[r].coming = t.announced + count * ENGINE_CARRIER_MESSAGES
+            count += 1
+    if carrier.sum != NULL and segment.world == segment:
+        t.memory.segment.crews.summing = True
+        functions.sum_room, functions.sum, functions.summed = sum_room, sum_all, summed
+    return True
 
 
-cdef void lanes_close(Lanes* t) noexcept nogil:
-    """After the network thread has ended."""
-    if t.summing.library != NULL:
-        summing_close(&t.summing)
+cdef bint lanes_close(Lanes* t) noexcept nogil:
+    """After the network thread has ended. False: the carrier may still write to the slots of ranks on other hosts."""
+    cdef bint over = t.carrier == NULL or t.carrier.close(t.carrier) == ENGINE_CARRIER_DONE
+    free(t.announced)
+    t.carrier, t.announced = NULL, NULL
+    return over
 
 
-cdef int carrier(const Segment* segment, int rank, int host) noexcept nogil:
+cdef int carrying_rank(const Segment* segment, int rank, int host) noexcept nogil:
     """The rank of `host` that receives what `rank`, of another host, offers: the one of the same place, as far as there are as
     many."""
     cdef const Crews* crews = &segment.crews
@@ -90,10 +107,14 @@ cdef void carry(Lanes* t, Lane* lane, int number, uint64_t n, uint64_t begin, ui
 
 
 cdef bint post(Lanes* t, Lane* lane, uint64_t n, uint64_t begin, uint64_t nbytes) noexcept nogil:
-    """Give bytes of the own slot to MPI, and announce them. False: it takes no more now."""
+    """Give bytes of the own slot to the carrier, and announce them. False: it takes no more now."""
+    cdef const Segment* segment = t.memory.segment
+    cdef const char* source = segment_slot(segment.header, segment.rank, n) + begin
     cdef engine_frame frame
-    if not courier_send(lane.courier, segment_slot(t.memory.segment.header, t.memory.segment.rank, n) + begin, nbytes):
+    if (lane.given - load_relaxed(&lane.sent) >= ENGINE_CARRIER_MESSAGES
+            or t.carrier.send(t.carrier, segment.numbers[lane.links.peer], source, <uint32_t>nbytes) != ENGINE_CARRIER_DONE):
         return False
+    store_release(&lane.given, lane.given + 1)
     memset(&frame, 0, sizeof(frame))
     frame.type, frame.rank, frame.offset, frame.position = FRAME_MESSAGE, <int32_t>nbytes, <uint32_t>begin, n
     link_queue(&lane.links[0], &frame, NULL)
@@ -105,9 +126,9 @@ cdef void offer_to_host(Lanes* t, int host, uint64_t n, uint64_t begin, uint64_t
     """Send bytes of the own slot, over as many connections as they are worth."""
     cdef Lane* lane = t.to[host]
     cdef uint64_t parts = min(min(<uint64_t>t.sockets, <uint64_t>lane.count), nbytes // PART_BYTES), part, end = begin + nbytes
-    if lane.courier != NULL and nbytes >= MESSAGE_BYTES and post(t, lane, n, begin, nbytes):
+    if t.carrier != NULL and nbytes >= t.carrier.least_bytes and post(t, lane, n, begin, nbytes):
         return
-    if nbytes < PART_BYTES or lane.courier != NULL:
+    if nbytes < PART_BYTES or t.carrier != NULL:
         carry(t, lane, 0, n, begin, nbytes)
         return
     part = (nbytes + parts - 1) // parts
@@ -165,23 +186,25 @@ cdef void publish(Transport* transport, const Progress* mine) noexcept nogil:
 
 
 cdef void rouse(Lanes* t) noexcept nogil:
-    """MPI has been given something: have the network thread ask it."""
-    if load32_relaxed(&t.dozing):       # MPI's lock, taken since, orders this: see lanes_doze
+    """The carrier was given something: have the network thread poll it."""
+    if add32(&t.dozing, 0):             # read and written: behind what was given, as lanes_doze looks for that behind this
         write(t.bell, &ONE, 8)
 
 
 cdef char* sum_room(Transport* transport, uint64_t nbytes) noexcept nogil:
-    return summing_room(&(<Lanes*>transport).summing, nbytes)
+    cdef engine_carrier* carrier = (<Lanes*>transport).carrier
+    return <char*>carrier.sum_memory(carrier, nbytes)
 
 
 cdef void sum_all(Transport* transport, uint64_t count, int item_bytes) noexcept nogil:
     cdef Lanes* t = <Lanes*>transport
-    summing_begin(&t.summing, count, item_bytes)
+    cdef bint begun = t.carrier.sum(t.carrier, count, item_bytes) == ENGINE_CARRIER_DONE
+    store32_release(&t.summing, SUMMING_GOES_ON if begun else SUMMING_FAILED)       # pairs with lanes_poll: the sum has begun
     rouse(t)
 
 
 cdef bint summed(Transport* transport) noexcept nogil:
-    return load32_acquire(&(<Lanes*>transport).summing.state) == SUMMING_NOTHING    # pairs with summing_look: the sums are there
+    return load32_acquire(&(<Lanes*>transport).summing) == SUMMING_NOTHING      # pairs with lanes_poll: the sums are there
 
 
 # ---- beside the data ---------------------------------------------------------------------------------------------------------
@@ -249,7 +272,7 @@ cdef char* into(void* owner, Link* link, const engine_frame* frame) noexcept nog
         return NULL
     if frame.type == FRAME_SLOT and <uint64_t>frame.offset + frame.bytes <= SLOT_BYTES:
         return segment_slot(segment.header, link.peer, frame.position) + frame.offset
-    if (frame.type == FRAME_MESSAGE and frame.bytes == 0 and lane.courier != NULL and link == lane.links
+    if (frame.type == FRAME_MESSAGE and frame.bytes == 0 and t.carrier != NULL and link == lane.links
             and 0 < frame.rank <= SLOT_BYTES and <uint64_t>frame.offset + <uint64_t>frame.rank <= SLOT_BYTES):
         return <char*>link.small
     return NULL
@@ -268,12 +291,15 @@ cdef inline void lower(Progress* passed, const Progress* limit) noexcept nogil:
 cdef bint hear_progress(Lanes* t, Lane* lane, int number, uint64_t others) noexcept nogil:
     """A connection has told how far the peer is, whose bytes up to there have come on it. False: it has told more before."""
     cdef const Progress* heard = <const Progress*>lane.links[number].small
+    cdef Announced* last
     cdef Progress passed
     cdef int k
     if behind(heard, &lane.told[number]):
         return False
     lane.told[number] = heard[0]
-    if lane.courier != NULL and courier_tell(lane.courier, heard):
+    if lane.announced != lane.arrived:
+        last = &lane.coming[(lane.announced - 1) % ENGINE_CARRIER_MESSAGES]
+        last.tells, last.passed = True, heard[0]
         return True
     passed = lane.told[0]
     for k in range(1, lane.count):
@@ -306,7 +332,7 @@ cdef void hear_end(Lanes* t, Lane* lane) noexcept nogil:
     for k in range(lane.count):
         if not lane.links[k].farewell:
             return
-    if lane.ended or (lane.courier != NULL and lane.courier.coming.head != lane.courier.coming.tail):
+    if lane.ended or lane.announced != lane.arrived:
         return
     lane.ended = True
     if lane.carries:
@@ -314,6 +340,20 @@ cdef void hear_end(Lanes* t, Lane* lane) noexcept nogil:
         add32(&segment.header.departures, 1)
         wake_others(segment, 0)
         wake(segment, segment.rank, 0)
+
+
+cdef bint receive_message(Lanes* t, Lane* lane, const engine_frame* frame) noexcept nogil:
+    """The peer has announced a message. False: there are more than a peer sends that keeps to the rules."""
+    cdef const Segment* segment = t.memory.segment
+    cdef int peer = lane.links.peer
+    cdef void* target = segment_slot(segment.header, peer, frame.position) + frame.offset
+    if lane.announced - lane.arrived == ENGINE_CARRIER_MESSAGES:
+        return False
+    lane.coming[lane.announced % ENGINE_CARRIER_MESSAGES].tells = False
+    lane.announced += 1
+    if t.carrier.receive(t.carrier, segment.numbers[peer], target, <uint32_t>frame.rank) != ENGINE_CARRIER_DONE:
+        fail_lane(lane)
+    return True
 
 
 cdef bint hear_verdict(const Segment* segment, Lane* lane) noexcept nogil:
@@ -340,8 +380,7 @@ cdef bint done(void* owner, Link* link, const engine_frame* frame) noexcept nogi
     if frame.type == FRAME_PROGRESS:
         return hear_progress(t, lane, <int>(link - lane.links), frame.position)
     if frame.type == FRAME_MESSAGE:
-        return courier_receive(lane.courier, segment_slot(t.memory.segment.header, link.peer, frame.position) + frame.offset,
-                               <uint64_t>frame.rank)
+        return receive_message(t, lane, frame)
     if frame.type == FRAME_PING:
         answer(link, frame.position)
     elif frame.type == FRAME_PONG:
@@ -356,66 +395,105 @@ cdef bint done(void* owner, Link* link, const engine_frame* frame) noexcept nogi
     return True
 
 
-# ---- MPI: the network thread alone -------------------------------------------------------------------------------------------
+# ---- the carrier: the network thread, but for what only reads ----------------------------------------------------------------
 
-cdef bint busy(Lanes* t) noexcept nogil:
+cdef inline bint lane_is_busy(const Lane* lane) noexcept nogil:
     """Whether messages are under way."""
-    cdef const Segment* segment = t.memory.segment
+    return lane.announced != lane.arrived or load_acquire(&lane.given) != load_relaxed(&lane.sent)
+
+
+cdef uint64_t lanes_messages(const Lanes* t) noexcept nogil:
+    """How many messages the carrier was given."""
+    cdef uint64_t total = 0
     cdef int r
-    for r in range(segment.size):
-        if t.of[r] != NULL and t.of[r].courier != NULL and courier_busy(t.of[r].courier):
-            return True
-    return t.summing.library != NULL and summing_busy(&t.summing)
+    for r in range(t.memory.segment.size if t.carrier != NULL else 0):
+        total += load_relaxed(&t.of[r].given) if t.of[r] != NULL else 0
+    return total
+
+
+cdef bint lanes_delivered(const Lanes* t) noexcept nogil:
+    """Whether the carrier has sent all that it was given."""
+    cdef int r
+    for r in range(t.memory.segment.size if t.carrier != NULL else 0):
+        if t.of[r] != NULL and load_relaxed(&t.of[r].given) != load_acquire(&t.of[r].sent):
+            return False
+    return True
 
 
 cdef bint lanes_doze(Lanes* t) noexcept nogil:
-    """Whether this thread may sleep without asking MPI, until `lanes_wake`: whoever gives MPI a message meanwhile rings the bell.
+    """Whether this thread may sleep without polling the carrier, until `lanes_wake`: whoever gives that something meanwhile rings
+    the bell.
 
-    Both take MPI's lock, the giver before its look at `dozing`. So either this look comes later, and sees the message, or the
-    giver's does, and sees that nobody asks MPI.
+    All accesses to `dozing` read and write it, so they have one order. Either this one comes later, and so the look that follows
+    sees what was given; or the giver's does, and sees that nobody polls.
     """
-    store32_relaxed(&t.dozing, 1)
-    return not busy(t)
+    cdef int r
+    add32(&t.dozing, 1)
+    for r in range(t.memory.segment.size):
+        if t.of[r] != NULL and lane_is_busy(t.of[r]):
+            return False
+    return load32_relaxed(&t.summing) == SUMMING_NOTHING        # a failure is news as well
 
 
 cdef void lanes_wake(Lanes* t) noexcept nogil:
-    store32_relaxed(&t.dozing, 0)
+    cas32(&t.dozing, 1, 0)
 
 
 cdef int lanes_poll(Lanes* t) noexcept nogil:
-    """Let MPI go on with what is under way: how many messages have arrived or are sent."""
-    cdef const Segment* segment = t.memory.segment
-    cdef Progress passed
-    cdef Lane* lane
-    cdef uint64_t sent
-    cdef int r, count, total = 0
-    for r in range(segment.size):
-        lane = t.of[r]
-        if lane == NULL or lane.courier == NULL:
-            continue
-        sent = load_relaxed(&lane.courier.going.head)
-        courier_sent(lane.courier)
-        total += <int>(load_relaxed(&lane.courier.going.head) - sent)
-        memset(&passed, 0, sizeof(passed))
-        count = courier_arrived(lane.courier, &passed)
-        if count < 0:
-            cas32(<uint32_t*>&lane.links.state, <uint32_t>OPEN, <uint32_t>-EIO)
-        elif count > 0:
-            total += count
-            reach(t, lane, passed)
-            hear_end(t, lane)
-    if t.summing.library != NULL and summing_look(&t.summing):
-        wake(t.memory.segment, t.memory.segment.rank, 0)
-        total += 1
-    elif load32_relaxed(&t.summing.state) == SUMMING_FAILED:
+    """Let the carrier go on with what is under way: how many messages have arrived or are sent, and sums are done."""
+    cdef int r, done, total = 0
+    for r in range(t.memory.segment.size):
+        if t.of[r] != NULL and lane_is_busy(t.of[r]):
+            total += poll_lane(t, t.of[r])
+    if load32_acquire(&t.summing) == SUMMING_GOES_ON:           # pairs with sum_all
+        done = t.carrier.summed(t.carrier)
+        if done != ENGINE_CARRIER_BUSY:
+            store32_release(&t.summing, SUMMING_NOTHING if done == ENGINE_CARRIER_DONE else SUMMING_FAILED)
+            wake(t.memory.segment, t.memory.segment.rank, 0)
+            total += 1
+    elif load32_relaxed(&t.summing) == SUMMING_FAILED:
         fail_some_lane(t)
     return total
 
 
+cdef int poll_lane(Lanes* t, Lane* lane) noexcept nogil:
+    """The same for one lane. A carrier that tells of more messages than there are has failed."""
+    cdef uint64_t sent = 0, arrived = 0
+    cdef int state = t.carrier.progress(t.carrier, t.memory.segment.numbers[lane.links.peer], &sent, &arrived)
+    if (state == ENGINE_CARRIER_FAILED or sent > load_acquire(&lane.given) - load_relaxed(&lane.sent)
+            or arrived > lane.announced - lane.arrived):
+        fail_lane(lane)
+        return 0
+    store_release(&lane.sent, load_relaxed(&lane.sent) + sent)
+    if arrived:
+        pass_arrived(t, lane, arrived)
+    return <int>(sent + arrived)
+
+
+cdef void pass_arrived(Lanes* t, Lane* lane, uint64_t count) noexcept nogil:
+    """So many more messages have arrived: the peer is as far as it told behind the last of them."""
+    cdef const Announced* message
+    cdef Progress passed
+    cdef uint64_t k
+    memset(&passed, 0, sizeof(passed))
+    for k in range(lane.arrived, lane.arrived + count):
+        message = &lane.coming[k % ENGINE_CARRIER_MESSAGES]
+        if message.tells:
+            passed = message.passed
+    lane.arrived += count
+    reach(t, lane, passed)
+    hear_end(t, lane)
+
+
+cdef void fail_lane(Lane* lane) noexcept nogil:
+    """The carrier cannot go on with a lane: as if its connection had failed."""
+    cas32(<uint32_t*>&lane.links.state, <uint32_t>OPEN, <uint32_t>-EIO)
+
+
 cdef void fail_some_lane(Lanes* t) noexcept nogil:
-    """MPI cannot sum, and does not say for whose sake: as if it had failed on a lane."""
+    """The carrier cannot sum, and does not say for whose sake."""
     cdef int r
     for r in range(t.memory.segment.size):
         if t.of[r] != NULL:
-            cas32(<uint32_t*>&t.of[r].links.state, <uint32_t>OPEN, <uint32_t>-EIO)
+            fail_lane(t.of[r])
             return

@@ -1,180 +1,203 @@
-"""MPI as a carrier of bytes, which adds nothing, so that results have the bits of any other lane; and, if a user chooses that, as
-what sums over all ranks, in an order of its own.
+"""MPI as a carrier (carrier.h). It moves bytes and adds nothing, so that results have the bits of any other lane; and, if a user
+chooses that, it sums over all ranks, in an order of its own.
 
-Every message is announced on the lane's connection, by a frame that says what it is; so the receiver knows its length and place
-before it begins to receive, and MPI has to be asked only while a message is under way. Messages between two ranks arrive in the
-order in which they were begun, and so are announced in it.
-
-MPI takes calls of one thread at a time, of any: all calls here are made under one lock, since MPI is the process's.
+MPI takes calls of one thread at a time, of any: all calls here are made under one lock, since MPI is the process's. Each channel
+has a tag of its own.
 """
-from libc.stdint cimport uint64_t
+from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_New
+from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
-from engine_ext.platform.atomics cimport load32_relaxed, load_acquire, load_relaxed, store32_release, store_release
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_t, pthread_mutex_unlock
+from engine_ext.transport.carrier cimport (
+    ENGINE_CARRIER_BUSY, ENGINE_CARRIER_CAPSULE, ENGINE_CARRIER_DONE, ENGINE_CARRIER_FAILED, ENGINE_CARRIER_MESSAGES,
+    ENGINE_CARRIER_VERSION, engine_carrier, engine_carrier_provider,
+)
 
-cdef extern from "platform/mpi.h" nogil:
+cdef extern from *:
     """
     static pthread_mutex_t mpi_lock = PTHREAD_MUTEX_INITIALIZER;
     """
     pthread_mutex_t mpi_lock
-    int engine_mpi_send(const engine_mpi* library, const void* data, int nbytes, int rank, int tag, engine_mpi_request* request)
-    int engine_mpi_receive(const engine_mpi* library, void* data, int nbytes, int rank, int tag, engine_mpi_request* request)
-    int engine_mpi_sum(const engine_mpi* library, void* data, int count, int item_bytes, engine_mpi_request* request)
-    int engine_mpi_test(const engine_mpi* library, engine_mpi_request* request)
-    void engine_mpi_cancel(const engine_mpi* library, engine_mpi_request* request)
+
+cdef enum:
+    LEAST_BYTES = 16 << 10      # a connection takes less time for shorter messages
+    CHANNELS = 256              # the world and its process sets: as many tags belong to a world
+
+cdef struct Requests:           # a ring, under the lock
+    engine_mpi_request[ENGINE_CARRIER_MESSAGES] list
+    uint64_t head               # number of the oldest, since the start
+    uint64_t tail               # number after the newest
+
+cdef struct Peer:
+    Requests sends
+    Requests receives
+
+cdef struct MpiCarrier:
+    engine_carrier functions    # first: a pointer to the one is a pointer to the other
+    engine_mpi library
+    int tag
+    int size                    # of the world
+    Peer* peers                 # by rank in the world; only those touched that have messages
+    char* room                  # calloc'ed: what is summed, in place
+    uint64_t room_bytes
+    engine_mpi_request summing  # under the lock
+    bint sums                   # whether a sum goes on
+
+cdef struct MpiProvider:
+    engine_carrier_provider functions   # first
+    engine_mpi library
+    int tag                     # of channel 0
+    int size                    # of the world
 
 
-cdef bint courier_send(Courier* courier, const char* data, uint64_t nbytes) noexcept nogil:
-    """Begin to send what stays as it is until it has arrived. False: MPI takes no more now."""
-    cdef Messages* going = &courier.going
-    cdef bint begun = False
-    pthread_mutex_lock(&mpi_lock)
-    if going.tail - going.head < MESSAGES:
-        begun = engine_mpi_send(courier.library, data, <int>nbytes, courier.rank, courier.tag,
-                                &going.list[going.tail % MESSAGES].request) == 0
-        if begun:
-            store_release(&going.tail, going.tail + 1)
-    pthread_mutex_unlock(&mpi_lock)
-    return begun
+# ---- messages ----------------------------------------------------------------------------------------------------------------
 
-
-cdef bint courier_receive(Courier* courier, char* data, uint64_t nbytes) noexcept nogil:
-    """Begin to receive the next message. False: MPI refuses, or there are more than a peer sends that keeps to the rules."""
-    cdef Messages* coming = &courier.coming
+cdef int send(engine_carrier* functions, int rank, const void* source, uint32_t nbytes) noexcept nogil:
+    cdef MpiCarrier* carrier = <MpiCarrier*>functions
+    cdef Requests* sends = &carrier.peers[rank].sends
     cdef bint begun
-    if coming.tail - coming.head == MESSAGES:
-        return False
     pthread_mutex_lock(&mpi_lock)
-    begun = engine_mpi_receive(courier.library, data, <int>nbytes, courier.rank, courier.tag,
-                               &coming.list[coming.tail % MESSAGES].request) == 0
+    begun = engine_mpi_send(&carrier.library, source, <int>nbytes, rank, carrier.tag,
+                            &sends.list[sends.tail % ENGINE_CARRIER_MESSAGES]) == 0
+    sends.tail += begun
     pthread_mutex_unlock(&mpi_lock)
-    if begun:
-        coming.list[coming.tail % MESSAGES].tells = False
-        coming.tail += 1
-    return begun
+    return ENGINE_CARRIER_DONE if begun else ENGINE_CARRIER_BUSY
 
 
-cdef bint courier_tell(Courier* courier, const Progress* passed) noexcept nogil:
-    """Keep how far the peer is until all that is under way has arrived. False: nothing is."""
-    cdef Messages* coming = &courier.coming
-    cdef Message* last = &coming.list[(coming.tail - 1) % MESSAGES]
-    if coming.head == coming.tail:
-        return False
-    last.tells, last.passed = True, passed[0]
-    return True
+cdef int receive(engine_carrier* functions, int rank, void* target, uint32_t nbytes) noexcept nogil:
+    cdef MpiCarrier* carrier = <MpiCarrier*>functions
+    cdef Requests* receives = &carrier.peers[rank].receives
+    cdef bint begun
+    pthread_mutex_lock(&mpi_lock)
+    begun = engine_mpi_receive(&carrier.library, target, <int>nbytes, rank, carrier.tag,
+                               &receives.list[receives.tail % ENGINE_CARRIER_MESSAGES]) == 0
+    receives.tail += begun
+    pthread_mutex_unlock(&mpi_lock)
+    return ENGINE_CARRIER_DONE if begun else ENGINE_CARRIER_FAILED
 
 
-cdef int pass_over(const Courier* courier, Messages* messages, Progress* passed) noexcept nogil:
-    """Let go of the oldest messages that are done: how many, or -1 for an error; and what the last of them told, if it did."""
-    cdef Message* message
-    cdef int done = 1, count = 0
-    while messages.head != messages.tail:
-        message = &messages.list[messages.head % MESSAGES]
-        done = engine_mpi_test(courier.library, &message.request)
+cdef int complete(const engine_mpi* library, Requests* requests, uint64_t* count) noexcept nogil:
+    """Let go of the oldest requests that are done, and count them."""
+    cdef int done
+    while requests.head != requests.tail:
+        done = engine_mpi_test(library, &requests.list[requests.head % ENGINE_CARRIER_MESSAGES])
         if done <= 0:
-            break
-        if message.tells and passed != NULL:
-            passed[0] = message.passed
-        store_release(&messages.head, messages.head + 1)
-        count += 1
-    return count if done >= 0 else -1
+            return ENGINE_CARRIER_DONE if done == 0 else ENGINE_CARRIER_FAILED
+        requests.head += 1
+        count[0] += 1
+    return ENGINE_CARRIER_DONE
 
 
-cdef int courier_arrived(Courier* courier, Progress* passed) noexcept nogil:
-    """How many messages have arrived since the last call, or -1 for an error. What is told behind them is in `passed`."""
-    cdef int count
-    if courier.coming.head == courier.coming.tail:
-        return 0
+cdef int progress(engine_carrier* functions, int rank, uint64_t* sent, uint64_t* arrived) noexcept nogil:
+    cdef MpiCarrier* carrier = <MpiCarrier*>functions
+    cdef Peer* peer = &carrier.peers[rank]
+    cdef int sends, receives
     pthread_mutex_lock(&mpi_lock)
-    count = pass_over(courier, &courier.coming, passed)
+    sends = complete(&carrier.library, &peer.sends, sent)
+    receives = complete(&carrier.library, &peer.receives, arrived)
     pthread_mutex_unlock(&mpi_lock)
-    return count
-
-
-cdef bint courier_sent(Courier* courier) noexcept nogil:
-    """Let MPI go on with what is being sent; whether all has been."""
-    cdef int count
-    cdef bint sent
-    if load_acquire(&courier.going.tail) == load_relaxed(&courier.going.head):
-        return True
-    pthread_mutex_lock(&mpi_lock)
-    count = pass_over(courier, &courier.going, NULL)
-    sent = courier.going.head == courier.going.tail or count < 0    # who receives knows of an error, too
-    pthread_mutex_unlock(&mpi_lock)
-    return sent
-
-
-cdef bint courier_busy(Courier* courier) noexcept nogil:
-    """Whether anything is under way. The network thread's. It takes the lock: who gives a message later finds this look done."""
-    cdef bint found
-    pthread_mutex_lock(&mpi_lock)
-    found = courier.coming.head != courier.coming.tail or courier.going.tail != courier.going.head
-    pthread_mutex_unlock(&mpi_lock)
-    return found
-
-
-cdef bint courier_close(Courier* courier) noexcept nogil:
-    """Give up what is under way. False: MPI may still write to where messages were to arrive, or read what is being sent."""
-    cdef Messages* coming = &courier.coming
-    cdef uint64_t k
-    cdef bint over
-    pthread_mutex_lock(&mpi_lock)
-    for k in range(coming.head, coming.tail):
-        engine_mpi_cancel(courier.library, &coming.list[k % MESSAGES].request)
-    pass_over(courier, coming, NULL)
-    pass_over(courier, &courier.going, NULL)
-    over = coming.head == coming.tail and courier.going.head == courier.going.tail
-    pthread_mutex_unlock(&mpi_lock)
-    return over
+    return min(sends, receives)
 
 
 # ---- sums over all ranks -----------------------------------------------------------------------------------------------------
 
-cdef char* summing_room(Summing* summing, uint64_t nbytes) noexcept nogil:
-    """Memory for so many bytes, kept from sum to sum; NULL if there is none."""
-    if nbytes > summing.room_bytes:
-        free(summing.room)
-        summing.room = <char*>calloc(1, nbytes)         # gaps between tensors are summed, too
-        summing.room_bytes = nbytes if summing.room != NULL else 0
-    return summing.room
+cdef void* sum_memory(engine_carrier* functions, uint64_t nbytes) noexcept nogil:
+    """Memory that is kept from sum to sum. It is zeroed, since gaps between tensors are summed, too."""
+    cdef MpiCarrier* carrier = <MpiCarrier*>functions
+    if nbytes > carrier.room_bytes:
+        free(carrier.room)
+        carrier.room = <char*>calloc(1, nbytes)
+        carrier.room_bytes = nbytes if carrier.room != NULL else 0
+    return carrier.room
 
 
-cdef void summing_begin(Summing* summing, uint64_t count, int item_bytes) noexcept nogil:
-    """Begin to sum what is in the room."""
-    cdef uint32_t state = SUMMING_FAILED
+cdef int sum_all(engine_carrier* functions, uint64_t count, int item_bytes) noexcept nogil:
+    cdef MpiCarrier* carrier = <MpiCarrier*>functions
     pthread_mutex_lock(&mpi_lock)
-    if engine_mpi_sum(summing.library, summing.room, <int>count, item_bytes, &summing.request) == 0:
-        state = SUMMING_GOES_ON
-    store32_release(&summing.state, state)
+    carrier.sums = engine_mpi_sum(&carrier.library, carrier.room, <int>count, item_bytes, &carrier.summing) == 0
     pthread_mutex_unlock(&mpi_lock)
+    return ENGINE_CARRIER_DONE if carrier.sums else ENGINE_CARRIER_FAILED
 
 
-cdef bint summing_busy(Summing* summing) noexcept nogil:
-    """As courier_busy, of a sum. A failure is news as well."""
-    cdef bint found
+cdef int summed(engine_carrier* functions) noexcept nogil:
+    cdef MpiCarrier* carrier = <MpiCarrier*>functions
+    cdef int done
     pthread_mutex_lock(&mpi_lock)
-    found = load32_relaxed(&summing.state) != SUMMING_NOTHING
+    done = engine_mpi_test(&carrier.library, &carrier.summing)
+    carrier.sums = done == 0
     pthread_mutex_unlock(&mpi_lock)
-    return found
+    return done                 # 1, 0 or -1: as the contract has them
 
 
-cdef bint summing_look(Summing* summing) noexcept nogil:
-    """Let MPI go on with a sum; whether it was done just now. The network thread's, as long as there is one."""
-    cdef int done = 0
-    if load32_relaxed(&summing.state) != SUMMING_GOES_ON:
-        return False
+# ---- from the first channel to the last --------------------------------------------------------------------------------------
+
+cdef bint finish_peer(const engine_mpi* library, Peer* peer) noexcept nogil:
+    """Cancel what is to come from a peer, and look whether everything is over."""
+    cdef uint64_t count = 0, k
+    for k in range(peer.receives.head, peer.receives.tail):
+        engine_mpi_cancel(library, &peer.receives.list[k % ENGINE_CARRIER_MESSAGES])
+    complete(library, &peer.receives, &count)
+    complete(library, &peer.sends, &count)
+    return peer.receives.head == peer.receives.tail and peer.sends.head == peer.sends.tail
+
+
+cdef int close(engine_carrier* functions) noexcept nogil:
+    """A sum that is under way when the world has failed cannot be cancelled: it keeps its memory."""
+    cdef MpiCarrier* carrier = <MpiCarrier*>functions
+    cdef bint over = True
+    cdef int r
     pthread_mutex_lock(&mpi_lock)
-    done = engine_mpi_test(summing.library, &summing.request)
+    for r in range(carrier.size):
+        over &= finish_peer(&carrier.library, &carrier.peers[r])
     pthread_mutex_unlock(&mpi_lock)
-    if done:
-        store32_release(&summing.state, SUMMING_NOTHING if done > 0 else SUMMING_FAILED)
-    return done > 0
+    if carrier.sums:
+        summed(functions)
+    if not carrier.sums:
+        free(carrier.room)
+    if not over:
+        return ENGINE_CARRIER_BUSY
+    free(carrier.peers)
+    free(carrier)
+    return ENGINE_CARRIER_DONE
 
 
-cdef void summing_close(Summing* summing) noexcept nogil:
-    """A sum that is under way when the world has failed cannot be called back: it keeps its memory."""
-    summing_look(summing)
-    if load32_relaxed(&summing.state) == SUMMING_NOTHING:
-        free(summing.room)
-    summing.room, summing.room_bytes = NULL, 0
+cdef engine_carrier* open_channel(engine_carrier_provider* functions, uint32_t channel, void* memory,
+                                  uint64_t nbytes) noexcept nogil:
+    cdef MpiProvider* provider = <MpiProvider*>functions
+    cdef MpiCarrier* carrier = <MpiCarrier*>calloc(1, sizeof(MpiCarrier))
+    cdef Peer* peers = <Peer*>calloc(provider.size, sizeof(Peer))
+    if carrier == NULL or peers == NULL:
+        free(carrier)
+        free(peers)
+        return NULL
+    carrier.functions.least_bytes = LEAST_BYTES
+    carrier.functions.send, carrier.functions.receive, carrier.functions.progress = send, receive, progress
+    carrier.functions.close = close
+    if channel == 0:
+        carrier.functions.sum_memory, carrier.functions.sum, carrier.functions.summed = sum_memory, sum_all, summed
+    carrier.library, carrier.peers, carrier.size = provider.library, peers, provider.size
+    carrier.tag = provider.tag + <int>channel
+    return &carrier.functions
+
+
+cdef void free_provider(object capsule) noexcept:
+    free(PyCapsule_GetPointer(capsule, ENGINE_CARRIER_CAPSULE))
+
+
+def make_provider(dict given, int tag, int size):
+    """Return a provider of carriers over the MPI whose functions and handles `given` has, by the names of `engine_mpi`."""
+    cdef MpiProvider* provider = <MpiProvider*>calloc(1, sizeof(MpiProvider))
+    cdef engine_mpi* library = &provider.library
+    if provider == NULL:
+        raise MemoryError("no memory for carriers over MPI")
+    capsule = PyCapsule_New(provider, ENGINE_CARRIER_CAPSULE, free_provider)
+    provider.functions.version, provider.functions.channels = ENGINE_CARRIER_VERSION, CHANNELS
+    provider.functions.open, provider.tag, provider.size = open_channel, tag, size
+    library.isend, library.irecv = <void*><size_t>given["isend"], <void*><size_t>given["irecv"]
+    library.test, library.cancel = <void*><size_t>given["test"], <void*><size_t>given["cancel"]
+    library.iallreduce = <void*><size_t>given["iallreduce"]
+    library.comm, library.byte, library.ints = given["comm"], given["byte"], given["ints"]
+    library.everybody, library.in_place = given["everybody"], given["in_place"]
+    library.float32, library.float64, library.sum = given["float32"], given["float64"], given["sum"]
+    return capsule

@@ -84,6 +84,8 @@ class ThreadWorld:
         Number of each rank's host; that of rank 0 is 0. One host by default.
     connect : callable, optional
         Makes two connected sockets, instead of a socket pair.
+    carriers : sequence, optional
+        Provider of carriers of each rank.
     **settings
         Settings of the engines, instead of `SETTINGS` and `KNOBS`.
     """
@@ -93,6 +95,7 @@ class ThreadWorld:
         size: int,
         hosts: Sequence[int] | None = None,
         connect: Callable[[], tuple[socket.socket, socket.socket]] = socket.socketpair,
+        carriers: Sequence[object] | None = None,
         **settings: Any,
     ) -> None:
         self.size = size
@@ -109,6 +112,7 @@ class ThreadWorld:
                 peers = [os.pidfd_open(os.getpid()) for _ in range(size)]
                 knobs = {name: settings.get(name, value) for name, value in KNOBS.items()}
                 chosen = {name: value for name, value in settings.items() if name not in KNOBS} | links[rank]
+                chosen |= {} if carriers is None else {"carrier": carriers[rank]}
                 about = {**SETTINGS, "counters": self.pages[rank], "knobs": knobs, "calls": CALLS + rank, **chosen}
                 engine = core.Engine(rank, size, os.dup(control), os.dup(arena), peers, **about)
                 self.engines.append(engine)

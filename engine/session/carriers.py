@@ -1,0 +1,70 @@
+"""Carriers: what large tensors go over between hosts, by the setting `lanes`. The native contract is
+engine_ext/transport/carrier.h.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from ..config.world import World
+from ..errors import ConfigError
+from ..net.rendezvous import mpi_lanes
+
+
+def open_provider(
+    lanes: str, world: World, generation: int, seconds: float, other_failed: Callable[[], bool]
+) -> object | None:
+    """Return the provider of carriers that the setting `lanes` names; None for TCP. Collective.
+
+    Parameters
+    ----------
+    lanes : str
+        "tcp", "mpi", or "module:function": a function from outside.
+    world : World
+        This process's world, all of whose ranks have come.
+    generation : int
+        Number of the world among those of the job, 0 or more, equal on all ranks.
+    seconds : float
+        Longest time to wait for other ranks.
+    other_failed : callable
+        Returns whether another rank has given up and takes no part in this.
+
+    Returns
+    -------
+    capsule or None
+        A pointer to an `engine_carrier_provider`.
+
+    Raises
+    ------
+    ConfigError
+        The carrier cannot be used.
+    OtherFailedError
+        `other_failed` returned True.
+    """
+    if lanes == "tcp":
+        return None
+    if lanes == "mpi":
+        from engine_ext.transport import mpi
+
+        library = mpi_lanes.prepare_library(world, generation, seconds, other_failed)
+        return mpi.make_provider(library, library["tag"], world.size)
+    return _find_function(lanes)(
+        rank=world.rank, size=world.size, generation=generation, seconds=seconds, other_failed=other_failed
+    )
+
+
+def _find_function(name: str) -> Callable[..., Any]:
+    """Import the function that `module:function` names."""
+    module, _, function = name.partition(":")
+    try:
+        found = getattr(import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"lanes={name} (ENGINE_LANES) names no carrier that can be imported here: {error}. Install its module on "
+            "every host, or use lanes=tcp"
+        ) from error
+    if not callable(found):
+        raise ConfigError(f"lanes={name} (ENGINE_LANES): {function} of {module} is no function, but {found!r}")
+    return found  # type: ignore[no-any-return]

@@ -1,0 +1,128 @@
+"""A carrier from outside, which one file adds: what large tensors go over between hosts, beside the connections."""
+
+from __future__ import annotations
+
+import subprocess
+import sysconfig
+from collections.abc import Callable, Iterator
+from importlib.machinery import ExtensionFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import engine
+import engine_ext
+from engine.errors import CollectiveError, EngineError
+
+from .test_hosts import LAYOUTS, layouts, results
+from .thread_world import ThreadWorld
+
+HERE = Path(__file__).parent
+LARGE = 300_000  # elements
+
+
+@pytest.fixture(scope="module")
+def module(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Compile and import the carrier."""
+    library = tmp_path_factory.mktemp("carrier") / "pipe_carrier.so"
+    headers = [Path(engine_ext.__file__).parent / "transport", Path(sysconfig.get_path("include"))]
+    words = ["cc", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", *(f"-I{each}" for each in headers)]
+    subprocess.run([*words, HERE / "pipe_carrier.c", "-o", library], check=True, timeout=120)
+    loader = ExtensionFileLoader("pipe_carrier", str(library))
+    spec = spec_from_loader("pipe_carrier", loader)
+    assert spec is not None
+    found = module_from_spec(spec)
+    loader.exec_module(found)
+    return found
+
+
+@pytest.fixture
+def carriers(module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[object]]]:
+    """Return a function that makes the providers of all ranks, each with a fault."""
+    monkeypatch.setenv("PIPES", str(tmp_path))
+
+    def make(size: int, faults: dict[int, str] | None = None) -> list[object]:
+        made = []
+        for rank in range(size):
+            monkeypatch.setenv("FAULT", (faults or {}).get(rank, ""))
+            made.append(
+                module.open_provider(
+                    rank=rank, size=size, generation=len(list(tmp_path.iterdir())), seconds=1.0, other_failed=bool
+                )
+            )
+        return made
+
+    return make
+
+
+@layouts
+@pytest.mark.parametrize("fault", ["", "busy"])
+def test_results_have_the_bits_of_connections(hosts: tuple[int, ...], fault: str, carriers: Any) -> None:
+    """Holds also if the carrier does not take every message."""
+    size = len(hosts)
+    with ThreadWorld(size, hosts) as world:
+        expected = world.run(lambda rank: results(rank, size))
+        assert all(each.messages == 0 for each in world.engines)
+    for settings in ({}, {"fusion_threshold": 0, "chunk_bytes": 4096}, {"chunk_bytes": 100_001, "sockets_per_lane": 3}):
+        providers = carriers(size, dict.fromkeys(range(size), fault))
+        with ThreadWorld(size, hosts, carriers=providers, **settings) as world:
+            assert world.run(lambda rank: results(rank, size)) == expected
+            assert all(each.messages > 10 for each in world.engines)
+
+
+def test_a_process_set_has_a_channel_of_its_own_or_uses_connections(carriers: Any) -> None:
+    """The provider has two channels: the second set has none."""
+    hosts = (0, 1, 1)
+
+    def work(rank: int) -> list[int]:
+        engine_of_rank = world.engines[rank]
+        before = engine_of_rank.messages
+        assert (engine.allreduce(np.full(LARGE, rank + 1.0), engine.Sum, "world") == 6).all()
+        return [engine_of_rank.messages - before]
+
+    with ThreadWorld(3, hosts, carriers=carriers(3)) as world:
+        assert all(each[0] > 0 for each in world.run(work))
+
+
+@pytest.mark.parametrize("fault", ["fail", "lie", "refuse"])
+def test_a_carrier_that_fails_ends_the_world_and_names_a_rank(fault: str, carriers: Any) -> None:
+    hosts = (0, 1, 2)
+    world = ThreadWorld(3, hosts, carriers=carriers(3, {1: fault}))
+
+    def work(rank: int) -> None:
+        for turn in range(100):
+            engine.allreduce(np.ones(LARGE), engine.Sum, f"turn {turn}")
+
+    with pytest.raises(CollectiveError, match="its connection failed: Input/output error"):
+        world.run(work)
+    assert world.end(5.0, patience=20.0)
+
+
+def test_memory_that_a_carrier_still_uses_stays_mapped(carriers: Any) -> None:
+    with ThreadWorld(2, (0, 1), carriers=carriers(2, {0: "stuck", 1: "stuck"})) as world:
+        world.run(lambda rank: engine.allreduce(np.ones(LARGE), engine.Sum, "once"))
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "text"),
+    [
+        ("version", EngineError, "was built for version 2 of engine_ext/transport/carrier.h, and this engine has version 1"),
+        ("memory", MemoryError, "has no memory for its channel 0"),
+    ],
+)
+def test_an_unfit_carrier_is_refused(fault: str, error: type[Exception], text: str, carriers: Any) -> None:
+    with pytest.raises(error, match=text):
+        ThreadWorld(2, (0, 1), carriers=carriers(2, {0: fault}))
+
+
+def test_what_is_no_carrier_is_refused() -> None:
+    with pytest.raises(TypeError, match="in a capsule that is called 'engine_carrier_provider'"):
+        ThreadWorld(2, (0, 1), carriers=[object(), object()])
+
+
+def test_sums_of_a_carrier_that_has_none_are_refused(carriers: Any) -> None:
+    with pytest.raises(EngineError, match="between_hosts=mpi"):
+        ThreadWorld(2, (0, 1), carriers=carriers(2), between_hosts="mpi")
