@@ -192,8 +192,8 @@ static void take(trunk *t) {
       if (at < 8 * MAX_RANKS) t->drained[at / 8] = list[k].value;
       if (list[k].offset == offsetof(coordinator_page, stuck) && list[k].value) tell(t);
     }
-  } else if (t->head.type == FRAME_VERDICT) {
-    fail(((engine_verdict *)t->payload)->reason);
+  } else if (t->head.type == FRAME_CAUSE) {
+    fail(((engine_failure_cause *)t->payload)->reason);
   }
 }
 

@@ -26,7 +26,7 @@ from engine_ext.coordinator.coordinator cimport (
     coordinator_deadline, coordinator_step, coordinator_turn, coordinator_unseen, waiting,
 )
 from engine_ext.data.executor cimport executor_needs
-from engine_ext.hosts.network cimport network_held, network_relay, network_rest, network_tell_end, network_unseen
+from engine_ext.hosts.network cimport network_held, network_relay, network_rest, network_send_failure_cause, network_unseen
 from engine_ext.operations.kinds cimport kind_name
 from engine_ext.operations.op cimport OP_DONE, OP_PATIENT, fails
 from engine_ext.platform.atomics cimport (
@@ -44,7 +44,7 @@ from engine_ext.shared.layout cimport (
     rank_page,
 )
 from engine_ext.shared.segment cimport (
-    bit, claimed, coordinates, relays, time_told, wake, wake_others, wake_unfenced, world_left,
+    bit, claimed, coordinates, relays, to_coordinator_time, wake, wake_others, wake_unfenced, world_left,
 )
 
 cdef extern from "platform/cpu.h" nogil:
@@ -75,7 +75,7 @@ cdef bint drive_once(State* e) noexcept nogil:
         # Who left has done its share of all that was scheduled: a call that needs nobody any more does not fail with it.
         if world_left(&e.segment):
             run_schedule(e)
-        network_tell_end(e.network)
+        network_send_failure_cause(e.network)
         fail_everything(e)
         return True
     if claimed(&e.segment):
@@ -564,7 +564,7 @@ cdef int driver_join(State* e, uint32_t* join) noexcept nogil:
     else:
         join[0] = load32_relaxed(&e.segment.joins) + 1
         e.joined = True
-        store_relaxed(&e.segment.mine.joined_at, time_told(&e.segment, now_ns()))
+        store_relaxed(&e.segment.mine.joined_at, to_coordinator_time(&e.segment, now_ns()))
         # Release: all that this rank has submitted, which is done, comes before; pairs with see_joined.
         store_release(&e.segment.mine.joined, join[0])
         store_release(&e.segment.mine.waits, e.segment.mine.waits + 1)

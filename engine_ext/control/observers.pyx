@@ -18,7 +18,7 @@ from engine_ext.shared.counters cimport (
     COUNTED_FAILED, COUNTED_RESETTING, STAGE_NCCL, STAGES, counters_arrival, counters_entry, counters_step,
 )
 from engine_ext.shared.layout cimport ENTRY_BATCH, ENTRY_FROZEN, ENTRY_SKIP, engine_knobs, entry_ids
-from engine_ext.shared.segment cimport time_heard
+from engine_ext.shared.segment cimport from_coordinator_time
 
 cdef enum:
     COUNT_AGAIN_NS = 1000000000     # greatest age of the count of overdue operations
@@ -94,7 +94,7 @@ cdef void observe_entry_begins(State* e, const engine_entry* entry) noexcept nog
 cdef inline uint64_t arrival_since(const State* e, const engine_entry* entry, const Op* op) noexcept nogil:
     """From when on this rank was late with `op`: since the first rank had submitted it, or, if results came later here, since the
     program had them. That they came later is the network's fault. 0: nobody knows."""
-    cdef uint64_t earliest = time_heard(&e.segment, entry.earliest)
+    cdef uint64_t earliest = from_coordinator_time(&e.segment, entry.earliest)
     return max(earliest, op.unblocked) if earliest else 0
 
 
@@ -107,7 +107,7 @@ cdef void observe_completions(State* e, const engine_entry* entry) noexcept nogi
         if entry.earliest and not load32_relaxed(&last.flags) & OP_STAND_IN:
             counters_arrival(e.counters_page, arrival_since(e, entry, last), last.submitted, e.entry_begun)
     if observes_stages(e, entry) and not entry.meta.device:     # whose stages only the device knows
-        trace_entry(&e.trace, entry, e.batch, &e.executor, e.entry_begun, time_heard(&e.segment, entry.closed))
+        trace_entry(&e.trace, entry, e.batch, &e.executor, e.entry_begun, from_coordinator_time(&e.segment, entry.closed))
     if e.marks.ring != NULL:
         marks_pass(&e.marks, e.batch, entry.items)
 

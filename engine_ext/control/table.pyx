@@ -11,7 +11,7 @@ from engine_ext.platform.atomics cimport (
 )
 from engine_ext.platform.clock cimport patience_at
 from engine_ext.shared.layout cimport IDS, REQUEST_BYTES, Status, engine_request, rank_page
-from engine_ext.shared.segment cimport away, bit, time_told, visible
+from engine_ext.shared.segment cimport away, bit, to_coordinator_time, visible
 
 
 cdef int table_open(Table* table, Segment* segment, const patience* clock) noexcept nogil:
@@ -67,7 +67,7 @@ cdef int write_request(Table* table, Record* record, Op* op) noexcept nogil:
         return Status.NO_ROOM
     request.bytes, request.name_bytes, request.turn = bytes, <uint16_t>record.name_bytes, 0
     request.absent = op.source == NULL and op.nbytes > 0
-    request.rows, request.submitted = op.rows, time_told(table.segment, op.submitted)
+    request.rows, request.submitted = op.rows, to_coordinator_time(table.segment, op.submitted)
     request.text_bytes, request.optimizer, request.meta = text_bytes, op.optimizer, op.meta
     memcpy(<char*>request + sizeof(engine_request), record.name, record.name_bytes)
     if text_bytes:
@@ -112,7 +112,7 @@ cdef int announce(Table* table, Record* record, Op* op) noexcept nogil:
         if operation_of(&op.meta).says:
             store_relaxed(&page.rows[id], <uint64_t>op.rows)
         if load32_relaxed(&table.segment.coordinator.recording):
-            store_relaxed(&page.brought[id], time_told(table.segment, op.submitted))
+            store_relaxed(&page.brought[id], to_coordinator_time(table.segment, op.submitted))
         # Release: rows, absent, the time, the request and the tensor itself are visible to whoever sees the bit.
         store_release(&page.ready[id >> 6], page.ready[id >> 6] ^ mask)
     if op.awaited:

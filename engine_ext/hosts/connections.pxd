@@ -39,10 +39,10 @@ cdef struct Network:
     uint32_t stop           # atomic: 1 once the thread has to end
     bint threaded
     pthread_t thread
-    int suspect             # a rank of which a connection has ended without a word; -1: none
+    int lost_peer           # a rank of which a connection has ended without FRAME_LEFT; -1: none
     uint32_t idle_polls     # of the carrier, since a message has last arrived
     uint64_t news_since     # since when there is news that nobody waits for: nanoseconds, monotonic; 0: there is none
-    uint64_t suspected_at   # since when: nanoseconds, monotonic
+    uint64_t lost_at        # when `lost_peer` was set: nanoseconds, monotonic
 
 cdef int connections_open(Network* network, Segment* segment, const int* lanes, int sockets, const int* trunks) noexcept nogil
 cdef void connections_watch(Network* network, uint32_t silence_ms) noexcept nogil

@@ -36,7 +36,7 @@ cdef int connections_open(Network* network, Segment* segment, const int* lanes, 
     caller's no more, whatever is returned; it closes the network."""
     cdef int most = (sockets + 1) * segment.size, k, status = Status.OK
     memset(network, 0, sizeof(Network))
-    network.segment, network.suspect = segment, -1
+    network.segment, network.lost_peer = segment, -1
     network.epoll, network.bell = epoll_create1(EPOLL_CLOEXEC), eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
     network.links = <Link*>calloc(most, sizeof(Link))
     network.lost = <bint*>calloc(most, sizeof(bint))

@@ -6,7 +6,7 @@ together with what other hosts say next.
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memcpy
 
-from engine_ext.hosts.host_clock cimport host_clock_answer, host_clock_hear
+from engine_ext.hosts.host_clock cimport host_clock_answer, host_clock_receive
 from engine_ext.hosts.relay cimport NEWS, URGENT_NEWS, Trunk
 from engine_ext.hosts.validation cimport entries_are_valid, range_is_valid, requests_are_valid, rows_are_valid
 from engine_ext.platform.atomics cimport (
@@ -17,13 +17,14 @@ from engine_ext.shared.layout cimport (
 )
 from engine_ext.shared.segment cimport Segment, nearby, wake_everybody
 from engine_ext.transport.link cimport (
-    FRAME_CLOCK, FRAME_LEFT, FRAME_REQUESTS, FRAME_SCHEDULE, FRAME_VERDICT, FRAME_WORDS, FRAME_WORDS_MOST, Link, engine_frame,
-    engine_times, engine_verdict, engine_word, engine_word_of_coordinator, engine_word_of_rank, link_bid_farewell,
+    FRAME_CAUSE, FRAME_CLOCK, FRAME_LEFT, FRAME_REQUESTS, FRAME_SCHEDULE, FRAME_WORDS, FRAME_WORDS_MOST, Link,
+    engine_failure_cause, engine_frame, engine_times, engine_word, engine_word_of_coordinator, engine_word_of_rank,
+    link_acknowledge_end,
 )
 
 
 cdef void frame_handlers_open(Relay* relay) noexcept nogil:
-    relay.receiver.into, relay.receiver.done, relay.receiver.owner = into, done, relay
+    relay.receiver.find_target, relay.receiver.handle_frame, relay.receiver.owner = find_target, handle_frame, relay
 
 
 cdef inline uint64_t offset_in(const void* page, const void* field) noexcept nogil:
@@ -50,7 +51,7 @@ cdef uint64_t slowest_nearby(const Segment* segment) noexcept nogil:
     return least
 
 
-cdef char* into(void* owner, Link* link, const engine_frame* frame) noexcept nogil:
+cdef char* find_target(void* owner, Link* link, const engine_frame* frame) noexcept nogil:
     cdef Relay* relay = <Relay*>owner
     cdef Segment* segment = relay.segment
     cdef Trunk* trunk = trunk_of(relay, link)
@@ -60,11 +61,11 @@ cdef char* into(void* owner, Link* link, const engine_frame* frame) noexcept nog
         if frame.bytes % sizeof(engine_word) or frame.bytes > FRAME_WORDS_MOST * sizeof(engine_word):
             return NULL
         if (of_another_host(segment, frame.rank) or frame.rank == -1) if down else of_host(segment, frame.rank, trunk.host):
-            return trunk.into
-    elif (frame.type == FRAME_VERDICT and frame.bytes == sizeof(engine_verdict)) or (
+            return trunk.buffer
+    elif (frame.type == FRAME_CAUSE and frame.bytes == sizeof(engine_failure_cause)) or (
             frame.type == FRAME_CLOCK and frame.bytes == sizeof(engine_times)) or (
             frame.type == FRAME_LEFT and frame.bytes == 0):
-        return trunk.into
+        return trunk.buffer
     elif frame.type == FRAME_REQUESTS and not down and of_host(segment, frame.rank, trunk.host):
         place = frame.position % REQUEST_BYTES
         if (frame.position >= load_relaxed(&segment.pages[frame.rank].request_head) and place + frame.bytes <= REQUEST_BYTES
@@ -80,8 +81,8 @@ cdef char* into(void* owner, Link* link, const engine_frame* frame) noexcept nog
     return NULL
 
 
-cdef bint plausible(const Segment* segment, int rank, const engine_word* word) noexcept nogil:
-    """Words that are used as an index, or as a length. The requests up to a new head have come."""
+cdef bint word_is_valid(const Segment* segment, int rank, const engine_word* word) noexcept nogil:
+    """Check a word that is used as an index or as a length. The requests up to a new head have come."""
     cdef const rank_page* page = segment.pages[rank]
     cdef uint64_t head = load_relaxed(&page.request_head)
     if word.offset == offset_in(page, &page.request_head):
@@ -116,12 +117,12 @@ cdef void note_news(Relay* relay, const engine_frame* frame, const engine_word* 
     for k in range(count):
         if not is_quiet(relay.segment, relay.segment.pages[frame.rank], &words[k]):
             relay.news = URGENT_NEWS
-            add32(&relay.segment.header.heard, 1)   # pairs with look: the words are there
+            add32(&relay.segment.header.state_notices, 1)   # pairs with note_changes: the words are there
             return
 
 
-cdef bint plausible_of_coordinator(const Segment* segment, const engine_word* word) noexcept nogil:
-    """How much it has read of what a rank of this host has requested; or a flag."""
+cdef bint coordinator_word_is_valid(const Segment* segment, const engine_word* word) noexcept nogil:
+    """Check a word of the coordinator's page: how much it has read of a rank's requests, or a flag."""
     cdef uint64_t rank = (word.offset - offset_in(segment.coordinator, segment.coordinator.drained)) // 8
     if word.bytes == 4:
         return word.value <= 1
@@ -135,9 +136,9 @@ cdef bint store_words(const Segment* segment, int rank, const engine_word* words
     cdef uint32_t k
     for k in range(count):
         if rank >= 0:
-            if not engine_word_of_rank(&words[k]) or not plausible(segment, rank, &words[k]):
+            if not engine_word_of_rank(&words[k]) or not word_is_valid(segment, rank, &words[k]):
                 return False
-        elif not engine_word_of_coordinator(&words[k], segment.size) or not plausible_of_coordinator(segment, &words[k]):
+        elif not engine_word_of_coordinator(&words[k], segment.size) or not coordinator_word_is_valid(segment, &words[k]):
             return False
         if words[k].bytes == 8:
             store_release(<uint64_t*>(page + words[k].offset), words[k].value)
@@ -146,23 +147,23 @@ cdef bint store_words(const Segment* segment, int rank, const engine_word* words
     return True
 
 
-cdef bint hear_verdict(Relay* relay, Trunk* trunk, engine_verdict* verdict) noexcept nogil:
-    """On the coordinator's host a claim, of which the first is the verdict; elsewhere the verdict."""
+cdef bint handle_failure_cause(Relay* relay, Trunk* trunk, engine_failure_cause* cause) noexcept nogil:
+    """Store a failure cause: on the coordinator's host the first claim becomes the cause; elsewhere the cause is final."""
     cdef Segment* world = relay.segment.world
-    cdef uint64_t culprit = (verdict.abort & 0xFFFF) - 1, reporter = verdict.abort >> 32
+    cdef uint64_t culprit = (cause.abort & 0xFFFF) - 1, reporter = cause.abort >> 32
     if culprit >= <uint64_t>world.size or reporter >= <uint64_t>world.size or world != relay.segment:
         return False
-    if not CAUSE_NONE < verdict.abort >> 16 & 0xFFFF < CAUSES or (not world.far and world.host_of[reporter] != trunk.host):
+    if not CAUSE_NONE < cause.abort >> 16 & 0xFFFF < CAUSES or (not world.far and world.host_of[reporter] != trunk.host):
         return False
-    verdict.reason[REASON_BYTES - 1] = 0                # before it is where others may read it
+    cause.reason[REASON_BYTES - 1] = 0                # before it is where others may read it
     if not nearby(world, <int>reporter):
-        memcpy(world.pages[reporter].reason, verdict.reason, REASON_BYTES)
-    if cas(world.abort, 0, verdict.abort):              # release: pairs with the acquire of whoever reads the reason
+        memcpy(world.pages[reporter].reason, cause.reason, REASON_BYTES)
+    if cas(world.abort, 0, cause.abort):              # release: pairs with the acquire of whoever reads the reason
         wake_everybody(world)
     return True
 
 
-cdef bint done(void* owner, Link* link, const engine_frame* frame) noexcept nogil:
+cdef bint handle_frame(void* owner, Link* link, const engine_frame* frame) noexcept nogil:
     cdef Relay* relay = <Relay*>owner
     cdef Segment* segment = relay.segment
     cdef Trunk* trunk = trunk_of(relay, link)
@@ -174,20 +175,20 @@ cdef bint done(void* owner, Link* link, const engine_frame* frame) noexcept nogi
         store_release(&segment.coordinator.tail, frame.position + frame.bytes // 8)     # pairs with schedule_next
     elif frame.type == FRAME_WORDS:
         count = frame.bytes // <uint32_t>sizeof(engine_word)
-        if not store_words(segment, frame.rank, <engine_word*>trunk.into, count):
+        if not store_words(segment, frame.rank, <engine_word*>trunk.buffer, count):
             return False
-        note_news(relay, frame, <engine_word*>trunk.into, count)
-    elif frame.type == FRAME_VERDICT:
-        return hear_verdict(relay, trunk, <engine_verdict*>trunk.into)
+        note_news(relay, frame, <engine_word*>trunk.buffer, count)
+    elif frame.type == FRAME_CAUSE:
+        return handle_failure_cause(relay, trunk, <engine_failure_cause*>trunk.buffer)
     elif frame.type == FRAME_CLOCK and not segment.far:
         relay.news = URGENT_NEWS                # who drives may have found the connection busy with the answer
-        host_clock_answer(<const engine_times*>trunk.into, link)
+        host_clock_answer(<const engine_times*>trunk.buffer, link)
     elif frame.type == FRAME_CLOCK:
         relay.news = max(relay.news, NEWS)      # likewise, with the next question
-        return host_clock_hear(&relay.clock, segment, <const engine_times*>trunk.into, link)
+        return host_clock_receive(&relay.clock, segment, <const engine_times*>trunk.buffer, link)
     elif frame.type == FRAME_LEFT:
-        link_bid_farewell(link)
-        if segment.far:             # who has the schedule says so last of all: whatever was not told, no entry comes any more
+        link_acknowledge_end(link)
+        if segment.far:             # the schedule's host sends this last: no entry comes any more
             store32_release(&segment.coordinator.over, 1)
             relay.news = URGENT_NEWS
     return True

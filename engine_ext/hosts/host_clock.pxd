@@ -12,4 +12,4 @@ cdef struct HostClock:
 
 cdef void host_clock_ask(HostClock* clock, Link* trunk) noexcept nogil
 cdef void host_clock_answer(const engine_times* asked, Link* trunk) noexcept nogil
-cdef bint host_clock_hear(HostClock* clock, Segment* segment, const engine_times* told, Link* trunk) noexcept nogil
+cdef bint host_clock_receive(HostClock* clock, Segment* segment, const engine_times* times, Link* trunk) noexcept nogil

@@ -1,7 +1,7 @@
 """Compares the clock of this host with that of the coordinator's, which may have booted at another time.
 
 The leader asks over its trunk and is answered by the network thread of the coordinator's rank: four times, of which two are of
-either clock. The coordinator's is ahead by (heard - asked + answered - came) / 2, and that is wrong by at most half of what the
+either clock. The coordinator's is ahead by (received - asked + answered - came) / 2, wrong by at most half of what the
 exchange took, so the shortest counts. An older one loses what clocks may drift apart meanwhile.
 
 The result stands in the header of this host's segment. It is for statistics and for what people read: nothing is decided by it.
@@ -23,7 +23,7 @@ cdef enum:
 cdef uint64_t PAUSE_NS = 10000000   # after the exchanges at the start; each pause is twice as long as the last, up to 10 s
 
 
-cdef void ask(HostClock* clock, Link* trunk, uint64_t now) noexcept nogil:
+cdef void send_question(HostClock* clock, Link* trunk, uint64_t now) noexcept nogil:
     cdef engine_frame frame
     cdef engine_times times
     memset(&frame, 0, sizeof(frame))
@@ -41,7 +41,7 @@ cdef void host_clock_ask(HostClock* clock, Link* trunk) noexcept nogil:
     cdef uint64_t asked_at = load_relaxed(&clock.asked_at), now = now_ns()
     cdef int doubled = min(max(<int>answers - AT_ONCE, 0), <int>LONGEST_PAUSE_SHIFT)
     if asked_at == 0 or (answers >= AT_ONCE and overdue_ns(now, asked_at, PAUSE_NS << doubled)):
-        ask(clock, trunk, now)
+        send_question(clock, trunk, now)
 
 
 cdef void host_clock_answer(const engine_times* asked, Link* trunk) noexcept nogil:
@@ -50,27 +50,27 @@ cdef void host_clock_answer(const engine_times* asked, Link* trunk) noexcept nog
     cdef engine_times times
     memset(&frame, 0, sizeof(frame))
     frame.type, frame.bytes = FRAME_CLOCK, sizeof(engine_times)
-    times.asked, times.heard = asked.asked, now_ns()
-    times.answered = times.heard
+    times.asked, times.received = asked.asked, now_ns()
+    times.answered = times.received
     link_queue(trunk, &frame, <const char*>&times)
     link_flush(trunk)
 
 
-cdef bint host_clock_hear(HostClock* clock, Segment* segment, const engine_times* told, Link* trunk) noexcept nogil:
+cdef bint host_clock_receive(HostClock* clock, Segment* segment, const engine_times* answer, Link* trunk) noexcept nogil:
     """An answer has come; the network thread alone. False if it cannot be one."""
     cdef uint64_t now = now_ns(), took, error
     cdef uint32_t answers = min(load32_relaxed(&clock.answers) + 1, <uint32_t>MOST_ANSWERS)
-    if told.asked > load_relaxed(&clock.asked_at) or told.asked > now or told.answered < told.heard:
+    if answer.asked > load_relaxed(&clock.asked_at) or answer.asked > now or answer.answered < answer.received:
         return False
-    took = age_ns(now - told.asked, told.answered - told.heard)
+    took = age_ns(now - answer.asked, answer.answered - answer.received)
     error = took // 2
     store32_relaxed(&clock.answers, answers)
     if 1 < answers and took < <uint64_t>LONGEST_NS and (
             clock.measured_at == 0 or error <= clock.error + age_ns(now, clock.measured_at) // DRIFT):
         clock.measured_at, clock.error = now, error
-        store_relaxed(&segment.header.ahead, told.heard - told.asked - error)
+        store_relaxed(&segment.header.ahead, answer.received - answer.asked - error)
         store_relaxed(&segment.header.ahead_error, error)
         store32_release(&segment.header.clocked, 1)         # pairs with clocked()
     if answers < AT_ONCE:
-        ask(clock, trunk, now_ns())
+        send_question(clock, trunk, now_ns())
     return True

@@ -3,7 +3,7 @@ concerns on this host; it never takes the GIL, and nobody waits for it. What goe
 driver's role. What a connection did not take at once, this thread sends on.
 
 A connection that ends is never mended. If the rank at its other end has not left, that ends the world: at once for a trunk of
-the world, which would have told a better cause before it ended; for another only when nobody has told one for a while.
+the world, which would have sent a better cause before it ended; for another only when no cause has come for a while.
 """
 from libc.errno cimport EHOSTUNREACH, ENETUNREACH, ENOBUFS, ENOMEM, EPROTO, ETIMEDOUT
 from libc.stdint cimport uint32_t
@@ -20,9 +20,9 @@ from engine_ext.platform.clock cimport age_ns, overdue_ns
 from engine_ext.platform.posix cimport engine_thread_start, nanosleep, timespec, write
 from engine_ext.shared.layout cimport CAUSE_DIED, CAUSE_LOST, CAUSE_RAISED, MAX_RANKS, REASON_BYTES
 from engine_ext.shared.segment cimport Segment, abort_world, settle_claim, wake, wake_others
-from engine_ext.transport.lanes cimport lanes_doze, lanes_end, lanes_poll, lanes_tell_end, lanes_wake
+from engine_ext.transport.lanes cimport lanes_doze, lanes_failure_cause, lanes_poll, lanes_send_failure_cause, lanes_wake
 from engine_ext.transport.link cimport (
-    ENDED, OPEN, Link, engine_verdict, link_flush, link_leave, link_look, link_receive, link_state,
+    ENDED, OPEN, Link, engine_failure_cause, link_check_acks, link_flush, link_leave, link_receive, link_state,
 )
 
 cdef extern from "platform/sockets.h" nogil:
@@ -95,12 +95,12 @@ cdef void* network_thread(void* argument) noexcept nogil:
         for k in range(network.count):
             if network.news[k // 64] >> k % 64 & 1:
                 network.news[k // 64] &= ~(<uint64_t>1 << k % 64)
-                if serve(network, k):
+                if serve_link(network, k):
                     network.news[k // 64] |= <uint64_t>1 << k % 64
                     more = True
-        tell_news(network)
-        watch(network)
-        look_at_suspect(network)
+        wake_for_news(network)
+        check_acks(network)
+        report_lost_peer(network)
     return NULL
 
 
@@ -138,7 +138,7 @@ cdef int longest_wait(const Network* network) noexcept nogil:
         return STARVED_MS
     if network.news_since:
         return news_ms(network)
-    if network.suspect >= 0:
+    if network.lost_peer >= 0:
         return GRACE_LOOK_MS
     return watch_ms(network) if load32_relaxed(&network.watching) else -1
 
@@ -152,7 +152,7 @@ cdef void retry_starved(Network* network) noexcept nogil:
             network.news[k // 64] |= <uint64_t>1 << k % 64
 
 
-cdef void tell_news(Network* network) noexcept nogil:
+cdef void wake_for_news(Network* network) noexcept nogil:
     """Wake whom the last frames concern: one wake-up for all of them. What nobody waits for is left for a moment, since more
     comes; the coordinator's rank alone looks at it."""
     cdef int news = network.relay.news
@@ -171,7 +171,7 @@ cdef void tell_news(Network* network) noexcept nogil:
     network.relay.news, network.news_since = NO_NEWS, 0
 
 
-cdef bint serve(Network* network, int k) noexcept nogil:
+cdef bint serve_link(Network* network, int k) noexcept nogil:
     """Take in what has come on a connection, and send on what waits there; whether there may be more."""
     cdef Link* link = &network.links[k]
     cdef bint more, flushed = link_flush(link), ended = network.ended[k // 64] >> k % 64 & 1
@@ -218,9 +218,9 @@ cdef int cause_of_end(const Link* link) noexcept nogil:
     return CAUSE_LOST if link_state(link) in (-ETIMEDOUT, -EHOSTUNREACH, -ENETUNREACH) else CAUSE_DIED
 
 
-cdef void watch(Network* network) noexcept nogil:
-    """Look whether what was sent is acknowledged, as long as it is not or more is sent. The kernel's own limits are no help: they
-    are very long, or do not tell a stopped process, which takes nothing, from a cut cable."""
+cdef void check_acks(Network* network) noexcept nogil:
+    """Check whether what was sent is acknowledged, as long as it is not or more is sent. The kernel's own limits do not help:
+    they are very long, or do not tell a stopped process, which takes nothing, from a cut cable."""
     cdef uint64_t now
     cdef bint owed = False
     cdef int k
@@ -233,7 +233,8 @@ cdef void watch(Network* network) noexcept nogil:
     network.watched_at = now
     store32_release(&network.spoken, 0)
     for k in range(network.count):
-        owed |= link_look(&network.links[k], network.lane_silence_ms if k < network.lane_count else network.trunk_silence_ms)
+        owed |= link_check_acks(
+            &network.links[k], network.lane_silence_ms if k < network.lane_count else network.trunk_silence_ms)
         notice_end(network, k)
     store32_release(&network.watching, owed)
     if add32(&network.spoken, 0):               # read and written: behind `watching`, as network_rest reads that behind this
@@ -252,15 +253,15 @@ cdef void network_rest(Network* network) noexcept nogil:
 cdef void notice_end(Network* network, int k) noexcept nogil:
     if link_state(&network.links[k]) != OPEN and not network.lost[k]:
         network.lost[k] = True
-        lose(network, k)
+        handle_lost_link(network, k)
 
 
-cdef void lose(Network* network, int k) noexcept nogil:
-    """A connection has ended."""
+cdef void handle_lost_link(Network* network, int k) noexcept nogil:
+    """End the world for a connection that has ended, or note its peer until a better cause comes."""
     cdef Link* link = &network.links[k]
     cdef Segment* world = network.segment.world
     cdef char[REASON_BYTES] text
-    if load_acquire(network.segment.abort) != 0 or link.farewell or network.closed or network.world.closed:
+    if load_acquire(network.segment.abort) != 0 or link.peer_ended or network.closed or network.world.closed:
         return
     if link_state(link) == -ENOMEM or link_state(link) == -ENOBUFS:
         abort_world(world, world.rank, CAUSE_RAISED, b"it has no memory for what other hosts need")
@@ -268,35 +269,35 @@ cdef void lose(Network* network, int k) noexcept nogil:
             settle_claim(network.segment)
         return
     if k < network.lane_count or network.world != network:
-        if network.suspect < 0:
-            network.suspect, network.suspected_at = link.peer, now_ns()
+        if network.lost_peer < 0:
+            network.lost_peer, network.lost_at = link.peer, now_ns()
         return
     describe_end(network.segment, link, text)
     abort_world(network.segment, link.peer, cause_of_end(link), text)
     settle_claim(network.segment)            # the way to who would judge it has ended
 
 
-cdef void look_at_suspect(Network* network) noexcept nogil:
-    """A connection has ended, and rank 0's host has not said why. A rank that ends because it was told of a failure says of which
-    before its connections end: that is no failure of its own."""
+cdef void report_lost_peer(Network* network) noexcept nogil:
+    """Report the failure of a peer whose connection has ended while rank 0's host has not sent a cause. A rank that ends after
+    another's failure sends that cause before its connections end: that is no failure of its own."""
     cdef char[REASON_BYTES] text
-    cdef const engine_verdict* told
+    cdef const engine_failure_cause* cause
     cdef const Link* link
     cdef int k
-    if network.suspect < 0 or not overdue_ns(now_ns(), network.suspected_at, GRACE_NS):
+    if network.lost_peer < 0 or not overdue_ns(now_ns(), network.lost_at, GRACE_NS):
         return
-    told = lanes_end(&network.world.lanes)
-    if told != NULL:
-        abort_world(network.segment.world, <int>(told.abort & 0xFFFF) - 1, <int>(told.abort >> 16 & 0xFFFF), told.reason)
-        network.suspect = -1
+    cause = lanes_failure_cause(&network.world.lanes)
+    if cause != NULL:
+        abort_world(network.segment.world, <int>(cause.abort & 0xFFFF) - 1, <int>(cause.abort >> 16 & 0xFFFF), cause.reason)
+        network.lost_peer = -1
         return
     for k in range(network.count):
         link = &network.links[k]
-        if network.lost[k] and link.peer == network.suspect and not link.farewell:
+        if network.lost[k] and link.peer == network.lost_peer and not link.peer_ended:
             describe_end(network.segment, link, text)
-            abort_world(network.segment, network.suspect, cause_of_end(link), text)
+            abort_world(network.segment, network.lost_peer, cause_of_end(link), text)
             break
-    network.suspect = -1
+    network.lost_peer = -1
 
 
 # ---- what goes out ----------------------------------------------------------------------------------------------
@@ -317,18 +318,18 @@ cdef bint network_unseen(Network* network) noexcept nogil:
     return network != NULL and network.leads and relay_unseen(&network.relay)
 
 
-cdef void network_tell_end(Network* network) noexcept nogil:
-    """The world has ended: tell the ranks that have a lane with this one why, which rank 0's host may not be there to do."""
-    cdef engine_verdict verdict
+cdef void network_send_failure_cause(Network* network) noexcept nogil:
+    """Send the failure cause to the ranks that have a lane with this one: rank 0's host may be gone."""
+    cdef engine_failure_cause cause
     cdef uint64_t word
     if network == NULL or network.world != network:
         return
     word = load_acquire(network.segment.abort)          # pairs with abort_world: the reason is there
     if word == 0:
         return
-    verdict.abort = word
-    memcpy(verdict.reason, network.segment.pages[word >> 32].reason, REASON_BYTES)
-    lanes_tell_end(&network.lanes, &verdict)
+    cause.abort = word
+    memcpy(cause.reason, network.segment.pages[word >> 32].reason, REASON_BYTES)
+    lanes_send_failure_cause(&network.lanes, &cause)
 
 
 cdef bint crew_has_left(const Network* network) noexcept nogil:
@@ -358,7 +359,7 @@ cdef void network_leave(Network* network, uint64_t ns) noexcept nogil:
         return
     segment = network.segment
     pause.tv_sec, pause.tv_nsec = 0, POLL_NS
-    # After a failure lanes end without a farewell: who has not heard of it yet then waits for the cause a little.
+    # After a failure lanes end without FRAME_LEFT: a peer that does not know of it yet waits a moment for the cause.
     for k in range(network.lane_count if load_acquire(segment.claim) == 0 and load_acquire(segment.abort) == 0 else 0):
         link_leave(&network.links[k])
         link_flush(&network.links[k])
@@ -366,7 +367,7 @@ cdef void network_leave(Network* network, uint64_t ns) noexcept nogil:
         network_relay(network)
         if not left and connections_delivered(network) and (
                 not network.leads or crew_has_left(network) or load_acquire(segment.abort) != 0):
-            network_relay(network)            # what has come since: the verdict, if there is one
+            network_relay(network)            # what has come since: the failure cause, if there is one
             leave_trunks(network)
             left = True
         if left and connections_delivered(network):

@@ -1,7 +1,7 @@
 """The control plane between hosts (docs/architecture/protocol.md, "Hosts").
 
 Every word of the protocol has one writer, so it can be copied over a connection that keeps order without any new agreement. The
-leader of each host compares the pages of its crew with what it has told, and sends what differs; the coordinator's host does the
+leader of each host compares the pages of its crew with what it has sent, and sends what differs; the coordinator's host does the
 same with the coordinator's page, the schedule, and what ranks of other hosts have to know of each other. What comes is stored at
 the same place of the page on this host: so coordinator, executor and reports read pages and do not know which of them are far
 away.
@@ -14,8 +14,8 @@ Order, where it counts: requests, and what varies per call, come before the bits
 so that behind an eviction or a join no old bit is read; and a word that says "look" (`arrivals`, `waits`) comes last. So they are
 read here in the opposite order.
 
-What costs the coordinator's rank is how often it is told something. So that a submission for which nobody waits yet may wait for
-the next ones, a leader tells of such at most every quarter of a cycle; in a large world at most once a cycle.
+Each message costs the coordinator's rank time. So a submission for which nobody waits yet may wait for the next ones: a leader
+sends such at most every quarter of a cycle; in a large world at most once a cycle.
 
 relay_tell belongs to the holder of the driver's role; what comes in is frame_handlers.pyx, and belongs to the network thread.
 """
@@ -34,7 +34,7 @@ from engine_ext.shared.layout cimport (
 )
 from engine_ext.shared.segment cimport nearby, wake_others
 from engine_ext.transport.link cimport (
-    FRAME_LONGEST, FRAME_REQUESTS, FRAME_SCHEDULE, FRAME_VERDICT, FRAME_WORDS, FRAME_WORDS_MOST, engine_frame, engine_verdict,
+    FRAME_CAUSE, FRAME_LONGEST, FRAME_REQUESTS, FRAME_SCHEDULE, FRAME_WORDS, FRAME_WORDS_MOST, engine_failure_cause, engine_frame,
     link_break, link_flush, link_give, link_idle, link_queue,
 )
 
@@ -60,11 +60,11 @@ cdef bint relay_open(Relay* relay, Segment* segment) noexcept nogil:
     frame_handlers_open(relay)
     relay.count = 1 if segment.far else segment.hosts
     relay.trunks = <Trunk*>calloc(relay.count, sizeof(Trunk))
-    relay.told = <rank_page**>calloc(segment.size, sizeof(rank_page*))
-    relay.states = <Told*>calloc(segment.size, sizeof(Told))
+    relay.sent = <rank_page**>calloc(segment.size, sizeof(rank_page*))
+    relay.states = <SentState*>calloc(segment.size, sizeof(SentState))
     relay.scanned = <uint64_t*>calloc(segment.size, 8)
     relay.passed = <uint64_t*>calloc(segment.size, 8)
-    if (relay.trunks == NULL or relay.told == NULL or relay.states == NULL or relay.scanned == NULL
+    if (relay.trunks == NULL or relay.sent == NULL or relay.states == NULL or relay.scanned == NULL
             or relay.passed == NULL):
         return False
     for k in range(relay.count):
@@ -72,8 +72,8 @@ cdef bint relay_open(Relay* relay, Segment* segment) noexcept nogil:
         trunk.host = segment.host_of[COORDINATOR] if segment.far else k
         trunk.crew = <int*>calloc(segment.size, sizeof(int))
         trunk.drained = <uint64_t*>calloc(segment.size, 8)
-        trunk.into = <char*>malloc(FRAME_WORDS_MOST * sizeof(engine_word))
-        if trunk.crew == NULL or trunk.drained == NULL or trunk.into == NULL:
+        trunk.buffer = <char*>malloc(FRAME_WORDS_MOST * sizeof(engine_word))
+        if trunk.crew == NULL or trunk.drained == NULL or trunk.buffer == NULL:
             return False
         for r in range(segment.size):
             if segment.host_of[r] == trunk.host:
@@ -81,10 +81,10 @@ cdef bint relay_open(Relay* relay, Segment* segment) noexcept nogil:
                 trunk.crew_size += 1
     for r in range(segment.size):
         if segment.far and nearby(segment, r):
-            relay.told[r] = <rank_page*>aligned_alloc(PAGE, sizeof(rank_page))      # a page of this type begins where pages do
-            if relay.told[r] == NULL:
+            relay.sent[r] = <rank_page*>aligned_alloc(PAGE, sizeof(rank_page))      # a page of this type begins where pages do
+            if relay.sent[r] == NULL:
                 return False
-            memset(relay.told[r], 0, sizeof(rank_page))
+            memset(relay.sent[r], 0, sizeof(rank_page))
     return True
 
 
@@ -93,11 +93,11 @@ cdef void relay_close(Relay* relay) noexcept nogil:
     for k in range(relay.count if relay.trunks != NULL else 0):
         free(relay.trunks[k].crew)
         free(relay.trunks[k].drained)
-        free(relay.trunks[k].into)
-    for k in range(relay.segment.size if relay.told != NULL else 0):
-        free(relay.told[k])
+        free(relay.trunks[k].buffer)
+    for k in range(relay.segment.size if relay.sent != NULL else 0):
+        free(relay.sent[k])
     free(relay.trunks)
-    free(relay.told)
+    free(relay.sent)
     free(relay.states)
     free(relay.scanned)
     free(relay.passed)
@@ -133,35 +133,37 @@ cdef inline uint64_t offset_in(const void* page, const void* field) noexcept nog
     return <uint64_t>(<const char*>field - <const char*>page)
 
 
-cdef inline void tell(Words* words, const void* page, const uint64_t* word, uint64_t* told, uint64_t value) noexcept nogil:
-    """Tell a word of `page` if it is news."""
-    if value != told[0]:
-        told[0] = value
+cdef inline void add_changed(Words* words, const void* page, const uint64_t* word, uint64_t* sent, uint64_t value) noexcept nogil:
+    """Add a word of `page` to those that are sent, if it has changed."""
+    if value != sent[0]:
+        sent[0] = value
         add_word(words, offset_in(page, word), 8, value)
 
 
-cdef inline void tell32(Words* words, const void* page, const uint32_t* word, uint32_t* told, uint32_t value) noexcept nogil:
-    if value != told[0]:
-        told[0] = value
+cdef inline void add_changed_32(
+    Words* words, const void* page, const uint32_t* word, uint32_t* sent, uint32_t value
+) noexcept nogil:
+    if value != sent[0]:
+        sent[0] = value
         add_word(words, offset_in(page, word), 4, value)
 
 
 # ---- up: what the ranks of this host submit ----------------------------------------------------------------------------------
 
-cdef void tell_names(Words* words, const rank_page* page, rank_page* told, uint64_t* ready, bint recording) noexcept nogil:
-    """What goes with the bits that have changed, as they are in `ready`."""
+cdef void add_names(Words* words, const rank_page* page, rank_page* sent, uint64_t* ready, bint recording) noexcept nogil:
+    """Add the words that go with the bits that have changed, as they are in `ready`."""
     cdef uint64_t changed, w, id
     for w in range(ID_WORDS):
-        tell(words, page, &page.absent[w], &told.absent[w], load_relaxed(&page.absent[w]))
-        tell(words, page, &page.awaited[w], &told.awaited[w], load_relaxed(&page.awaited[w]))
+        add_changed(words, page, &page.absent[w], &sent.absent[w], load_relaxed(&page.absent[w]))
+        add_changed(words, page, &page.awaited[w], &sent.awaited[w], load_relaxed(&page.awaited[w]))
         # A rank that stands in toggles bits, too: behind a join the same bit may mean another submission.
-        changed = <uint64_t>-1 if told.joined else ready[w] ^ told.ready[w]
+        changed = <uint64_t>-1 if sent.joined else ready[w] ^ sent.ready[w]
         while changed:
             id = w * 64 + <uint64_t>count_trailing_zeros(changed)
             changed &= changed - 1
-            tell(words, page, &page.rows[id], &told.rows[id], load_relaxed(&page.rows[id]))
+            add_changed(words, page, &page.rows[id], &sent.rows[id], load_relaxed(&page.rows[id]))
             if recording:
-                tell(words, page, &page.brought[id], &told.brought[id], load_relaxed(&page.brought[id]))
+                add_changed(words, page, &page.brought[id], &sent.brought[id], load_relaxed(&page.brought[id]))
 
 cdef extern from * nogil:
     """
@@ -170,9 +172,8 @@ cdef extern from * nogil:
     int count_trailing_zeros(uint64_t x)
 
 
-cdef void tell_requests(Words* words, const rank_page* page, uint64_t begin, uint64_t end) noexcept nogil:
-    """The bytes of a request ring, before the word that says that they are there. They stay until the coordinator has read
-    them."""
+cdef void send_requests(Words* words, const rank_page* page, uint64_t begin, uint64_t end) noexcept nogil:
+    """Send the bytes of a request ring, before the word that announces them. They stay until the coordinator has read them."""
     cdef engine_frame frame
     cdef uint64_t place
     while begin < end:
@@ -184,46 +185,46 @@ cdef void tell_requests(Words* words, const rank_page* page, uint64_t begin, uin
         begin += frame.bytes
 
 
-cdef void tell_state(Words* words, const rank_page* page, rank_page* told) noexcept nogil:
-    """Words that stand for themselves."""
+cdef void add_state(Words* words, const rank_page* page, rank_page* sent) noexcept nogil:
+    """Add the words of a rank's state that depend on no others."""
     cdef int kind
-    tell(words, page, &page.steps, &told.steps, load_relaxed(&page.steps))
-    tell32(words, page, &page.wait_requests, &told.wait_requests, load32_relaxed(&page.wait_requests))
-    tell32(words, page, &page.blocked, &told.blocked, load32_relaxed(&page.blocked))
-    tell32(words, page, &page.blocked_anywhere, &told.blocked_anywhere, load32_relaxed(&page.blocked_anywhere))
+    add_changed(words, page, &page.steps, &sent.steps, load_relaxed(&page.steps))
+    add_changed_32(words, page, &page.wait_requests, &sent.wait_requests, load32_relaxed(&page.wait_requests))
+    add_changed_32(words, page, &page.blocked, &sent.blocked, load32_relaxed(&page.blocked))
+    add_changed_32(words, page, &page.blocked_anywhere, &sent.blocked_anywhere, load32_relaxed(&page.blocked_anywhere))
     for kind in range(KINDS):
-        tell(words, page, &page.unnamed[kind], &told.unnamed[kind], load_relaxed(&page.unnamed[kind]))
-    tell32(words, page, &page.overdue, &told.overdue, load32_relaxed(&page.overdue))
+        add_changed(words, page, &page.unnamed[kind], &sent.unnamed[kind], load_relaxed(&page.unnamed[kind]))
+    add_changed_32(words, page, &page.overdue, &sent.overdue, load32_relaxed(&page.overdue))
 
 
 cdef int news_of(const Relay* relay, int rank) noexcept nogil:
-    """Whether the coordinator has to be told something of a rank of this host: NO_NEWS, NEWS or URGENT_NEWS."""
+    """Return what the coordinator has to know of a rank of this host: NO_NEWS, NEWS or URGENT_NEWS."""
     cdef const rank_page* page = relay.segment.pages[rank]
-    cdef const rank_page* told = relay.told[rank]
+    cdef const rank_page* sent = relay.sent[rank]
     cdef uint64_t cursor = load_acquire(&page.cursor)
-    if (load_acquire(&page.waits) != told.waits or load_acquire(&page.request_head) != told.request_head
-            or load_acquire(&page.stuck) != told.stuck or load_acquire(&page.joined) != told.joined
-            or load32_relaxed(&page.wait_all) != told.wait_all or load32_relaxed(&page.wait_requests) != told.wait_requests
-            or load32_relaxed(&page.blocked) != told.blocked or load32_relaxed(&page.overdue) != told.overdue
-            or load32_relaxed(&page.blocked_anywhere) != told.blocked_anywhere):
+    if (load_acquire(&page.waits) != sent.waits or load_acquire(&page.request_head) != sent.request_head
+            or load_acquire(&page.stuck) != sent.stuck or load_acquire(&page.joined) != sent.joined
+            or load32_relaxed(&page.wait_all) != sent.wait_all or load32_relaxed(&page.wait_requests) != sent.wait_requests
+            or load32_relaxed(&page.blocked) != sent.blocked or load32_relaxed(&page.overdue) != sent.overdue
+            or load32_relaxed(&page.blocked_anywhere) != sent.blocked_anywhere):
         return URGENT_NEWS
-    # A cursor is told with the next bits, unless the coordinator waits for it or may soon have to.
-    if cursor != told.cursor and (
-            load32_acquire(&relay.segment.coordinator.stuck) or cursor - told.cursor >= RING_WORDS // CURSOR_SHARE):
+    # A cursor is sent with the next bits, unless the coordinator waits for it or may soon have to.
+    if cursor != sent.cursor and (
+            load32_acquire(&relay.segment.coordinator.stuck) or cursor - sent.cursor >= RING_WORDS // CURSOR_SHARE):
         return URGENT_NEWS
-    return NEWS if load_acquire(&page.arrivals) != told.arrivals or load_relaxed(&page.steps) != told.steps else NO_NEWS
+    return NEWS if load_acquire(&page.arrivals) != sent.arrivals or load_relaxed(&page.steps) != sent.steps else NO_NEWS
 
 
-cdef void tell_up(Relay* relay, Trunk* trunk, int rank) noexcept nogil:
+cdef void send_up(Relay* relay, Trunk* trunk, int rank) noexcept nogil:
     cdef const rank_page* page = relay.segment.pages[rank]
-    cdef rank_page* told = relay.told[rank]
+    cdef rank_page* sent = relay.sent[rank]
     cdef uint64_t[ID_WORDS] ready
-    # In the opposite order of announce(): what was written before these words is seen after them.
+    # In the opposite order of announce_op(): what was written before these words is seen after them.
     cdef uint64_t cursor = load_acquire(&page.cursor), joined = load_acquire(&page.joined)
     cdef uint64_t joined_at = load_relaxed(&page.joined_at), waits = load_acquire(&page.waits)
     cdef uint64_t arrivals = load_acquire(&page.arrivals), stuck = load_acquire(&page.stuck), head, w
     cdef uint32_t wait_all
-    cdef bint named = arrivals != told.arrivals or waits != told.waits or cursor != told.cursor
+    cdef bint named = arrivals != sent.arrivals or waits != sent.waits or cursor != sent.cursor
     cdef Words words
     memset(&words, 0, sizeof(words))
     words.rank, words.trunk = rank, trunk.link
@@ -232,25 +233,25 @@ cdef void tell_up(Relay* relay, Trunk* trunk, int rank) noexcept nogil:
     head = load_acquire(&page.request_head)
     wait_all = load32_acquire(&page.wait_all)
     if load_acquire(&page.waits) != waits or load_acquire(&page.arrivals) != arrivals:
-        wait_all = 0                # it may have begun or ended meanwhile: the bits are not of who waits. The next look tells it
-    if wait_all == 0 or waits != told.waits:
-        tell32(&words, page, &page.wait_all, &told.wait_all, 0)         # before the bits of whoever waits no longer, or anew
+        wait_all = 0                # it may have begun or ended meanwhile, so the bits may not fit: the next look sends it
+    if wait_all == 0 or waits != sent.waits:
+        add_changed_32(&words, page, &page.wait_all, &sent.wait_all, 0)     # before the bits of who waits no longer, or anew
     if named:
-        tell_names(&words, page, told, ready, load32_relaxed(&relay.segment.coordinator.recording) != 0)
-    tell_state(&words, page, told)
-    if head != told.request_head:
+        add_names(&words, page, sent, ready, load32_relaxed(&relay.segment.coordinator.recording) != 0)
+    add_state(&words, page, sent)
+    if head != sent.request_head:
         send_words(&words)
-        tell_requests(&words, page, told.request_head, head)
-        tell(&words, page, &page.request_head, &told.request_head, head)
+        send_requests(&words, page, sent.request_head, head)
+        add_changed(&words, page, &page.request_head, &sent.request_head, head)
     for w in range(ID_WORDS if named else 0):
-        tell(&words, page, &page.ready[w], &told.ready[w], ready[w])
-    tell32(&words, page, &page.wait_all, &told.wait_all, wait_all)      # behind all that it has submitted
-    tell(&words, page, &page.stuck, &told.stuck, stuck)         # behind numbers and bits: it says that they stay
-    tell(&words, page, &page.joined_at, &told.joined_at, joined_at)
-    tell(&words, page, &page.joined, &told.joined, joined)
-    tell(&words, page, &page.arrivals, &told.arrivals, arrivals)
-    tell(&words, page, &page.waits, &told.waits, waits)
-    tell(&words, page, &page.cursor, &told.cursor, cursor)
+        add_changed(&words, page, &page.ready[w], &sent.ready[w], ready[w])
+    add_changed_32(&words, page, &page.wait_all, &sent.wait_all, wait_all)      # behind all that it has submitted
+    add_changed(&words, page, &page.stuck, &sent.stuck, stuck)         # behind numbers and bits: it says that they stay
+    add_changed(&words, page, &page.joined_at, &sent.joined_at, joined_at)
+    add_changed(&words, page, &page.joined, &sent.joined, joined)
+    add_changed(&words, page, &page.arrivals, &sent.arrivals, arrivals)
+    add_changed(&words, page, &page.waits, &sent.waits, waits)
+    add_changed(&words, page, &page.cursor, &sent.cursor, cursor)
     send_words(&words)
     store_relaxed(&relay.scanned[rank], arrivals + waits + head)
     store_relaxed(&relay.passed[rank], cursor)
@@ -266,7 +267,7 @@ cdef bint relay_unseen(const Relay* relay) noexcept nogil:
         return (load_acquire(&segment.coordinator.tail) != load_relaxed(&relay.tail)
                 or drained_by_all(segment) != load_relaxed(&relay.drained)
                 or flags_of(segment.coordinator) != load_relaxed(&relay.flags)
-                or load32_acquire(&segment.header.heard) != load32_relaxed(&relay.heard))
+                or load32_acquire(&segment.header.state_notices) != load32_relaxed(&relay.state_notices))
     for i in range(segment.crew_size):
         r = segment.crew[i]
         page = segment.pages[r]
@@ -280,8 +281,8 @@ cdef bint relay_unseen(const Relay* relay) noexcept nogil:
 
 # ---- down: what the coordinator has decided ----------------------------------------------------------------------------------
 
-cdef void tell_schedule(Relay* relay, Trunk* trunk) noexcept nogil:
-    """The words of the schedule, which stay until every rank of that host has passed them."""
+cdef void send_schedule(Relay* relay, Trunk* trunk) noexcept nogil:
+    """Send the words of the schedule, which stay until every rank of that host has passed them."""
     cdef uint64_t tail = load_acquire(&relay.segment.coordinator.tail), place
     cdef engine_frame frame
     while trunk.tail < tail:
@@ -293,18 +294,18 @@ cdef void tell_schedule(Relay* relay, Trunk* trunk) noexcept nogil:
         trunk.tail += frame.bytes // 8
 
 
-cdef void look_at_rank(Relay* relay, int rank) noexcept nogil:
+cdef void note_rank_state(Relay* relay, int rank) noexcept nogil:
     """Note whether a rank's state has changed."""
     cdef const rank_page* page = relay.segment.pages[rank]
-    cdef Told* told = &relay.states[rank]
+    cdef SentState* sent = &relay.states[rank]
     cdef uint64_t stuck = load_acquire(&page.stuck), joined = load_acquire(&page.joined)
     cdef uint64_t joined_at = load_relaxed(&page.joined_at)
     cdef uint32_t blocked = load32_relaxed(&page.blocked), anywhere = load32_relaxed(&page.blocked_anywhere)
-    if (stuck != told.stuck or joined != told.joined or joined_at != told.joined_at or blocked != told.blocked
-            or anywhere != told.blocked_anywhere):
+    if (stuck != sent.stuck or joined != sent.joined or joined_at != sent.joined_at or blocked != sent.blocked
+            or anywhere != sent.blocked_anywhere):
         relay.changes += 1
-        told.change, told.stuck, told.joined, told.joined_at = relay.changes, stuck, joined, joined_at
-        told.blocked, told.blocked_anywhere = blocked, anywhere
+        sent.change, sent.stuck, sent.joined, sent.joined_at = relay.changes, stuck, joined, joined_at
+        sent.blocked, sent.blocked_anywhere = blocked, anywhere
 
 
 cdef uint64_t drained_by_all(const Segment* segment) noexcept nogil:
@@ -320,33 +321,33 @@ cdef inline uint64_t flags_of(const coordinator_page* page) noexcept nogil:
     return load32_relaxed(&page.recording) | load32_relaxed(&page.stuck) << 1 | load32_acquire(&page.over) << 2
 
 
-cdef void look(Relay* relay) noexcept nogil:
-    """Note whether there is news for other hosts. That of ranks elsewhere has come from there."""
+cdef void note_changes(Relay* relay) noexcept nogil:
+    """Note whether anything has changed that other hosts have to know. Changes of ranks elsewhere have come from there."""
     cdef Segment* segment = relay.segment
     cdef uint64_t tail = load_acquire(&segment.coordinator.tail), drained = drained_by_all(segment)
     cdef uint64_t flags = flags_of(segment.coordinator), changes = relay.changes
-    cdef uint32_t heard = load32_acquire(&segment.header.heard)         # before the states: pairs with note_news
+    cdef uint32_t state_notices = load32_acquire(&segment.header.state_notices)         # before the states: pairs with note_news
     cdef int i
-    if heard != relay.heard:
-        store32_relaxed(&relay.heard, heard)
+    if state_notices != relay.state_notices:
+        store32_relaxed(&relay.state_notices, state_notices)
         for i in range(segment.size):
-            look_at_rank(relay, i)
+            note_rank_state(relay, i)
     else:
         for i in range(segment.crew_size):
-            look_at_rank(relay, segment.crew[i])
+            note_rank_state(relay, segment.crew[i])
     if tail != relay.tail or drained != relay.drained or flags != relay.flags or changes != relay.changes:
         store_relaxed(&relay.tail, tail)
         store_relaxed(&relay.drained, drained)
         store_relaxed(&relay.flags, flags)
         relay.version += 1
-        if not relay.keeps:                 # who has the trunks looks at the words, and at states when it is told to
+        if not relay.keeps:                 # the rank with the trunks reads the words, and the states after a notice
             if changes != relay.changes:
-                add32(&segment.header.heard, 1)
+                add32(&segment.header.state_notices, 1)
             wake_others(segment, 0)
 
 
-cdef void tell_rank(Words* words, const rank_page* page) noexcept nogil:
-    """What ranks of other hosts have to know of a rank: what it has submitted only while its one thread waits, and it stays."""
+cdef void add_rank_state(Words* words, const rank_page* page) noexcept nogil:
+    """Add what ranks of other hosts have to know of a rank. What it has submitted counts only while its one thread waits."""
     cdef uint64_t stuck = load_acquire(&page.stuck), joined = load_acquire(&page.joined), w
     cdef int kind
     add_word(words, offset_in(page, &page.joined_at), 8, load_relaxed(&page.joined_at))
@@ -361,7 +362,7 @@ cdef void tell_rank(Words* words, const rank_page* page) noexcept nogil:
     add_word(words, offset_in(page, &page.stuck), 8, stuck)
 
 
-cdef void tell_down(Relay* relay, Trunk* trunk) noexcept nogil:
+cdef void send_down(Relay* relay, Trunk* trunk) noexcept nogil:
     cdef Segment* segment = relay.segment
     cdef const coordinator_page* page = segment.coordinator
     cdef uint32_t over = load32_acquire(&page.over)         # before the end of the schedule
@@ -371,43 +372,43 @@ cdef void tell_down(Relay* relay, Trunk* trunk) noexcept nogil:
     words.rank, words.trunk = -1, trunk.link
     for i in range(trunk.crew_size):
         r = trunk.crew[i]
-        tell(&words, page, &page.drained[r], &trunk.drained[r], load_acquire(&page.drained[r]))
-    tell32(&words, page, &page.recording, &trunk.recording, load32_relaxed(&page.recording))
-    tell32(&words, page, &page.stuck, &trunk.stuck, load32_relaxed(&page.stuck))
+        add_changed(&words, page, &page.drained[r], &trunk.drained[r], load_acquire(&page.drained[r]))
+    add_changed_32(&words, page, &page.recording, &trunk.recording, load32_relaxed(&page.recording))
+    add_changed_32(&words, page, &page.stuck, &trunk.stuck, load32_relaxed(&page.stuck))
     send_words(&words)
-    tell_schedule(relay, trunk)
-    tell32(&words, page, &page.over, &trunk.over, over)
+    send_schedule(relay, trunk)
+    add_changed_32(&words, page, &page.over, &trunk.over, over)
     send_words(&words)
     for r in range(segment.size if trunk.changes != relay.changes else 0):
         if segment.host_of[r] != trunk.host and relay.states[r].change > trunk.changes:
             words.rank = r
-            tell_rank(&words, segment.pages[r])
+            add_rank_state(&words, segment.pages[r])
             send_words(&words)
     trunk.changes, trunk.version = relay.changes, relay.version
 
 
 # ---- both --------------------------------------------------------------------------------------------------------------------
 
-cdef void tell_verdict(Relay* relay, Trunk* trunk) noexcept nogil:
-    """The coordinator's host tells why the world has ended, which it alone decides; another leader what its host claims."""
+cdef void send_failure_cause(Relay* relay, Trunk* trunk) noexcept nogil:
+    """Send the cause of the failure, which the coordinator's host alone decides; another leader sends its host's claim."""
     cdef uint64_t word = load_acquire(relay.segment.claim)      # pairs with abort_world: the reason is there
     cdef engine_frame frame
-    cdef engine_verdict* verdict
-    if word == 0 or trunk.verdict or relay.segment.world != relay.segment:      # a process set fails with its world
+    cdef engine_failure_cause* cause
+    if word == 0 or trunk.cause_sent or relay.segment.world != relay.segment:      # a process set fails with its world
         return
-    trunk.verdict = 1
-    verdict = <engine_verdict*>calloc(1, sizeof(engine_verdict))
-    if verdict == NULL:
+    trunk.cause_sent = 1
+    cause = <engine_failure_cause*>calloc(1, sizeof(engine_failure_cause))
+    if cause == NULL:
         return                      # the other host will see the connection end
-    verdict.abort = word
-    memcpy(verdict.reason, relay.segment.world.pages[word >> 32].reason, REASON_BYTES)
+    cause.abort = word
+    memcpy(cause.reason, relay.segment.world.pages[word >> 32].reason, REASON_BYTES)
     memset(&frame, 0, sizeof(frame))
-    frame.type, frame.bytes = FRAME_VERDICT, sizeof(engine_verdict)
-    link_give(trunk.link, &frame, <char*>verdict)
+    frame.type, frame.bytes = FRAME_CAUSE, sizeof(engine_failure_cause)
+    link_give(trunk.link, &frame, <char*>cause)
 
 
-cdef void tell_of_crew(Relay* relay, Trunk* trunk) noexcept nogil:
-    """Tell the coordinator's rank what is new on this host. What nobody waits for is told together with what comes next."""
+cdef void send_crew_changes(Relay* relay, Trunk* trunk) noexcept nogil:
+    """Send the coordinator's rank what has changed on this host. What nobody waits for is sent together with what comes next."""
     cdef int news = NO_NEWS, i
     cdef uint64_t now
     relay.held = 0
@@ -418,41 +419,41 @@ cdef void tell_of_crew(Relay* relay, Trunk* trunk) noexcept nogil:
     if news == NO_NEWS:
         return
     now = now_ns()
-    if news == NEWS and relay.pace and not overdue_ns(now, relay.told_at, relay.pace):
-        relay.held = relay.told_at + relay.pace
+    if news == NEWS and relay.pace and not overdue_ns(now, relay.sent_at, relay.pace):
+        relay.held = relay.sent_at + relay.pace
         return
     if not link_idle(trunk.link):
         return                      # when it is, the network thread wakes this rank
-    relay.told_at = now
+    relay.sent_at = now
     for i in range(relay.segment.crew_size):
-        tell_up(relay, trunk, relay.segment.crew[i])
+        send_up(relay, trunk, relay.segment.crew[i])
     link_flush(trunk.link)
 
 
-cdef inline uint64_t pace_of(int hosts, uint64_t cycle_ns) noexcept nogil:
+cdef inline uint64_t compute_pace(int hosts, uint64_t cycle_ns) noexcept nogil:
     cdef uint64_t slow = <uint64_t>max(hosts, SLOWEST)
     return min(cycle_ns * min(slow, <uint64_t>PACES) // PACES, LONGEST_PACE_NS * slow // SLOWEST)
 
 
 cdef void relay_tell(Relay* relay, double cycle_time_ms) noexcept nogil:
-    """Tell the other ends of this rank's trunks what is new. A trunk that has not sent the last news yet gets them together."""
+    """Send what has changed over this rank's trunks. A trunk that has not sent the last changes yet gets them together."""
     cdef Segment* segment = relay.segment
     cdef Trunk* trunk
     cdef int k
     if not segment.far:
-        look(relay)
-    store_relaxed(&relay.pace, pace_of(segment.hosts, seconds_ns(cycle_time_ms / 1e3)))
+        note_changes(relay)
+    store_relaxed(&relay.pace, compute_pace(segment.hosts, seconds_ns(cycle_time_ms / 1e3)))
     for k in range(relay.count):
         trunk = &relay.trunks[k]
         if trunk.link == NULL:
             continue
         if segment.far:
-            tell_of_crew(relay, trunk)
+            send_crew_changes(relay, trunk)
         elif trunk.version != relay.version and link_idle(trunk.link):
-            tell_down(relay, trunk)
+            send_down(relay, trunk)
             link_flush(trunk.link)
         # Behind the schedule: what is in it is executed where a rank has only left.
-        if (not trunk.verdict and load_acquire(segment.claim) != 0 and link_idle(trunk.link)
+        if (not trunk.cause_sent and load_acquire(segment.claim) != 0 and link_idle(trunk.link)
                 and (segment.far or trunk.version == relay.version)):
-            tell_verdict(relay, trunk)
+            send_failure_cause(relay, trunk)
             link_flush(trunk.link)

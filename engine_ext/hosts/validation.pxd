@@ -1,7 +1,6 @@
 """Whether what another host has sent is such that ranks of this one may read it."""
 from libc.stdint cimport uint64_t
 
-from engine_ext.shared.layout cimport engine_entry
 from engine_ext.shared.segment cimport Segment
 
 cdef bint entries_are_valid(const Segment* segment, const uint64_t* words, uint64_t count) noexcept nogil

@@ -164,7 +164,7 @@ typedef struct segment_header {
   _Alignas(64) uint64_t abort; /* culprit + 1 | cause << 16 | reporter << 32; 0: nobody has failed */
   uint64_t claim;              /* the same, of what ranks of this host claim and the coordinator's host has to judge; unused there */
   uint32_t departures;         /* ranks that have left: each adds 1 to it, after it has set its own `left` */
-  uint32_t heard;              /* on the coordinator's host: times that a state was noted which other hosts are to be told */
+  uint32_t state_notices;      /* on the coordinator's host: number of changes of ranks' states that other hosts have to know */
   _Alignas(64) uint64_t ahead; /* with `clocked`: nanoseconds by which the coordinator's clock is ahead of this host's, modulo 2^64;
                                 * written by this host's leader, where the coordinator is on another host, as the next two */
   uint64_t ahead_error;        /* by how many nanoseconds that may be wrong */

@@ -75,18 +75,18 @@ cdef inline bint relays(const Segment* segment) noexcept nogil:
 
 cdef inline bint clocked(const Segment* segment) noexcept nogil:
     """Whether this host's clock has been compared with the coordinator's."""
-    return not segment.far or load32_acquire(&segment.header.clocked) != 0      # pairs with host_clock_hear
+    return not segment.far or load32_acquire(&segment.header.clocked) != 0      # pairs with host_clock_receive
 
 cdef inline uint64_t ahead_ns(const Segment* segment) noexcept nogil:
     """What to add, modulo 2^64, to a time of this host's clock for that of the coordinator's; 0 as long as it is not known."""
     return load_relaxed(&segment.header.ahead) if segment.far else 0
 
-cdef inline uint64_t time_told(const Segment* segment, uint64_t ns) noexcept nogil:
-    """A time of this host's clock as the coordinator is told it, by its own; 0: that is not known."""
+cdef inline uint64_t to_coordinator_time(const Segment* segment, uint64_t ns) noexcept nogil:
+    """Convert a time of this host's clock to the coordinator's; 0: the offset is not known."""
     return ns + ahead_ns(segment) if clocked(segment) else 0
 
-cdef inline uint64_t time_heard(const Segment* segment, uint64_t ns) noexcept nogil:
-    """A time that the coordinator has told, by this host's clock; 0: it has told none, or that is not known."""
+cdef inline uint64_t from_coordinator_time(const Segment* segment, uint64_t ns) noexcept nogil:
+    """Convert a time of the coordinator's clock to this host's; 0: there is none, or the offset is not known."""
     return ns - ahead_ns(segment) if ns != 0 and clocked(segment) else 0
 
 cdef inline bint visible(const Segment* segment, int rank) noexcept nogil:
@@ -94,7 +94,7 @@ cdef inline bint visible(const Segment* segment, int rank) noexcept nogil:
     return nearby(segment, rank) or nearby(segment, COORDINATOR)
 
 cdef inline bint gone(const Segment* segment, int rank) noexcept nogil:
-    """Whether `rank` has left and nothing of it is still on its way: the schedule may come later than its farewell."""
+    """Whether `rank` has left and nothing of it is still on its way: the schedule may come later than its FRAME_LEFT."""
     return load32_acquire(&segment.pages[rank].left) and (
         rank != COORDINATOR or load32_acquire(&segment.coordinator.over) != 0)
 

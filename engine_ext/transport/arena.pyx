@@ -95,7 +95,7 @@ cdef int64_t arena_locate(Arena* arena, const char* address, uint64_t nbytes) no
     return -1
 
 
-cdef void privatise(Arena* arena, Region* region) noexcept nogil:
+cdef void privatise_region(Arena* arena, Region* region) noexcept nogil:
     cdef char* own = region.bases[arena.rank]
     cdef void* copy = mmap(NULL, region.part, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
     cdef int r
@@ -113,7 +113,7 @@ cdef void arena_privatise(Arena* arena) noexcept nogil:
     cdef int k
     for k in range(arena.count):
         if arena.regions[k].shared:
-            privatise(arena, &arena.regions[k])
+            privatise_region(arena, &arena.regions[k])
 
 
 cdef void arena_forked(Arena* arena) noexcept nogil:

@@ -22,7 +22,7 @@ enum {
   FRAME_SCHEDULE,              /* words of the schedule from `position` on, which do not wrap */
   /* trunks, both */
   FRAME_WORDS,                 /* engine_word[]: of the page of `rank`; -1: of the coordinator */
-  FRAME_VERDICT,               /* engine_verdict: why the world has ended; on lanes too, by who ends for that reason */
+  FRAME_CAUSE,                 /* engine_failure_cause: why the world has ended; on lanes too, by who ends for that reason */
   FRAME_CLOCK,                 /* engine_times: a leader asks what time it is, and the coordinator's rank answers */
   /* lanes, beside FRAME_SLOT */
   FRAME_MESSAGE,               /* as FRAME_SLOT, of `rank` bytes that the carrier brings as the next message. No payload */
@@ -46,15 +46,15 @@ typedef struct engine_word {
   uint64_t value;
 } engine_word;
 
-typedef struct engine_verdict {
+typedef struct engine_failure_cause {
   uint64_t abort;              /* as segment_header.abort */
   char reason[REASON_BYTES];
-} engine_verdict;
+} engine_failure_cause;
 
 /* Times in nanoseconds, monotonic. */
 typedef struct engine_times {
   uint64_t asked;              /* by the leader's clock: when it asked */
-  uint64_t heard, answered;    /* by that of the coordinator's host; 0 in the question */
+  uint64_t received, answered; /* by that of the coordinator's host; 0 in the question */
 } engine_times;
 
 enum {
@@ -69,7 +69,7 @@ static inline int engine_word_of_rank(const engine_word *word) {
   if (word->bytes == 4 && word->offset != offsetof(rank_page, blocked_anywhere) &&
       (word->offset < offsetof(rank_page, wait_all) || word->offset > offsetof(rank_page, overdue))) return 0; /* half a word */
   if (end > offsetof(rank_page, asleep) && word->offset < offsetof(rank_page, blocked_anywhere)) return 0;
-  if (word->offset < offsetof(rank_page, left) + 4 && end > offsetof(rank_page, left)) return 0; /* told over lanes */
+  if (word->offset < offsetof(rank_page, left) + 4 && end > offsetof(rank_page, left)) return 0; /* sent over lanes */
   if (end > offsetof(rank_page, need) && word->offset < offsetof(rank_page, unnamed)) return 0;
   if (end > offsetof(rank_page, door) && word->offset < offsetof(rank_page, cursor)) return 0;
   return end <= offsetof(rank_page, packed) || word->offset >= offsetof(rank_page, ready);

@@ -4,7 +4,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from engine_ext.shared.layout cimport MAX_SOCKETS
 from engine_ext.shared.segment cimport Segment
 from engine_ext.transport.carrier cimport engine_carrier
-from engine_ext.transport.link cimport Link, Receiver, engine_verdict
+from engine_ext.transport.link cimport Link, Receiver, engine_failure_cause
 from engine_ext.transport.shm cimport SharedMemory
 from engine_ext.transport.transport cimport Progress, Transport
 
@@ -18,16 +18,16 @@ cdef struct Lane:               # what passes between this rank and one of anoth
     bint carries                # whether this rank receives for its host what the peer offers
     bint ended                  # the peer has said that it is done, and all has arrived; the network thread alone
     uint32_t answered           # atomic: number of the last call that the peer has answered
-    engine_verdict verdict      # why the world has ended, as the peer was told; read only behind `judged`
-    uint32_t judged             # atomic: 1 once that has come
+    engine_failure_cause failure_cause  # why the world has ended, as the peer knows it; read only behind `cause_known`
+    uint32_t cause_known        # atomic: 1 once that has come
     # what goes out: the holder of the driver's role
     int next                    # number of the connection that carries the next bytes of a slot
-    uint32_t used               # by bit: connections that have carried bytes since this rank last told how far it is
+    uint32_t used               # by bit: connections that have carried bytes since this rank last sent its progress
     uint64_t given              # atomic: messages that the carrier was given
     uint64_t sent               # atomic: those of them that have been sent; the network thread writes it
     # what comes in, by connection: the network thread alone
-    Progress[MAX_SOCKETS] told  # how far the peer was behind the bytes that have come
-    Progress[MAX_SOCKETS] due   # how far it will be behind bytes that are on their way; not above `told`: there are none
+    Progress[MAX_SOCKETS] reported  # the peer's progress behind the bytes that have come
+    Progress[MAX_SOCKETS] due   # its progress behind bytes that are on their way; not above `reported`: there are none
     Announced* coming           # ring of messages that are announced and have not arrived; NULL: there is no carrier
     uint64_t announced          # how many messages were announced, since the start
     uint64_t arrived            # how many of them have arrived
@@ -50,8 +50,8 @@ cdef bint lanes_use(Lanes* t, engine_carrier* carrier) noexcept nogil
 cdef bint lanes_close(Lanes* t) noexcept nogil
 cdef uint64_t lanes_messages(const Lanes* t) noexcept nogil
 cdef bint lanes_delivered(const Lanes* t) noexcept nogil
-cdef void lanes_tell_end(Lanes* t, const engine_verdict* verdict) noexcept nogil
-cdef const engine_verdict* lanes_end(const Lanes* t) noexcept nogil
+cdef void lanes_send_failure_cause(Lanes* t, const engine_failure_cause* failure_cause) noexcept nogil
+cdef const engine_failure_cause* lanes_failure_cause(const Lanes* t) noexcept nogil
 cdef bint lanes_ping(Lanes* t, int rank, uint32_t number) noexcept nogil
 cdef bint lanes_answered(const Lanes* t, int rank, uint32_t number) noexcept nogil
 cdef int lanes_poll(Lanes* t) noexcept nogil

@@ -33,10 +33,10 @@ from engine_ext.transport.carrier cimport (
     ENGINE_CARRIER_BUSY, ENGINE_CARRIER_DONE, ENGINE_CARRIER_FAILED, ENGINE_CARRIER_MESSAGES, engine_carrier,
 )
 from engine_ext.transport.link cimport (
-    FRAME_PING, FRAME_PONG, FRAME_LEFT, FRAME_MESSAGE, FRAME_PROGRESS, FRAME_SLOT, FRAME_VERDICT, OPEN, engine_frame,
-    engine_verdict, link_bid_farewell, link_flush, link_give, link_queue, link_state,
+    FRAME_CAUSE, FRAME_LEFT, FRAME_MESSAGE, FRAME_PING, FRAME_PONG, FRAME_PROGRESS, FRAME_SLOT, OPEN, engine_failure_cause,
+    engine_frame, link_acknowledge_end, link_flush, link_give, link_queue, link_state,
 )
-from engine_ext.transport.shm cimport shared_memory_open, shared_memory_tell
+from engine_ext.transport.shm cimport shared_memory_open, shared_memory_publish
 from engine_ext.transport.transport cimport Progress
 
 cdef uint64_t ONE = 1
@@ -55,7 +55,7 @@ cdef Transport* lanes_open(Lanes* t, Segment* segment, Lane** to, Lane** of, int
     t.to, t.of, t.sockets, t.bell = to, of, MAX_SOCKETS, bell
     t.carrier, t.announced, t.summing, t.posted, t.dozing = NULL, NULL, SUMMING_NOTHING, False, 0
     functions.publish, functions.offer = publish, offer
-    t.receiver.into, t.receiver.done, t.receiver.owner = into, done, t
+    t.receiver.find_target, t.receiver.handle_frame, t.receiver.owner = find_target, handle_frame, t
     return functions
 
 
@@ -97,7 +97,7 @@ cdef int carrying_rank(const Segment* segment, int rank, int host) noexcept nogi
     return member(crews, host, crews.place_of[rank] % crew_size(crews, host))
 
 
-cdef void carry(Lanes* t, Lane* lane, int number, uint64_t n, uint64_t begin, uint64_t nbytes) noexcept nogil:
+cdef void send_slot_part(Lanes* t, Lane* lane, int number, uint64_t n, uint64_t begin, uint64_t nbytes) noexcept nogil:
     """Send bytes of the own slot over one connection of a lane."""
     cdef engine_frame frame
     memset(&frame, 0, sizeof(frame))
@@ -106,7 +106,7 @@ cdef void carry(Lanes* t, Lane* lane, int number, uint64_t n, uint64_t begin, ui
     lane.used |= <uint32_t>1 << number
 
 
-cdef bint post(Lanes* t, Lane* lane, uint64_t n, uint64_t begin, uint64_t nbytes) noexcept nogil:
+cdef bint send_message(Lanes* t, Lane* lane, uint64_t n, uint64_t begin, uint64_t nbytes) noexcept nogil:
     """Give bytes of the own slot to the carrier, and announce them. False: it takes no more now."""
     cdef const Segment* segment = t.memory.segment
     cdef const char* source = segment_slot(segment.header, segment.rank, n) + begin
@@ -126,15 +126,15 @@ cdef void offer_to_host(Lanes* t, int host, uint64_t n, uint64_t begin, uint64_t
     """Send bytes of the own slot, over as many connections as they are worth."""
     cdef Lane* lane = t.to[host]
     cdef uint64_t parts = min(min(<uint64_t>t.sockets, <uint64_t>lane.count), nbytes // PART_BYTES), part, end = begin + nbytes
-    if t.carrier != NULL and nbytes >= t.carrier.least_bytes and post(t, lane, n, begin, nbytes):
+    if t.carrier != NULL and nbytes >= t.carrier.least_bytes and send_message(t, lane, n, begin, nbytes):
         return
     if nbytes < PART_BYTES or t.carrier != NULL:
-        carry(t, lane, 0, n, begin, nbytes)
+        send_slot_part(t, lane, 0, n, begin, nbytes)
         return
     part = (nbytes + parts - 1) // parts
     part += -part % LINE
     while begin < end:
-        carry(t, lane, lane.next, n, begin, min(part, end - begin))
+        send_slot_part(t, lane, lane.next, n, begin, min(part, end - begin))
         begin += part
         lane.next = (lane.next + 1) % <int>min(t.sockets, <uint32_t>lane.count)
 
@@ -154,8 +154,8 @@ cdef void offer(Transport* transport, int rank, uint64_t n, uint64_t begin, uint
             offer_to_host(t, host, n, begin, nbytes)
 
 
-cdef void tell_lane(Lane* lane, const Progress* mine) noexcept nogil:
-    """Say how far this rank is, on each connection behind what it has carried. The first says which others there are."""
+cdef void send_progress(Lane* lane, const Progress* mine) noexcept nogil:
+    """Send this rank's progress, on each connection behind what it has carried. The first says which others there are."""
     cdef uint32_t others = lane.used & ~<uint32_t>1
     cdef engine_frame frame
     cdef int k
@@ -176,16 +176,16 @@ cdef void publish(Transport* transport, const Progress* mine) noexcept nogil:
     cdef Lanes* t = <Lanes*>transport
     cdef Segment* segment = t.memory.segment
     cdef int host
-    shared_memory_tell(segment, segment.rank, mine)
+    shared_memory_publish(segment, segment.rank, mine)
     for host in range(segment.hosts):
         if t.to[host] != NULL:
-            tell_lane(t.to[host], mine)
+            send_progress(t.to[host], mine)
     if t.posted:
         t.posted = False
-        rouse(t)
+        wake_poller(t)
 
 
-cdef void rouse(Lanes* t) noexcept nogil:
+cdef void wake_poller(Lanes* t) noexcept nogil:
     """The carrier was given something: have the network thread poll it."""
     if add32(&t.dozing, 0):             # read and written: behind what was given, as lanes_doze looks for that behind this
         write(t.bell, &ONE, 8)
@@ -200,7 +200,7 @@ cdef void sum_all(Transport* transport, uint64_t count, int item_bytes) noexcept
     cdef Lanes* t = <Lanes*>transport
     cdef bint begun = t.carrier.sum(t.carrier, count, item_bytes) == ENGINE_CARRIER_DONE
     store32_release(&t.summing, SUMMING_GOES_ON if begun else SUMMING_FAILED)       # pairs with lanes_poll: the sum has begun
-    rouse(t)
+    wake_poller(t)
 
 
 cdef bint summed(Transport* transport) noexcept nogil:
@@ -209,27 +209,27 @@ cdef bint summed(Transport* transport) noexcept nogil:
 
 # ---- beside the data ---------------------------------------------------------------------------------------------------------
 
-cdef void lanes_tell_end(Lanes* t, const engine_verdict* verdict) noexcept nogil:
-    """Tell every rank that has a lane with this one why the world has ended, before it sees the connection end."""
+cdef void lanes_send_failure_cause(Lanes* t, const engine_failure_cause* cause) noexcept nogil:
+    """Send the failure cause to every rank that has a lane with this one, before it sees the connection end."""
     cdef engine_frame frame
     cdef char* copied
     cdef int r
     memset(&frame, 0, sizeof(frame))
-    frame.type, frame.bytes = FRAME_VERDICT, sizeof(engine_verdict)
+    frame.type, frame.bytes = FRAME_CAUSE, sizeof(engine_failure_cause)
     for r in range(t.memory.segment.size):
-        copied = <char*>malloc(sizeof(engine_verdict)) if t.of[r] != NULL else NULL
+        copied = <char*>malloc(sizeof(engine_failure_cause)) if t.of[r] != NULL else NULL
         if copied != NULL:
-            memcpy(copied, verdict, sizeof(engine_verdict))
+            memcpy(copied, cause, sizeof(engine_failure_cause))
             link_give(t.of[r].links, &frame, copied)
             link_flush(t.of[r].links)
 
 
-cdef const engine_verdict* lanes_end(const Lanes* t) noexcept nogil:
-    """Why the world has ended, as some rank of another host was told; NULL: none has said."""
+cdef const engine_failure_cause* lanes_failure_cause(const Lanes* t) noexcept nogil:
+    """Return the failure cause that a rank of another host has sent; NULL: none has."""
     cdef int r
     for r in range(t.memory.segment.size):
-        if t.of[r] != NULL and load32_acquire(&t.of[r].judged):         # pairs with hear_verdict: it is there
-            return &t.of[r].verdict
+        if t.of[r] != NULL and load32_acquire(&t.of[r].cause_known):         # pairs with handle_failure_cause: it is there
+            return &t.of[r].failure_cause
     return NULL
 
 
@@ -246,13 +246,13 @@ cdef bint lanes_ping(Lanes* t, int rank, uint32_t number) noexcept nogil:
 
 
 cdef bint lanes_answered(const Lanes* t, int rank, uint32_t number) noexcept nogil:
-    """Whether `rank` has answered that call; or its connection has ended, which is told otherwise."""
+    """Whether `rank` has answered that ping; or its connection has ended, which is handled elsewhere."""
     return load32_acquire(&t.of[rank].answered) == number or link_state(t.of[rank].links) != OPEN
 
 
 # ---- what comes: the network thread alone ------------------------------------------------------------------------------------
 
-cdef char* into(void* owner, Link* link, const engine_frame* frame) noexcept nogil:
+cdef char* find_target(void* owner, Link* link, const engine_frame* frame) noexcept nogil:
     cdef Lanes* t = <Lanes*>owner
     cdef Segment* segment = t.memory.segment
     cdef Lane* lane = t.of[link.peer]
@@ -261,11 +261,11 @@ cdef char* into(void* owner, Link* link, const engine_frame* frame) noexcept nog
         return <char*>link.small
     if (frame.type == FRAME_PING or frame.type == FRAME_PONG) and frame.bytes == 0 and link == lane.links:
         return <char*>link.small
-    if (frame.type == FRAME_VERDICT and frame.bytes == sizeof(engine_verdict) and link == lane.links
-            and not load32_relaxed(&lane.judged)):
-        return <char*>&lane.verdict
+    if (frame.type == FRAME_CAUSE and frame.bytes == sizeof(engine_failure_cause) and link == lane.links
+            and not load32_relaxed(&lane.cause_known)):
+        return <char*>&lane.failure_cause
     if not lane.carries:
-        return NULL                     # other lanes of that rank tell nothing of how far it is
+        return NULL                     # other lanes of that rank report no progress
     if frame.type == FRAME_PROGRESS and frame.bytes == sizeof(Progress) and frame.position & ~others == 0:
         return <char*>link.small
     if frame.position < load_relaxed(&segment.pages[link.peer].copied):
@@ -278,59 +278,59 @@ cdef char* into(void* owner, Link* link, const engine_frame* frame) noexcept nog
     return NULL
 
 
-cdef inline bint behind(const Progress* one, const Progress* other) noexcept nogil:
+cdef inline bint is_behind(const Progress* one, const Progress* other) noexcept nogil:
     """Whether `one` is less than `other` at some stage."""
     return one.packed < other.packed or one.reduced < other.reduced or one.copied < other.copied
 
 
-cdef inline void lower(Progress* passed, const Progress* limit) noexcept nogil:
+cdef inline void limit_progress(Progress* passed, const Progress* limit) noexcept nogil:
     passed.packed, passed.reduced = min(passed.packed, limit.packed), min(passed.reduced, limit.reduced)
     passed.copied = min(passed.copied, limit.copied)
 
 
-cdef bint hear_progress(Lanes* t, Lane* lane, int number, uint64_t others) noexcept nogil:
-    """A connection has told how far the peer is, whose bytes up to there have come on it. False: it has told more before."""
-    cdef const Progress* heard = <const Progress*>lane.links[number].small
+cdef bint handle_progress(Lanes* t, Lane* lane, int number, uint64_t others) noexcept nogil:
+    """Take the peer's progress as a connection reports it, on which the bytes up to there have come. False: it went back."""
+    cdef const Progress* received = <const Progress*>lane.links[number].small
     cdef Announced* last
     cdef Progress passed
     cdef int k
-    if behind(heard, &lane.told[number]):
+    if is_behind(received, &lane.reported[number]):
         return False
-    lane.told[number] = heard[0]
+    lane.reported[number] = received[0]
     if lane.announced != lane.arrived:
         last = &lane.coming[(lane.announced - 1) % ENGINE_CARRIER_MESSAGES]
-        last.tells, last.passed = True, heard[0]
+        last.tells, last.passed = True, received[0]
         return True
-    passed = lane.told[0]
+    passed = lane.reported[0]
     for k in range(1, lane.count):
         if others >> k & 1:
-            lane.due[k] = heard[0]
-        if behind(&lane.told[k], &lane.due[k]):
-            lower(&passed, &lane.told[k])
-    reach(t, lane, passed)
+            lane.due[k] = received[0]
+        if is_behind(&lane.reported[k], &lane.due[k]):
+            limit_progress(&passed, &lane.reported[k])
+    advance_peer(t, lane, passed)
     return True
 
 
-cdef void reach(Lanes* t, Lane* lane, Progress passed) noexcept nogil:
-    """The peer is as far as that, at least."""
+cdef void advance_peer(Lanes* t, Lane* lane, Progress passed) noexcept nogil:
+    """Advance the peer's page: it is as far as `passed`, at least."""
     cdef Segment* segment = t.memory.segment
     cdef const rank_page* page = segment.pages[lane.links.peer]
     cdef Progress known
     known.packed, known.reduced = load_relaxed(&page.packed), load_relaxed(&page.reduced)
     known.copied = load_relaxed(&page.copied)
-    # A connection on which bytes have become due tells of the time before them, of which more may be known.
+    # A connection on which bytes have become due reports the state before them, of which more may be known.
     passed.packed, passed.reduced = max(passed.packed, known.packed), max(passed.reduced, known.reduced)
     passed.copied = max(passed.copied, known.copied)
-    if behind(&known, &passed):
-        shared_memory_tell(segment, lane.links.peer, &passed)
+    if is_behind(&known, &passed):
+        shared_memory_publish(segment, lane.links.peer, &passed)
 
 
-cdef void hear_end(Lanes* t, Lane* lane) noexcept nogil:
-    """The peer has said on a connection that it is done. When it has said so on all, it has passed its last chunk."""
+cdef void handle_peer_end(Lanes* t, Lane* lane) noexcept nogil:
+    """Note that the peer has left, once it has said so on all connections: it has passed its last chunk."""
     cdef Segment* segment = t.memory.segment
     cdef int k
     for k in range(lane.count):
-        if not lane.links[k].farewell:
+        if not lane.links[k].peer_ended:
             return
     if lane.ended or lane.announced != lane.arrived:
         return
@@ -356,17 +356,17 @@ cdef bint receive_message(Lanes* t, Lane* lane, const engine_frame* frame) noexc
     return True
 
 
-cdef bint hear_verdict(const Segment* segment, Lane* lane) noexcept nogil:
-    """The peer has told why the world has ended. False if that cannot be."""
-    cdef uint64_t culprit = (lane.verdict.abort & 0xFFFF) - 1
-    if culprit >= <uint64_t>segment.size or not CAUSE_NONE < lane.verdict.abort >> 16 & 0xFFFF < CAUSES:
+cdef bint handle_failure_cause(const Segment* segment, Lane* lane) noexcept nogil:
+    """Take the failure cause that the peer has sent. False if it cannot be."""
+    cdef uint64_t culprit = (lane.failure_cause.abort & 0xFFFF) - 1
+    if culprit >= <uint64_t>segment.size or not CAUSE_NONE < lane.failure_cause.abort >> 16 & 0xFFFF < CAUSES:
         return False
-    lane.verdict.reason[REASON_BYTES - 1] = 0
-    store32_release(&lane.judged, 1)            # pairs with lanes_end
+    lane.failure_cause.reason[REASON_BYTES - 1] = 0
+    store32_release(&lane.cause_known, 1)            # pairs with lanes_failure_cause
     return True
 
 
-cdef void answer(Link* link, uint64_t number) noexcept nogil:
+cdef void send_pong(Link* link, uint64_t number) noexcept nogil:
     cdef engine_frame frame
     memset(&frame, 0, sizeof(frame))
     frame.type, frame.position = FRAME_PONG, number
@@ -374,24 +374,24 @@ cdef void answer(Link* link, uint64_t number) noexcept nogil:
     link_flush(link)
 
 
-cdef bint done(void* owner, Link* link, const engine_frame* frame) noexcept nogil:
+cdef bint handle_frame(void* owner, Link* link, const engine_frame* frame) noexcept nogil:
     cdef Lanes* t = <Lanes*>owner
     cdef Lane* lane = t.of[link.peer]
     if frame.type == FRAME_PROGRESS:
-        return hear_progress(t, lane, <int>(link - lane.links), frame.position)
+        return handle_progress(t, lane, <int>(link - lane.links), frame.position)
     if frame.type == FRAME_MESSAGE:
         return receive_message(t, lane, frame)
     if frame.type == FRAME_PING:
-        answer(link, frame.position)
+        send_pong(link, frame.position)
     elif frame.type == FRAME_PONG:
         store32_release(&lane.answered, <uint32_t>frame.position)
-    elif frame.type == FRAME_VERDICT:
-        return hear_verdict(t.memory.segment, lane)
+    elif frame.type == FRAME_CAUSE:
+        return handle_failure_cause(t.memory.segment, lane)
     elif frame.type == FRAME_LEFT:
-        if link.farewell:
+        if link.peer_ended:
             return False
-        link_bid_farewell(link)
-        hear_end(t, lane)
+        link_acknowledge_end(link)
+        handle_peer_end(t, lane)
     return True
 
 
@@ -471,7 +471,7 @@ cdef int poll_lane(Lanes* t, Lane* lane) noexcept nogil:
 
 
 cdef void pass_arrived(Lanes* t, Lane* lane, uint64_t count) noexcept nogil:
-    """So many more messages have arrived: the peer is as far as it told behind the last of them."""
+    """Count messages that have arrived: the peer is as far as it reported behind the last of them."""
     cdef const Announced* message
     cdef Progress passed
     cdef uint64_t k
@@ -481,8 +481,8 @@ cdef void pass_arrived(Lanes* t, Lane* lane, uint64_t count) noexcept nogil:
         if message.tells:
             passed = message.passed
     lane.arrived += count
-    reach(t, lane, passed)
-    hear_end(t, lane)
+    advance_peer(t, lane, passed)
+    handle_peer_end(t, lane)
 
 
 cdef void fail_lane(Lane* lane) noexcept nogil:

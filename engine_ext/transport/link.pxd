@@ -1,12 +1,12 @@
 """One connection to a rank on another host: frames that wait to be sent, and the frame that is coming in."""
-from libc.stdint cimport int32_t, int64_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, uint16_t, uint32_t, uint64_t
 
 from engine_ext.platform.atomics cimport load32_acquire
 from engine_ext.platform.posix cimport pthread_mutex_t
 
 cdef extern from "engine_ext/transport/frames.h" nogil:
     enum:
-        FRAME_LEFT, FRAME_SLOT, FRAME_PROGRESS, FRAME_REQUESTS, FRAME_SCHEDULE, FRAME_WORDS, FRAME_VERDICT, FRAME_CLOCK
+        FRAME_LEFT, FRAME_SLOT, FRAME_PROGRESS, FRAME_REQUESTS, FRAME_SCHEDULE, FRAME_WORDS, FRAME_CAUSE, FRAME_CLOCK
         FRAME_MESSAGE, FRAME_PING, FRAME_PONG, FRAMES
         FRAME_LONGEST, FRAME_WORDS_MOST
     ctypedef struct engine_frame:
@@ -19,12 +19,12 @@ cdef extern from "engine_ext/transport/frames.h" nogil:
         uint32_t offset
         uint32_t bytes
         uint64_t value
-    ctypedef struct engine_verdict:
+    ctypedef struct engine_failure_cause:
         uint64_t abort
         char* reason
     ctypedef struct engine_times:
         uint64_t asked
-        uint64_t heard
+        uint64_t received
         uint64_t answered
     bint engine_word_of_rank(const engine_word* word)
     bint engine_word_of_coordinator(const engine_word* word, int size)
@@ -46,7 +46,7 @@ cdef struct Link:
     int fd
     int peer                # the rank at the other end
     int state               # atomic: OPEN, ENDED or -errno
-    bint farewell           # the other side has said that it is done; the network thread alone
+    bint peer_ended         # the other side has said that it is done; the network thread alone
     int unsent              # atomic: -errno of a send that failed; 0: none has
     uint64_t out_bytes      # atomic: bytes that the system has taken from this side; under the lock
     uint64_t owed_since     # when it was first seen that an acknowledgement is owed; 0: none is; the network thread alone
@@ -65,14 +65,14 @@ cdef struct Link:
     # what comes in: the network thread alone
     engine_frame coming     # header of the frame that is coming in
     uint64_t came           # bytes of it, of header and payload
-    char* into              # where its payload goes
+    char* target            # where its payload goes
     uint64_t[SMALL_WORDS] small     # or here, for a receiver that wants to look at it first
 
-# Who takes what comes in. `into` says where the payload of a frame goes, NULL if the frame is not one that may come here; `done`
-# takes it when it is there, and returns whether it is one that may come here.
+# Receiver of frames. `find_target` returns where the payload of a frame goes, NULL if the frame may not come here;
+# `handle_frame` takes the frame when it is complete, and returns whether it may come here.
 cdef struct Receiver:
-    char* (*into)(void* owner, Link* link, const engine_frame* frame) noexcept nogil
-    bint (*done)(void* owner, Link* link, const engine_frame* frame) noexcept nogil
+    char* (*find_target)(void* owner, Link* link, const engine_frame* frame) noexcept nogil
+    bint (*handle_frame)(void* owner, Link* link, const engine_frame* frame) noexcept nogil
     void* owner
     char* ahead             # AHEAD bytes, for what comes behind a payload: frames are short, and system calls are not
 
@@ -88,6 +88,6 @@ cdef void link_leave(Link* link) noexcept nogil
 cdef bint link_flush(Link* link) noexcept nogil
 cdef bint link_idle(Link* link) noexcept nogil
 cdef bint link_delivered(Link* link) noexcept nogil
-cdef void link_bid_farewell(Link* link) noexcept nogil
+cdef void link_acknowledge_end(Link* link) noexcept nogil
 cdef bint link_receive(Link* link, const Receiver* receiver, bint ended) noexcept nogil
-cdef bint link_look(Link* link, uint32_t patience_ms) noexcept nogil
+cdef bint link_check_acks(Link* link, uint32_t patience_ms) noexcept nogil

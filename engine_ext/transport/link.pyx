@@ -107,14 +107,14 @@ cdef bint make_room(Link* link) noexcept nogil:
     return True
 
 
-cdef bint follows(const Outgoing* last, const engine_frame* head, const char* data) noexcept nogil:
+cdef bint continues_last(const Outgoing* last, const engine_frame* head, const char* data) noexcept nogil:
     """Whether the bytes of a slot go on where those of the last frame end, so that one frame can carry both."""
     return (last.sent == 0 and head.type == FRAME_SLOT and last.head.type == FRAME_SLOT
             and last.head.position == head.position and last.data + last.head.bytes == data
             and last.head.bytes + head.bytes <= FRAME_LONGEST)
 
 
-cdef bint renews(const Outgoing* last, const engine_frame* head) noexcept nogil:
+cdef bint replaces_last(const Outgoing* last, const engine_frame* head) noexcept nogil:
     """Whether a frame takes the place of the last one, which has not begun: of answers, and of questions about times, only the
     newest counts. So a peer that asks on and on, and never reads, makes nothing grow."""
     return (last.sent == 0 and last.head.type == head.type and last.head.bytes == head.bytes
@@ -123,12 +123,12 @@ cdef bint renews(const Outgoing* last, const engine_frame* head) noexcept nogil:
 
 cdef void link_queue(Link* link, const engine_frame* head, const char* data) noexcept nogil:
     """Put a frame behind those that wait. The payload stays as it is until it is sent, unless it is small."""
-    add(link, head, data, NULL)
+    add_frame(link, head, data, NULL)
 
 
 cdef void link_give(Link* link, const engine_frame* head, char* owned) noexcept nogil:
     """The same of a payload that is malloc'ed, and freed here."""
-    add(link, head, owned, owned)
+    add_frame(link, head, owned, owned)
 
 
 cdef void link_leave(Link* link) noexcept nogil:
@@ -136,16 +136,16 @@ cdef void link_leave(Link* link) noexcept nogil:
     cdef engine_frame frame
     memset(&frame, 0, sizeof(frame))
     frame.type = FRAME_LEFT
-    add(link, &frame, NULL, NULL)
+    add_frame(link, &frame, NULL, NULL)
 
 
-cdef void add(Link* link, const engine_frame* head, const char* data, char* owned) noexcept nogil:
+cdef void add_frame(Link* link, const engine_frame* head, const char* data, char* owned) noexcept nogil:
     """Without memory the connection ends. One that takes nothing more loses the frame; who watches what comes in says so."""
     cdef Outgoing* out
     pthread_mutex_lock(&link.lock)
-    if not link.mute and link.head != link.tail and follows(&link.queue[(link.tail - 1) & (link.room - 1)], head, data):
+    if not link.mute and link.head != link.tail and continues_last(&link.queue[(link.tail - 1) & (link.room - 1)], head, data):
         link.queue[(link.tail - 1) & (link.room - 1)].head.bytes += head.bytes
-    elif not link.mute and link.head != link.tail and renews(&link.queue[(link.tail - 1) & (link.room - 1)], head):
+    elif not link.mute and link.head != link.tail and replaces_last(&link.queue[(link.tail - 1) & (link.room - 1)], head):
         out = &link.queue[(link.tail - 1) & (link.room - 1)]
         out.head = head[0]
         if data != NULL:
@@ -166,7 +166,7 @@ cdef void add(Link* link, const engine_frame* head, const char* data, char* owne
     free(owned)
 
 
-cdef int gather(Link* link, iovec* parts) noexcept nogil:
+cdef int gather_parts(Link* link, iovec* parts) noexcept nogil:
     """What is to be sent next, as at most PARTS parts; how many."""
     cdef const Outgoing* out
     cdef uint64_t head_bytes = sizeof(engine_frame), begin
@@ -210,7 +210,7 @@ cdef bint link_flush(Link* link) noexcept nogil:
     pthread_mutex_lock(&link.lock)
     waited = link.head != link.tail
     while link.head != link.tail:
-        sent = engine_socket_send(link.fd, parts, gather(link, parts))
+        sent = engine_socket_send(link.fd, parts, gather_parts(link, parts))
         if sent == ENGINE_SOCKET_SHORT and may_recover(link, &link.out_starved):
             break
         if sent < 0:
@@ -261,12 +261,12 @@ cdef bint take_in(Link* link, const Receiver* receiver, uint64_t came) noexcept 
         if link.came == head_bytes:
             if link.coming.bytes > FRAME_LONGEST:
                 return False
-            link.into = receiver.into(receiver.owner, link, &link.coming)
-            if link.into == NULL:
+            link.target = receiver.find_target(receiver.owner, link, &link.coming)
+            if link.target == NULL:
                 return False
             if link.coming.bytes:
                 continue
-        if not receiver.done(receiver.owner, link, &link.coming):
+        if not receiver.handle_frame(receiver.owner, link, &link.coming):
             return False
         link.came = 0
 
@@ -281,7 +281,7 @@ cdef bint take_over(Link* link, const Receiver* receiver, uint64_t nbytes) noexc
             memcpy(<char*>&link.coming + link.came, data, part)
         else:
             part = min(head_bytes + link.coming.bytes - link.came, nbytes)
-            memcpy(link.into + (link.came - head_bytes), data, part)
+            memcpy(link.target + (link.came - head_bytes), data, part)
         if not take_in(link, receiver, part):
             return False
         data += part
@@ -289,7 +289,7 @@ cdef bint take_over(Link* link, const Receiver* receiver, uint64_t nbytes) noexc
     return True
 
 
-cdef bint link_look(Link* link, uint32_t patience_ms) noexcept nogil:
+cdef bint link_check_acks(Link* link, uint32_t patience_ms) noexcept nogil:
     """Whether the other side owes an acknowledgement. A connection on which that has lasted for too long is over: the kernel
     alone would try for a quarter of an hour."""
     cdef uint32_t silent = 0
@@ -304,9 +304,9 @@ cdef bint link_look(Link* link, uint32_t patience_ms) noexcept nogil:
     return owed
 
 
-cdef void link_bid_farewell(Link* link) noexcept nogil:
-    """The other side has said that it is done, and waits until that is acknowledged."""
-    link.farewell = True
+cdef void link_acknowledge_end(Link* link) noexcept nogil:
+    """Acknowledge that the other side is done: it waits for that."""
+    link.peer_ended = True
     engine_socket_acknowledge(link.fd)
 
 
@@ -322,7 +322,7 @@ cdef bint link_receive(Link* link, const Receiver* receiver, bint ended) noexcep
             return False
         direct = head_bytes + link.coming.bytes - link.came if link.came >= head_bytes else 0
         if direct:
-            parts[0].iov_base, parts[0].iov_len = link.into + (link.came - head_bytes), direct
+            parts[0].iov_base, parts[0].iov_len = link.target + (link.came - head_bytes), direct
         parts[1].iov_base, parts[1].iov_len = receiver.ahead, AHEAD
         came = engine_socket_receive(link.fd, &parts[0 if direct else 1], 2 if direct else 1)
         if came == ENGINE_SOCKET_SHORT and may_recover(link, &link.in_starved):

@@ -77,7 +77,7 @@ cdef int receive(engine_carrier* functions, int rank, void* target, uint32_t nby
     return ENGINE_CARRIER_DONE if begun else ENGINE_CARRIER_FAILED
 
 
-cdef int complete(const engine_mpi* library, Requests* requests, uint64_t* count) noexcept nogil:
+cdef int complete_requests(const engine_mpi* library, Requests* requests, uint64_t* count) noexcept nogil:
     """Let go of the oldest requests that are done, and count them."""
     cdef int done
     while requests.head != requests.tail:
@@ -94,8 +94,8 @@ cdef int progress(engine_carrier* functions, int rank, uint64_t* sent, uint64_t*
     cdef Peer* peer = &carrier.peers[rank]
     cdef int sends, receives
     pthread_mutex_lock(&mpi_lock)
-    sends = complete(&carrier.library, &peer.sends, sent)
-    receives = complete(&carrier.library, &peer.receives, arrived)
+    sends = complete_requests(&carrier.library, &peer.sends, sent)
+    receives = complete_requests(&carrier.library, &peer.receives, arrived)
     pthread_mutex_unlock(&mpi_lock)
     return min(sends, receives)
 
@@ -137,8 +137,8 @@ cdef bint finish_peer(const engine_mpi* library, Peer* peer) noexcept nogil:
     cdef uint64_t count = 0, k
     for k in range(peer.receives.head, peer.receives.tail):
         engine_mpi_cancel(library, &peer.receives.list[k % ENGINE_CARRIER_MESSAGES])
-    complete(library, &peer.receives, &count)
-    complete(library, &peer.sends, &count)
+    complete_requests(library, &peer.receives, &count)
+    complete_requests(library, &peer.sends, &count)
     return peer.receives.head == peer.receives.tail and peer.sends.head == peer.sends.tail
 
 

@@ -10,4 +10,4 @@ cdef struct SharedMemory:
     uint64_t[3] known           # by stage: the least that any rank has passed, as last seen
 
 cdef Transport* shared_memory_open(SharedMemory* t, Segment* segment) noexcept nogil
-cdef void shared_memory_tell(Segment* segment, int rank, const Progress* passed) noexcept nogil
+cdef void shared_memory_publish(Segment* segment, int rank, const Progress* passed) noexcept nogil

@@ -31,10 +31,10 @@ cdef char* slot(Transport* t, int rank, uint64_t n) noexcept nogil:
 
 
 cdef void publish(Transport* t, const Progress* mine) noexcept nogil:
-    shared_memory_tell(segment_of(t), segment_of(t).rank, mine)
+    shared_memory_publish(segment_of(t), segment_of(t).rank, mine)
 
 
-cdef void shared_memory_tell(Segment* segment, int rank, const Progress* passed) noexcept nogil:
+cdef void shared_memory_publish(Segment* segment, int rank, const Progress* passed) noexcept nogil:
     """Store how far `rank` is, and wake those of this host who wait for it.
 
     Release: what the rank wrote to its slot, or read from others', comes before the words.

@@ -288,13 +288,13 @@ class Thread(Code):
         self.store("waits", lambda r: r["waits"] + 1, release=True)
         self.forget("waits")
 
-    def tell_up(self) -> None:
-        """One look of a leader. `told.` words are the coordinator's copies; registers of that name, their values."""
+    def send_up(self) -> None:
+        """One look of a leader. `sent.` words are the coordinator's copies; registers of that name, their values."""
         again, off, done = self.fresh(), self.fresh(), self.fresh()
         behind = "WAIT_BEHIND" not in self.without
         self.load("waits", "waits", acquire=True)
         self.load("arrivals", "arrivals", acquire=True)
-        self.let("named", lambda r: r["waits"] != r["told.waits"] or r["arrivals"] != r["told.arrivals"])
+        self.let("named", lambda r: r["waits"] != r["sent.waits"] or r["arrivals"] != r["sent.arrivals"])
         for name in ("a", "b"):
             self.load(name, name, acquire=True)
         self.load("wait_all", "wait_all", acquire=True)
@@ -307,37 +307,37 @@ class Thread(Code):
             self.let("wait_all", 0)
             self.label(off)
         if "WAIT_OFF" not in self.without:
-            self.jump_if(lambda r: r["wait_all"] and r["waits"] == r["told.waits"], done)
-            self.tell("wait_all", 0)
+            self.jump_if(lambda r: r["wait_all"] and r["waits"] == r["sent.waits"], done)
+            self.add_changed("wait_all", 0)
             self.label(done)
         if not behind:
-            self.tell("wait_all", lambda r: r["wait_all"])
+            self.add_changed("wait_all", lambda r: r["wait_all"])
         for name in ("a", "b"):
-            self.tell(name, lambda r, name=name: r[name] if r["named"] else r["told." + name])
+            self.add_changed(name, lambda r, name=name: r[name] if r["named"] else r["sent." + name])
         if behind:
-            self.tell("wait_all", lambda r: r["wait_all"])
+            self.add_changed("wait_all", lambda r: r["wait_all"])
         for word in ("arrivals", "waits"):
-            self.tell(word, lambda r, word=word: r[word])
+            self.add_changed(word, lambda r, word=word: r[word])
         self.forget("waits", "arrivals", "named", "a", "b", "wait_all", "now")
 
-    def tell(self, word: str, value: Value) -> None:
+    def add_changed(self, word: str, value: Value) -> None:
         """Send only changed words. Frames arrive in order, and each word is stored with release."""
-        out, told = self.fresh(), "told." + word
+        out, sent = self.fresh(), "sent." + word
         self.let("value", value)
-        self.jump_if(lambda r: r["value"] == r[told], out)
-        self.let(told, lambda r: r["value"])
-        self.store(told, lambda r: r["value"], release=True)
+        self.jump_if(lambda r: r["value"] == r[sent], out)
+        self.let(sent, lambda r: r["value"])
+        self.store(sent, lambda r: r["value"], release=True)
         self.label(out)
         self.forget("value")
 
     def cannot_fill(self) -> None:
         """Break the batch, with member `a` of the second pass held, if `b` seems not to come in that pass."""
         out = self.fresh()
-        self.load("a", "told.a", acquire=True)
+        self.load("a", "sent.a", acquire=True)
         self.jump_if(lambda r: r["a"] < 2, out)
-        self.load("ended", "told.wait_all", acquire=True)
+        self.load("ended", "sent.wait_all", acquire=True)
         self.jump_if(lambda r: not r["ended"], out)
-        self.load("b", "told.b", acquire=True)
+        self.load("b", "sent.b", acquire=True)
         self.jump_if(lambda r: r["b"] == 2, out)
         self.store("broken", 1)
         self.label(out)
@@ -685,15 +685,15 @@ def passes(without: frozenset[str]) -> Scenario:
     rank.driver_wait_for_all(True)
     before = {"a": 1, "b": 1, "arrivals": 2, "wait_all": 1, "waits": 1}
     for word, value in before.items():
-        leader.let("told." + word, value)
+        leader.let("sent." + word, value)
     for _ in range(2):
-        leader.tell_up()
+        leader.send_up()
     coordinator.cannot_fill()
 
     def judge(words: dict[str, int], asleep: dict[str, str | None]) -> str:
         return "a batch is broken that would have been filled" if words["broken"] else ""
 
-    words = before | {"told." + word: value for word, value in before.items()} | {"broken": 0}
+    words = before | {"sent." + word: value for word, value in before.items()} | {"broken": 0}
     threads = {"rank": rank, "leader": leader, "coordinator": coordinator}
     return Scenario(words, [Program.of(name, code) for name, code in threads.items()], judge)
 
