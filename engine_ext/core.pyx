@@ -372,7 +372,7 @@ cdef class Engine:
         free(e.peers)
         free(e.batch)
         free(e.member_shapes)
-        free(e.told)
+        free(e.sizes)
         observers_close(e)
         free(e)
         self.state = NULL

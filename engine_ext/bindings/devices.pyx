@@ -222,14 +222,14 @@ cdef device_item* next_item(State* e, Wanted* wanted, void** room) noexcept:
     item = e.roomless
     if item != NULL:
         e.roomless, e.finding_room = item.next_roomless, item
-        wanted.count = item.n_parcels
+        wanted.count = item.n_transfers
         wanted.stream, room[0] = (<Op*>item.ops[0]).stream, (<Op*>item.ops[0]).room
         Py_INCREF(<object>room[0])
-        wanted.sizes = <uint64_t*>malloc(<size_t>item.n_parcels * sizeof(uint64_t))
-        for k in range(item.n_parcels if wanted.sizes != NULL else 0):
+        wanted.sizes = <uint64_t*>malloc(<size_t>item.n_transfers * sizeof(uint64_t))
+        for k in range(item.n_transfers if wanted.sizes != NULL else 0):
             wanted.sizes[k] = 0
             for r in range(e.segment.size):
-                wanted.sizes[k] += item.parcels[k].received[r]
+                wanted.sizes[k] += item.transfers[k].received[r]
     pthread_mutex_unlock(&e.lock)
     return item
 
@@ -243,8 +243,8 @@ cdef int give(State* e, const Wanted* wanted, const uint64_t* targets, device_ma
     item = e.finding_room
     if item != NULL:
         e.finding_room = NULL
-        for k in range(item.n_parcels):
-            item.parcels[k].target = targets[k]
+        for k in range(item.n_transfers):
+            item.transfers[k].target = targets[k]
         item.ready[item.n_ready] = mark
         item.n_ready += 1
         Py_INCREF(made)

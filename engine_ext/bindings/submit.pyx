@@ -11,7 +11,7 @@ from engine_ext.control.driver cimport (
     Goal, driver_call, driver_note_thread, driver_pin, driver_submit, driver_unpin, driver_wait,
 )
 from engine_ext.control.stall cimport stall_look_after
-from engine_ext.coordinator.fusion cimport MOST_LEFT_OUT, TOLD_TOO_MANY
+from engine_ext.coordinator.fusion cimport MOST_LEFT_OUT, TOO_MANY_UNNAMED
 from engine_ext.operations.kinds cimport kind_name
 from engine_ext.operations.op cimport OP_DONE, Record
 from engine_ext.operations.operation cimport free_op, new_op
@@ -160,7 +160,7 @@ cdef int skip(State* e, int kind, uint64_t count, str why, bint waits, int told_
     cannot be, the rank that has told it ends the world."""
     cdef str where
     if count > load_relaxed(&e.unnamed[kind]) + MOST_LEFT_OUT:
-        abort_world(&e.segment, told_by, CAUSE_RAISED, TOLD_TOO_MANY)
+        abort_world(&e.segment, told_by, CAUSE_RAISED, TOO_MANY_UNNAMED)
         return 0
     where = place()
     LOGGER.warning(

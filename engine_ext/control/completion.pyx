@@ -26,7 +26,7 @@ cdef void raise_event(State* e, int event) noexcept nogil:
     write(e.world.events_fd, &one, 8)
 
 
-cdef void complete(State* e, Op* op) noexcept nogil:
+cdef void complete_op(State* e, Op* op) noexcept nogil:
     """Let go of an operation. Nothing may touch it afterwards: its owner frees it."""
     cdef Finished finished = op.finished
     cdef void* head
@@ -85,7 +85,7 @@ cdef void wake_any_waiter(State* e) noexcept nogil:
 # What has become of a world, in words: the class of engine_ext/errors.py that every call raises, a colon, and the message.
 #
 # On several hosts ranks may fail in the same moment, so what a host claims is judged by the coordinator's host, where the first
-# claim is the verdict. Who is told nothing for some seconds believes its own host.
+# claim is the verdict. A host that gets no answer for some seconds takes its own claim.
 
 cdef enum:
     CLAIM_NS = 3000000000     # how long the coordinator's host may take to answer a claim, on a machine with other work

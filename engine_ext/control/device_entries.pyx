@@ -10,7 +10,7 @@ from libc.stdio cimport snprintf
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
-from engine_ext.control.completion cimport complete, wake_any_waiter
+from engine_ext.control.completion cimport complete_op, wake_any_waiter
 from engine_ext.control.observers cimport (
     observe_completions, observe_device, observe_enqueued, observe_handover, observe_passed, observe_sample,
 )
@@ -42,7 +42,7 @@ cdef uint64_t NO_TICKET_YET = <uint64_t>-1      # passed when nothing of ours ru
 # ---- an item ----------------------------------------------------------------------------------------------------------------
 
 cdef void free_item(device_item* item) noexcept nogil:
-    free(item.parcels)
+    free(item.transfers)
     free(item.parts)
     free(item.sources)
     free(item.targets)
@@ -202,8 +202,8 @@ cdef bint plan_item(const State* e, device_item* item, const engine_entry* entry
     return True
 
 
-cdef void take(State* e, device_item* item, const engine_entry* entry) noexcept nogil:
-    """The operations in `batch` are the lane's. The caller holds the lock."""
+cdef void mark_taken(State* e, device_item* item, const engine_entry* entry) noexcept nogil:
+    """Mark the operations in `batch` as the lane's. The caller holds the lock."""
     cdef Op* op
     cdef uint64_t now = patience_at(e.clock, now_ns())
     cdef int32_t i
@@ -234,12 +234,12 @@ cdef bint give_to_lane(State* e, const engine_entry* entry) noexcept nogil:
     if not plan_item(e, item, entry):
         free_item(item)
         return False
-    item.owner, item.ended, item.queue = e, ended, queue
+    item.owner, item.ended, item.queue = e, handle_item_end, queue
     item.sequence, item.bytes = entry.sequence, entry.bytes
     observe_handover(e, entry)
     pthread_mutex_lock(&e.lock)
     observe_completions(e, entry)
-    take(e, item, entry)
+    mark_taken(e, item, entry)
     e.handed += 1
     e.world.device.push(e.world.device, item)
     if load32_relaxed(&item.roomless):      # the lane waits for it, and ends it under the lock
@@ -312,8 +312,8 @@ cdef void return_marks(device* d, device_item* item) noexcept nogil:
         d.unmark(d, item.ready[k])
 
 
-cdef void describe(const device_item* item, char* text) noexcept nogil:
-    """What travels. The caller holds the lock."""
+cdef void describe_item(const device_item* item, char* text) noexcept nogil:
+    """Write which operations an item carries. The caller holds the lock."""
     cdef const Record* record = (<const Op*>item.ops[0]).record if item.n_ops else NULL     # none: this rank has joined
     if record != NULL:
         snprintf(text, DEVICE_NAME, "'%.*s'", <int>record.name_bytes, record.name)
@@ -328,8 +328,8 @@ cdef void name_ticket(State* world, uint64_t ticket, const char* text) noexcept 
     pthread_mutex_unlock(&world.lock)
 
 
-cdef void ended(device_item* item, const char* why) noexcept nogil:
-    """The lane has enqueued an item, or cannot."""
+cdef void handle_item_end(device_item* item, const char* why) noexcept nogil:
+    """Complete the operations of an item that the lane has enqueued, or cannot enqueue."""
     cdef State* e = <State*>item.owner
     cdef char[DEVICE_NAME] name
     cdef bint complete_them
@@ -343,7 +343,7 @@ cdef void ended(device_item* item, const char* why) noexcept nogil:
     want_no_room(e, item)
     complete_them = why == NULL and not load32_relaxed(&e.failed)
     if complete_them:
-        describe(item, name)
+        describe_item(item, name)
     e.returned, e.last_ticket = e.returned + 1, item.ticket
     for k in range(item.n_ops if complete_them else 0):
         (<Op*>item.ops[k]).ticket = item.ticket
@@ -352,7 +352,7 @@ cdef void ended(device_item* item, const char* why) noexcept nogil:
     if complete_them:
         name_ticket(e.world, item.ticket, name)
     for k in range(item.n_ops if complete_them else 0):
-        complete(e, <Op*>item.ops[k])
+        complete_op(e, <Op*>item.ops[k])
     if complete_them:
         wake_any_waiter(e)
     free_item(item)

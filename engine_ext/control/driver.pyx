@@ -115,7 +115,7 @@ cdef bint drive_once(State* e) noexcept nogil:
     return moved or (held and network_held(e.network) == 0)         # likewise what announce_sleep publishes
 
 
-cdef uint64_t deadline(State* e) noexcept nogil:
+cdef uint64_t compute_deadline(State* e) noexcept nogil:
     """When the holder of the role has to look again by itself, in nanoseconds; NEVER if only others can bring news."""
     cdef uint64_t when, stall, held
     if load32_relaxed(&e.failed):
@@ -151,7 +151,7 @@ cdef void announce_sleep(State* e, uint32_t door, uint32_t count) noexcept nogil
     store32_release(&e.segment.mine.asleep, asleep)
 
 
-cdef uint64_t until(uint64_t when) noexcept nogil:
+cdef uint64_t remaining_ns(uint64_t when) noexcept nogil:
     """Nanoseconds from now, for door_sleep: at least 1, and 0 for no limit."""
     cdef uint64_t now
     if when == NEVER:
@@ -183,14 +183,14 @@ cdef void* engine_thread(void* argument) noexcept nogil:
             full_fence(FENCE_ENGINE)                        # announcement before the look; pairs with the fence in wake()
             moved = drive_once(e)
             stall_check(e)
-            when = deadline(e)
+            when = compute_deadline(e)
             store32_release(&e.role, Role.ENGINE_ASLEEP)
             full_fence(FENCE_ROLE)              # role given up before the look for waiters; pairs with driver_wait
             if load32_relaxed(&e.waiters):
                 door_ring(&e.local_door, DOOR_EVERYBODY)
             if moved:
                 continue
-        door_sleep(&mine.door[DOOR_ENGINE], door, until(when))
+        door_sleep(&mine.door[DOOR_ENGINE], door, remaining_ns(when))
     return NULL
 
 
@@ -404,7 +404,7 @@ cdef int driver_call(State* e, Target* target, Op* op, uint64_t ns) noexcept nog
     else:
         add32(&e.waiters, <uint32_t>-1)
         status = driver_submit(e, target, op)
-    if status == Status.OK and not met(e, &goal):
+    if status == Status.OK and not is_goal_met(e, &goal):
         ns = age_ns(tick, now_ns())             # what is left of it
         return driver_wait(e, &goal, ns) if ns else Status.TICK
     return status
@@ -412,13 +412,13 @@ cdef int driver_call(State* e, Target* target, Op* op, uint64_t ns) noexcept nog
 
 # ---- waiting ----------------------------------------------------------------------------------------------------------------
 
-cdef inline bint done(Op* op) noexcept nogil:
-    return load32_acquire(&op.flags) & OP_DONE      # pairs with complete(): results are in place
+cdef inline bint is_done(Op* op) noexcept nogil:
+    return load32_acquire(&op.flags) & OP_DONE      # pairs with complete_op(): results are in place
 
 
-cdef inline bint met(State* e, const Goal* goal) noexcept nogil:
+cdef inline bint is_goal_met(State* e, const Goal* goal) noexcept nogil:
     if goal.op != NULL:
-        return done(goal.op)
+        return is_done(goal.op)
     if load32_relaxed(&e.failed):
         return True
     if goal.record != NULL:
@@ -467,7 +467,7 @@ cdef void drive_until(State* e, const Goal* goal, uint64_t tick) noexcept nogil:
     cdef rank_page* mine = e.segment.mine
     cdef uint64_t spin_end = 0, when
     cdef uint32_t door, moves = 0
-    while not met(e, goal) and not load32_acquire(&e.stop):     # pairs with driver_stop
+    while not is_goal_met(e, goal) and not load32_acquire(&e.stop):     # pairs with driver_stop
         if drive_once(e):
             spin_end = 0
             moves += 1
@@ -491,14 +491,14 @@ cdef void drive_until(State* e, const Goal* goal, uint64_t tick) noexcept nogil:
         door = door_count(&mine.door[DOOR_WAITER])
         announce_sleep(e, DOOR_WAITER, door)
         full_fence(FENCE_CALLER)                                # pairs with the fence in wake()
-        if not drive_once(e) and not met(e, goal) and not load32_acquire(&e.stop):      # the door was read before
+        if not drive_once(e) and not is_goal_met(e, goal) and not load32_acquire(&e.stop):      # the door was read before
             if now_ns() >= tick:
                 store32_relaxed(&mine.asleep, 0)
                 return
             stall_check(e)
-            when = deadline(e)
+            when = compute_deadline(e)
             observe_sleep(e)
-            door_sleep(&mine.door[DOOR_WAITER], door, until(tick if when == NEVER else min(when, tick)))
+            door_sleep(&mine.door[DOOR_WAITER], door, remaining_ns(tick if when == NEVER else min(when, tick)))
             store32_relaxed(&mine.asleep, 0)
             if now_ns() >= tick and door_count(&mine.door[DOOR_WAITER]) == door and drive_once(e):
                 observe_late_wake(e)            # nobody rang, and yet there was something to do
@@ -510,28 +510,28 @@ cdef int driver_wait(State* e, const Goal* goal, uint64_t ns) noexcept nogil:
     """Wait for the goal, at most `ns`: OK when it is met, whatever came of it, or TICK."""
     cdef uint64_t begun, tick, theirs
     cdef uint32_t door, recording
-    if met(e, goal):
+    if is_goal_met(e, goal):
         return Status.OK
     begun = now_ns()
     tick = begun + ns
     recording = observe_wait_begins(e, begun)
     theirs = engine_float_enter()
     add32(&e.waiters, 1)
-    while not met(e, goal):
+    while not is_goal_met(e, goal):
         full_fence(FENCE_WAITER)                                # counted as a waiter before the look at the role
         door = door_count(&e.local_door)
         if not load32_acquire(&e.stop) and cas32(&e.role, Role.ENGINE_ASLEEP, Role.WAITER):
             store32_relaxed(&e.segment.mine.asleep, 0)
             drive_until(e, goal, tick)
             give_back(e)
-        elif not met(e, goal):
-            door_sleep(&e.local_door, door, until(tick))
+        elif not is_goal_met(e, goal):
+            door_sleep(&e.local_door, door, remaining_ns(tick))
         if now_ns() >= tick:
             break
     add32(&e.waiters, <uint32_t>-1)
     engine_float_leave(theirs)
     observe_wait_ends(e, recording, begun, now_ns())
-    return Status.OK if met(e, goal) else Status.TICK
+    return Status.OK if is_goal_met(e, goal) else Status.TICK
 
 
 cdef void wake_timed_leader(State* e) noexcept nogil:

@@ -3,7 +3,7 @@ from libc.stdint cimport int32_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcmp, memcpy
 
-from engine_ext.control.completion cimport complete, raise_event, wake_waiters
+from engine_ext.control.completion cimport complete_op, raise_event, wake_waiters
 from engine_ext.control.device_entries cimport give_to_lane, stop_device
 from engine_ext.control.native_calls cimport backlog_take
 from engine_ext.control.observers cimport (
@@ -21,7 +21,7 @@ from engine_ext.coordinator.names cimport names_find
 from engine_ext.data.executor cimport executor_progress
 from engine_ext.operations.kinds cimport operation_of
 from engine_ext.operations.op cimport OP_STAND_IN, OP_TAKEN, Op, Record, fails
-from engine_ext.operations.operation cimport SAYS_ROWS, TOLD_WRONG_NUMBERS, Operation, bytes_of_row, operation_begin
+from engine_ext.operations.operation cimport SAYS_ROWS, WRONG_ROW_COUNTS, Operation, bytes_of_row, operation_begin
 from engine_ext.platform.atomics cimport (
     add32, load32_relaxed, load_acquire, now_ns, store32_release, store_relaxed, store_release,
 )
@@ -51,9 +51,9 @@ cdef void fail_everything(State* e) noexcept nogil:
         op = e.table.inflight if e.table.inflight != NULL else e.table.failures
         failed += not fails(op) and not load32_relaxed(&op.flags) & OP_TAKEN       # that was counted when it was handed over
         table_finish(&e.table, op, Status.FAILED_WORLD)
-        complete(e, op)
+        complete_op(e, op)
     while e.backlog != NULL:
-        complete(e, backlog_take(e))
+        complete_op(e, backlog_take(e))
     part = e.sets
     while part != NULL:                 # whoever sleeps in a process set of this rank
         for door in range(1, DOORS):
@@ -68,9 +68,9 @@ cdef void fail_everything(State* e) noexcept nogil:
     raise_event(e, EVENT_ABORT)
 
 
-cdef bint collect(State* e, const engine_entry* entry) noexcept nogil:
-    """The operations of an entry's members into `batch`. False: this rank does not have one, for which there was no memory, or
-    which is a defect of ours. The caller holds the lock."""
+cdef bint collect_batch(State* e, const engine_entry* entry) noexcept nogil:
+    """Collect the operations of an entry's members in `batch`. False: this rank does not have one, for which there was no
+    memory, or which is a defect of ours. The caller holds the lock."""
     cdef const int32_t* ids = entry_ids(entry)
     cdef Record* record
     cdef Op** batch
@@ -92,12 +92,12 @@ cdef bint collect(State* e, const engine_entry* entry) noexcept nogil:
     return whole
 
 
-cdef inline bint is_told_first(const State* e, const engine_entry* entry) noexcept nogil:
-    """Whether ranks tell each other something before an entry of tensors on a GPU is handed over."""
+cdef inline bint needs_exchange(const State* e, const engine_entry* entry) noexcept nogil:
+    """Whether ranks exchange sizes or members before an entry of tensors on a GPU is handed over."""
     return entry.flags & ENTRY_MEMBERS != 0 or exchanges_sizes(e, entry)
 
 
-cdef bint begin(State* e, engine_entry* entry) noexcept nogil:
+cdef bint begin_batch(State* e, engine_entry* entry) noexcept nogil:
     """Start a BATCH whose operations are in `batch`. False when memory is missing."""
     e.sending_members = entry.flags & ENTRY_MEMBERS != 0
     if e.sending_members:
@@ -105,8 +105,8 @@ cdef bint begin(State* e, engine_entry* entry) noexcept nogil:
     return sizes_send(e, entry) if entry.meta.device else plan_batch(e, entry)
 
 
-cdef bint go_on(State* e, const engine_entry* entry) noexcept nogil:
-    """What is told first has been told: start the operation of a BATCH, or hand it over. False without memory."""
+cdef bint continue_batch(State* e, const engine_entry* entry) noexcept nogil:
+    """Continue a BATCH after the exchange: start its operation, or hand it over to the lane. False without memory."""
     if e.sending_members and not members_receive(e, entry):
         return False
     if entry.meta.device and not e.sending_members and not sizes_receive(e, entry):
@@ -127,7 +127,7 @@ cdef const char* end_batch(State* e, const engine_entry* entry) noexcept nogil:
     return operation.finish(&e.executor, e.batch) if operation.finish != NULL else NULL
 
 
-cdef void finish(State* e, const engine_entry* entry, int status) noexcept nogil:
+cdef void finish_batch(State* e, const engine_entry* entry, int status) noexcept nogil:
     """Complete every operation in `batch`."""
     cdef int32_t i
     pthread_mutex_lock(&e.lock)
@@ -138,16 +138,16 @@ cdef void finish(State* e, const engine_entry* entry, int status) noexcept nogil
         table_finish(&e.table, e.batch[i], status)
     pthread_mutex_unlock(&e.lock)
     for i in range(<int32_t>entry.items):
-        complete(e, e.batch[i])
+        complete_op(e, e.batch[i])
     wake_waiters(e)
 
 
 cdef void end_world(State* e, const char* reason) noexcept nogil:
-    """An entry cannot go on: for want of memory here, or since a rank has told numbers that cannot be."""
+    """End the world for an entry that cannot go on: for want of memory here, or for wrong numbers of a rank."""
     cdef int culprit = e.executor.culprit
     e.executor.culprit = -1
     if culprit >= 0:
-        abort_world(&e.segment, culprit, CAUSE_RAISED, TOLD_WRONG_NUMBERS)
+        abort_world(&e.segment, culprit, CAUSE_RAISED, WRONG_ROW_COUNTS)
     else:
         abort_world(&e.segment, e.segment.rank, CAUSE_RAISED, reason)
 
@@ -179,7 +179,7 @@ cdef void report_mismatch(State* e, const engine_entry* entry) noexcept nogil:
     pthread_mutex_unlock(&e.lock)
     observe_mismatch(e, counts)
     if op != NULL:
-        complete(e, op)
+        complete_op(e, op)
         wake_waiters(e)
 
 
@@ -188,7 +188,7 @@ cdef void end_join(State* e, const engine_entry* entry) noexcept nogil:
     pthread_mutex_lock(&e.lock)
     e.joined, e.last_joined = False, entry.id
     store_release(&e.segment.mine.joined, 0)        # before the cursor passes the entry: pairs with the coordinator's resume
-    add32(&e.segment.joins, 1)                      # pairs with met()
+    add32(&e.segment.joins, 1)                      # pairs with is_goal_met()
     pthread_mutex_unlock(&e.lock)
     wake_waiters(e)
 
@@ -203,8 +203,8 @@ cdef void note_knobs(State* e, const engine_entry* entry) noexcept nogil:
         e.network.lanes.sockets = entry.knobs.sockets_per_lane
 
 
-cdef void leave(State* e, engine_entry* entry) noexcept nogil:
-    """Done with an entry: on to the next."""
+cdef void leave_entry(State* e, engine_entry* entry) noexcept nogil:
+    """Move the rank's cursor past an entry that is done."""
     cdef uint64_t now
     pthread_mutex_lock(&e.lock)
     now = now_ns()
@@ -218,23 +218,23 @@ cdef void leave(State* e, engine_entry* entry) noexcept nogil:
     schedule_advance(&e.segment, entry)
 
 
-cdef bint apply(State* e, engine_entry* entry, bint collected) noexcept nogil:
+cdef bint execute_entry(State* e, engine_entry* entry, bint collected) noexcept nogil:
     """Execute `entry`, or begin to; `collected`: its operations are in `batch`. False: it cannot be left yet."""
     cdef int status = Status.OK
     if entry.type == ENTRY_BATCH:
         if collected and entry.meta.device and not e.opened:
             abort_world(&e.segment, e.segment.rank, CAUSE_RAISED, b"an entry of tensors on GPUs came, and its GPU is not open")
             return False
-        if entry.meta.device and not is_told_first(e, entry):
+        if entry.meta.device and not needs_exchange(e, entry):
             if collected and give_to_lane(e, entry):
                 return True
             collected = False
-        if not (collected and begin(e, entry)):
+        if not (collected and begin_batch(e, entry)):
             end_world(e, b"out of memory for a result, or an operation is missing")
         return False
     if entry.type == ENTRY_SKIP:
         if collected:
-            finish(e, entry, Status.ABSENT)
+            finish_batch(e, entry, Status.ABSENT)
     elif entry.type == ENTRY_ERROR:
         report_mismatch(e, entry)
     elif entry.type == ENTRY_JOINED:
@@ -272,18 +272,18 @@ cdef bint run_schedule(State* e) noexcept nogil:
             entry = e.entry
             if e.sending_members or entry.meta.device:
                 moved = True
-                if not go_on(e, entry):
+                if not continue_batch(e, entry):
                     end_world(e, b"out of memory for a group of tensors, or its result")
                     return moved
                 if entry.meta.device:
-                    leave(e, entry)
+                    leave_entry(e, entry)
                 continue
             failure = end_batch(e, entry)
             if failure != NULL:
                 end_world(e, failure)
                 return moved
-            finish(e, entry, Status.OK)
-            leave(e, entry)
+            finish_batch(e, entry, Status.OK)
+            leave_entry(e, entry)
         else:
             entry = schedule_next(&e.segment)
             if entry == NULL:
@@ -292,14 +292,14 @@ cdef bint run_schedule(State* e) noexcept nogil:
             e.entry_begun = now_ns()
             observe_entry_begins(e, entry)
             note_knobs(e, entry)
-            collected = (entry.type == ENTRY_BATCH or entry.type == ENTRY_SKIP) and collect(e, entry)
+            collected = (entry.type == ENTRY_BATCH or entry.type == ENTRY_SKIP) and collect_batch(e, entry)
             pthread_mutex_unlock(&e.lock)
             if e.segment.far and not entry_fits(e, entry, collected):
                 abort_world(&e.segment, COORDINATOR, CAUSE_RAISED,
                             b"its schedule has an entry that does not go with what this rank has submitted")
                 return True
-            if apply(e, entry, collected):
-                leave(e, entry)
+            if execute_entry(e, entry, collected):
+                leave_entry(e, entry)
             elif e.executor.active:
                 e.entry = entry
             else:
@@ -312,7 +312,7 @@ cdef bint run_schedule(State* e) noexcept nogil:
 
 # ---- an entry beside what this rank has submitted ------------------------------------------------------------------------------
 
-cdef bint fits(const State* e, const engine_entry* entry, const Op* op) noexcept nogil:
+cdef bint matches_entry(const State* e, const engine_entry* entry, const Op* op) noexcept nogil:
     """Whether an operation of this rank is what the entry says. What was submitted without a tensor is what its name is defined
     as: another rank may know better that it is sparse."""
     cdef const Operation* operation = operation_of(&entry.meta)
@@ -355,7 +355,7 @@ cdef bint entry_fits(State* e, const engine_entry* entry, bint collected) noexce
         if not collected:
             return e.joined             # for want of memory
         for i in range(entry.items):
-            if not fits(e, entry, e.batch[i]):
+            if not matches_entry(e, entry, e.batch[i]):
                 return False
         return True
     if entry.type == ENTRY_JOINED:

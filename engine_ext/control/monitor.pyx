@@ -122,8 +122,8 @@ cdef uint64_t AGAIN_NS = 100000000       # between two attempts to accuse
 cdef uint64_t GRACE_NS = 10000000000     # in which whoever is late tells so itself: between hosts after pings
 
 
-cdef void describe(State* e, const char* whose, uint64_t ticket, uint64_t ns, bint begun, char* text) noexcept nogil:
-    """What a GPU has not done for so long, and why that may be."""
+cdef void describe_stall(State* e, const char* whose, uint64_t ticket, uint64_t ns, bint begun, char* text) noexcept nogil:
+    """Write what a GPU has not done for so long, and why that may be."""
     cdef char[DEVICE_NAME] name
     pthread_mutex_lock(&e.lock)
     memcpy(name, e.device.names[(ticket - 1) % DEVICE_OUTSTANDING], DEVICE_NAME)
@@ -161,13 +161,13 @@ cdef uint64_t device_watch(State* e, uint64_t seen) noexcept nogil:
     if e.device_since == 0 or passed != e.device_passed:
         e.device_since, e.device_passed = seen, passed
     begun = load_acquire(&d.begun) > passed
-    if overdue_ns(seen, e.device_since, e.stall_warning_ns) and e.device_told != passed + 1:
-        e.device_told = passed + 1
-        describe(e, b"this rank's", passed + 1, age_ns(seen, e.device_since), begun, text)
+    if overdue_ns(seen, e.device_since, e.stall_warning_ns) and e.device_warned != passed + 1:
+        e.device_warned = passed + 1
+        describe_stall(e, b"this rank's", passed + 1, age_ns(seen, e.device_since), begun, text)
         stall_tell(e, text)
     if begun and limit:
         limit = after_ns(after_ns(limit, e.look_ns), GRACE_NS)
     if overdue_ns(seen, e.device_since, limit):
-        describe(e, b"its", passed + 1, age_ns(seen, e.device_since), begun, text)
+        describe_stall(e, b"its", passed + 1, age_ns(seen, e.device_since), begun, text)
         stall_accuse(e, e.segment.rank, text, False)
     return max(after_ns(e.device_since, limit), after_ns(seen, AGAIN_NS)) if limit else NEVER

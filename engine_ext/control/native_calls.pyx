@@ -35,7 +35,7 @@ cdef struct Finishers:
 cdef Finishers pool
 
 
-cdef void* finisher(void* unused) noexcept nogil:
+cdef void* run_finisher(void* unused) noexcept nogil:
     cdef timespec until
     cdef bint waited = False
     cdef Op* op
@@ -64,7 +64,7 @@ cdef void* finisher(void* unused) noexcept nogil:
     return NULL
 
 
-cdef void* guard(void* unused) noexcept nogil:
+cdef void* watch_finishers(void* unused) noexcept nogil:
     """Start another finisher whenever something waits for one and none has come back for PATIENCE_NS."""
     cdef timespec patience
     cdef uint64_t taken
@@ -78,7 +78,7 @@ cdef void* guard(void* unused) noexcept nogil:
         nanosleep(&patience, NULL)
         pthread_mutex_lock(&pool.lock)
         if pool.queued > pool.idle and pool.taken == taken:
-            pool.threads += engine_thread_start(NULL, finisher, NULL) == 0
+            pool.threads += engine_thread_start(NULL, run_finisher, NULL) == 0
     return NULL
 
 
@@ -87,9 +87,9 @@ cdef bint finishers_start() noexcept nogil:
     cdef bint there
     pthread_mutex_lock(&pool.lock)
     if pool.threads == 0:
-        pool.threads += engine_thread_start(NULL, finisher, NULL) == 0
+        pool.threads += engine_thread_start(NULL, run_finisher, NULL) == 0
     if not pool.guarded:
-        pool.guarded = engine_thread_start(NULL, guard, NULL) == 0
+        pool.guarded = engine_thread_start(NULL, watch_finishers, NULL) == 0
     there = pool.threads > 0 and pool.guarded
     pthread_mutex_unlock(&pool.lock)
     return there
@@ -149,8 +149,8 @@ cdef void backlog_add(State* e, Record* record, Op* op) noexcept nogil:
         store_pointer(<void**>&e.backlog, op)
 
 
-cdef void unlink(State* e, Record* record, bint failing, Op* before, Op* after) noexcept nogil:
-    """Take the operation between these two out of the list."""
+cdef void unlink_op(State* e, Record* record, bint failing, Op* before, Op* after) noexcept nogil:
+    """Remove the operation between these two from the list."""
     if after != NULL:
         after.previous = before
     else:
@@ -182,16 +182,16 @@ cdef bint backlog_submit(State* e) noexcept nogil:
             if table_submit(&e.table, record, op, 0) != Status.OK:
                 break                           # the ring is full
             observe_submission(e, op)
-            unlink(e, record, fails(op), before, after)
+            unlink_op(e, record, fails(op), before, after)
             moved = True
         op = after
     pthread_mutex_unlock(&e.lock)
     return moved
 
 
-cdef void take(State* e, Op* op, int status) noexcept nogil:
-    """Take an operation out that will not be submitted."""
-    unlink(e, op.record, fails(op), op.previous, op.next)
+cdef void drop_op(State* e, Op* op, int status) noexcept nogil:
+    """Remove an operation that will not be submitted."""
+    unlink_op(e, op.record, fails(op), op.previous, op.next)
     op.record, op.status = NULL, status
 
 
@@ -201,7 +201,7 @@ cdef Op* backlog_take_overdue(State* e, uint64_t seen) noexcept nogil:
     cdef Op* op = e.backlog
     while op != NULL:
         if op.record.inflight != NULL and fails(op.record.inflight) and overdue_ns(seen, op.since, e.stall_limit_ns):
-            take(e, op, Status.AFTER_FAILURE)
+            drop_op(e, op, Status.AFTER_FAILURE)
             return op
         op = op.next
     return NULL
@@ -211,5 +211,5 @@ cdef Op* backlog_take(State* e) noexcept nogil:
     """Take out the oldest, for the world has failed; NULL: there is none."""
     cdef Op* op = e.backlog
     if op != NULL:
-        take(e, op, Status.FAILED_WORLD)
+        drop_op(e, op, Status.FAILED_WORLD)
     return op

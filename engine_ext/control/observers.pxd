@@ -75,7 +75,7 @@ cdef inline void observe_step(State* e, int source) noexcept nogil:
 # ---- submissions ------------------------------------------------------------------------------------------------------------
 
 cdef inline void observe_submission(State* e, Op* op) noexcept nogil:
-    """This rank has submitted `op`, itself or as a stand-in. Called by submit and collect under the lock."""
+    """This rank has submitted `op`, itself or as a stand-in. Called by submit and collect_batch under the lock."""
     if e.network != NULL:
         op.unblocked = load_relaxed(&e.world.unblocked)
     if e.counters_page != NULL and not fails(op):

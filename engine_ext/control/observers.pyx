@@ -50,8 +50,8 @@ cdef void observers_close(State* e) noexcept nogil:
 
 # ---- an entry of the schedule -----------------------------------------------------------------------------------------------
 
-cdef void remember(State* e, const engine_entry* entry) noexcept nogil:
-    """A row of the flight record, open until the entry ends."""
+cdef void open_history_row(State* e, const engine_entry* entry) noexcept nogil:
+    """Begin a row of the flight record, open until the entry ends."""
     cdef Row* row = &e.history[e.rows % HISTORY]
     cdef Record* record
     memset(row, 0, sizeof(Row))
@@ -81,7 +81,7 @@ cdef void count_knobs(counters_page* page, const engine_knobs* knobs) noexcept n
 
 cdef void observe_entry_begins(State* e, const engine_entry* entry) noexcept nogil:
     """This rank begins an entry of any type, at `entry_begun`."""
-    remember(e, entry)
+    open_history_row(e, entry)
     e.traffic.waited = 0
     if load32_relaxed(&e.trace.recording.on):
         trace_entry_begins(&e.trace, e.entry_begun)
@@ -112,7 +112,7 @@ cdef void observe_completions(State* e, const engine_entry* entry) noexcept nogi
         marks_pass(&e.marks, e.batch, entry.items)
 
 
-cdef inline bint fusible(const engine_entry* entry) noexcept nogil:
+cdef inline bint is_fusible(const engine_entry* entry) noexcept nogil:
     """Whether the fusion threshold was meant for it."""
     cdef const Operation* operation = operation_of(&entry.meta)
     return operation.reduces and not operation.alone
@@ -130,9 +130,9 @@ cdef void observe_entry_ends(State* e, const engine_entry* entry, uint64_t now) 
         if load32_relaxed(&e.trace.recording.on):
             trace_entry_ends(&e.trace, entry, now)
         if e.counters_page != NULL:
-            counters_entry(e.counters_page, entry, fusible(entry), e.entry_begun, now, overlap_entry_ends(&e.overlap, now))
+            counters_entry(e.counters_page, entry, is_fusible(entry), e.entry_begun, now, overlap_entry_ends(&e.overlap, now))
     if e.marks.due:                     # written by the role's holder alone
-        mark(e, SOURCE_TRAFFIC)
+        add_mark(e, SOURCE_TRAFFIC)
 
 
 # ---- tensors on a GPU ---------------------------------------------------------------------------------------------------------
@@ -224,8 +224,8 @@ cdef uint64_t observe_overdue(State* e, uint64_t operations, uint64_t seen) noex
 
 # ---- a step -----------------------------------------------------------------------------------------------------------------
 
-cdef void mark(State* e, int source) noexcept nogil:
-    """For the tuner. The caller holds the lock."""
+cdef void add_mark(State* e, int source) noexcept nogil:
+    """Add a mark for the tuner. The caller holds the lock."""
     marks_add(&e.marks, source, e.knobs.version, load_relaxed(&e.counters.wait_ns), load_relaxed(&e.counters.nbytes))
 
 
@@ -237,5 +237,5 @@ cdef void tell_step(State* e, int source) noexcept nogil:
     if e.counters_page != NULL:
         e.step_begun = counters_step(e.counters_page, e.step_begun)
     if e.marks.ring != NULL:            # set once, under the GIL
-        mark(e, source)
+        add_mark(e, source)
     pthread_mutex_unlock(&e.lock)

@@ -1,7 +1,7 @@
 """What ranks tell each other of sizes before an entry is planned."""
 from engine_ext.control.state cimport State
 from engine_ext.gpu.device cimport device_item
-from engine_ext.shared.layout cimport engine_entry, member_shape
+from engine_ext.shared.layout cimport engine_entry
 
 cdef bint exchanges_sizes(const State* e, const engine_entry* entry) noexcept nogil
 cdef bint sizes_receive(State* e, const engine_entry* entry) noexcept nogil

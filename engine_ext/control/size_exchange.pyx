@@ -3,7 +3,7 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, malloc, realloc
 from libc.string cimport memcpy, memset
 
-from engine_ext.gpu.device cimport DEVICE_EXCHANGE, device_parcel
+from engine_ext.gpu.device cimport DEVICE_EXCHANGE, device_transfer
 from engine_ext.kernels.kernels cimport ENGINE_DTYPES, dtype_bytes
 from engine_ext.operations.broadcast cimport broadcast_memory
 from engine_ext.operations.gather cimport gather_memory
@@ -11,99 +11,99 @@ from engine_ext.operations.kinds cimport operation_of
 from engine_ext.operations.op cimport OP_STAND_IN, Member, Op
 from engine_ext.operations.operation cimport bytes_of_row
 from engine_ext.platform.atomics cimport load32_relaxed
-from engine_ext.shared.layout cimport add_bytes, engine_meta, entry_rows
+from engine_ext.shared.layout cimport add_bytes, engine_meta, entry_rows, member_shape
 from engine_ext.shared.rows cimport largest_part
 
 
 cdef inline uint64_t sizes_of(const State* e, const engine_entry* entry) noexcept nogil:
-    """How many numbers each rank tells the others first."""
-    return <uint64_t>(operation_of(&entry.meta).told(&entry.meta, e.segment.size)
-                      if operation_of(&entry.meta).told != NULL else 0)
+    """Number of integers that each rank sends the others first."""
+    return <uint64_t>(operation_of(&entry.meta).count_sizes(&entry.meta, e.segment.size)
+                      if operation_of(&entry.meta).count_sizes != NULL else 0)
 
 
 cdef bint exchanges_sizes(const State* e, const engine_entry* entry) noexcept nogil:
-    """Whether ranks tell each other numbers before an entry of tensors on a GPU is handed over."""
+    """Whether ranks exchange sizes before an entry of tensors on a GPU is handed over."""
     return sizes_of(e, entry) != 0
 
 
 cdef bint sizes_send(State* e, const engine_entry* entry) noexcept nogil:
-    """Begin to. A rank that has joined, or has no tensor, tells zeros. False without memory."""
+    """Begin to exchange sizes. A rank that has joined, or has no tensor, sends zeros. False without memory."""
     cdef const int64_t* splits = e.batch[0].splits
     cdef uint64_t count = sizes_of(e, entry), all = count * <uint64_t>(e.segment.size + 1)
-    cdef int64_t* told
-    if all > e.told_room:
-        told = <int64_t*>realloc(e.told, all * sizeof(int64_t))
-        if told == NULL:
+    cdef int64_t* sizes
+    if all > e.sizes_room:
+        sizes = <int64_t*>realloc(e.sizes, all * sizeof(int64_t))
+        if sizes == NULL:
             return False
-        e.told, e.told_room = told, all
-    told = e.told + (all - count)
+        e.sizes, e.sizes_room = sizes, all
+    sizes = e.sizes + (all - count)
     if splits != NULL:
-        memcpy(told, splits, count * sizeof(int64_t))
+        memcpy(sizes, splits, count * sizeof(int64_t))
     else:
-        memset(told, 0, count * sizeof(int64_t))
-    return gather_memory(&e.executor, entry.chunk, <char*>told, count * sizeof(int64_t), <char*>e.told)
+        memset(sizes, 0, count * sizeof(int64_t))
+    return gather_memory(&e.executor, entry.chunk, <char*>sizes, count * sizeof(int64_t), <char*>e.sizes)
 
 
 cdef bint sizes_receive(State* e, const engine_entry* entry) noexcept nogil:
-    """All ranks have told their numbers: whether they can be, else the executor knows whose cannot."""
+    """Check the sizes of all ranks once they have come; of wrong ones, the executor knows the rank."""
     cdef uint64_t count = sizes_of(e, entry), row_bytes = <uint64_t>bytes_of_row(&entry.meta), total, k
-    cdef const int64_t* told = e.told
+    cdef const int64_t* sizes = e.sizes
     cdef int r
     for r in range(e.segment.size if count else 0):
         total = 0
         for k in range(<uint64_t>entry.meta.group if entry.meta.group else count):
-            if not (add_bytes(&total, told[2 * k], <uint64_t>told[2 * k + 1]) if entry.meta.group
-                    else add_bytes(&total, told[k], row_bytes)):
+            if not (add_bytes(&total, sizes[2 * k], <uint64_t>sizes[2 * k + 1]) if entry.meta.group
+                    else add_bytes(&total, sizes[k], row_bytes)):
                 e.executor.culprit = r
                 return False
-        told += count
+        sizes += count
     return True
 
 
 cdef bint make_moves(device_item* item, uint64_t count, uint64_t size, bint sends) noexcept nogil:
-    """`count` parcels, in one piece of memory with the numbers of bytes. False without it."""
+    """Allocate `count` transfers, in one piece of memory with the numbers of bytes. False without it."""
     cdef uint64_t each = size * (2 if sends else 1), k
-    cdef char* memory = <char*>calloc(1, count * (sizeof(device_parcel) + each * sizeof(uint64_t)))
-    cdef uint64_t* numbers = <uint64_t*>(memory + count * sizeof(device_parcel))
+    cdef char* memory = <char*>calloc(1, count * (sizeof(device_transfer) + each * sizeof(uint64_t)))
+    cdef uint64_t* numbers = <uint64_t*>(memory + count * sizeof(device_transfer))
     if memory == NULL:
         return False
-    item.parcels, item.n_parcels = <device_parcel*>memory, <int>count
+    item.transfers, item.n_transfers = <device_transfer*>memory, <int>count
     for k in range(count):
-        item.parcels[k].received = numbers + k * each
+        item.transfers[k].received = numbers + k * each
         if sends:
-            item.parcels[k].sent = numbers + k * each + size
+            item.transfers[k].sent = numbers + k * each + size
     return True
 
 
-cdef void fill_exchange(const State* e, device_parcel* parcel, Op* op, uint64_t row_bytes) noexcept nogil:
+cdef void fill_exchange(const State* e, device_transfer* transfer, Op* op, uint64_t row_bytes) noexcept nogil:
     """What comes from each rank, and what goes there."""
     cdef int size = e.segment.size, r
-    parcel.source = <uint64_t>op.source
+    transfer.source = <uint64_t>op.source
     for r in range(size):
-        op.row_counts[r] = e.told[r * size + e.segment.rank]
-        parcel.received[r] = <uint64_t>op.row_counts[r] * row_bytes
-        parcel.sent[r] = <uint64_t>e.told[e.segment.rank * size + r] * row_bytes
+        op.row_counts[r] = e.sizes[r * size + e.segment.rank]
+        transfer.received[r] = <uint64_t>op.row_counts[r] * row_bytes
+        transfer.sent[r] = <uint64_t>e.sizes[e.segment.rank * size + r] * row_bytes
 
 
-cdef void fill_rows(const State* e, device_parcel* parcel, Op* op, const int64_t* rows, uint64_t row_bytes) noexcept nogil:
+cdef void fill_rows(const State* e, device_transfer* transfer, Op* op, const int64_t* rows, uint64_t row_bytes) noexcept nogil:
     """The rows of each rank, of a tensor alone."""
     cdef int r
-    parcel.source = <uint64_t>op.source
+    transfer.source = <uint64_t>op.source
     for r in range(e.segment.size):
-        op.row_counts[r], parcel.received[r] = rows[r], <uint64_t>rows[r] * row_bytes
+        op.row_counts[r], transfer.received[r] = rows[r], <uint64_t>rows[r] * row_bytes
 
 
-cdef void fill_member(const State* e, device_parcel* parcel, Op* op, uint32_t k, uint64_t numbers) noexcept nogil:
+cdef void fill_member(const State* e, device_transfer* transfer, Op* op, uint32_t k, uint64_t numbers) noexcept nogil:
     """The same, of tensor `k` of a group. A rank that has nothing does not know how long a row is, either."""
     cdef int size = e.segment.size, r
     cdef int64_t* rows = op.row_counts + <uint64_t>k * <uint64_t>(size + 1)
-    cdef const int64_t* told
+    cdef const int64_t* sizes
     rows[size] = 0
     for r in range(size):
-        told = e.told + <uint64_t>r * numbers + 2 * <uint64_t>k
-        rows[r], rows[size] = told[0], max(rows[size], told[1])
-        parcel.received[r] = <uint64_t>told[0] * <uint64_t>told[1]
-    parcel.source = <uint64_t>op.members[k].source if op.members != NULL else 0
+        sizes = e.sizes + <uint64_t>r * numbers + 2 * <uint64_t>k
+        rows[r], rows[size] = sizes[0], max(rows[size], sizes[1])
+        transfer.received[r] = <uint64_t>sizes[0] * <uint64_t>sizes[1]
+    transfer.source = <uint64_t>op.members[k].source if op.members != NULL else 0
 
 
 cdef bint add_moves(const State* e, device_item* item, const engine_entry* entry) noexcept nogil:
@@ -115,17 +115,17 @@ cdef bint add_moves(const State* e, device_item* item, const engine_entry* entry
     if op.row_counts == NULL or not make_moves(item, max(group, <uint32_t>1), size, item.work == DEVICE_EXCHANGE):
         return False
     if item.work == DEVICE_EXCHANGE:
-        fill_exchange(e, item.parcels, op, row_bytes)
+        fill_exchange(e, item.transfers, op, row_bytes)
     elif group == 0:
-        fill_rows(e, item.parcels, op, entry_rows(entry), row_bytes)
+        fill_rows(e, item.transfers, op, entry_rows(entry), row_bytes)
     for k in range(group):
-        fill_member(e, &item.parcels[k], op, k, sizes_of(e, entry))
+        fill_member(e, &item.transfers[k], op, k, sizes_of(e, entry))
     return True
 
 
 # ---- groups of ranks that have joined ---------------------------------------------------------------------------------------
 
-# A group's tensors, told to ranks that have joined.
+# A group's tensors, sent to ranks that have joined.
 #
 # A rank that stands in knows how many tensors a group has, and how many elements of each dtype. That is not enough where each
 # tensor has rows or weights of its own: a grouped reduce-scatter, and Adasum. So such an entry has ENTRY_MEMBERS and begins with
@@ -136,7 +136,7 @@ cdef bint members_send(State* e, const engine_entry* entry) noexcept nogil:
     """Begin the broadcast. False without memory."""
     cdef bint tells = e.segment.rank == entry.id
     cdef uint64_t total = 0, nbytes
-    cdef member_shape* told
+    cdef member_shape* shapes
     cdef const Member* member
     cdef int32_t i
     cdef uint32_t k
@@ -144,36 +144,36 @@ cdef bint members_send(State* e, const engine_entry* entry) noexcept nogil:
         total += e.batch[i].meta.group
     nbytes = total * sizeof(member_shape)
     if total > e.member_room:
-        told = <member_shape*>realloc(e.member_shapes, nbytes)
-        if told == NULL:
+        shapes = <member_shape*>realloc(e.member_shapes, nbytes)
+        if shapes == NULL:
             return False
-        e.member_shapes, e.member_room = told, total
-    told = e.member_shapes
+        e.member_shapes, e.member_room = shapes, total
+    shapes = e.member_shapes
     for i in range(<int32_t>entry.items if tells else 0):
         for k in range(e.batch[i].meta.group):
             member = &e.batch[i].members[k]
-            told.rows, told.row_bytes, told.dtype = member.rows, <int64_t>member.row_bytes, member.dtype
-            told += 1
+            shapes.rows, shapes.row_bytes, shapes.dtype = member.rows, <int64_t>member.row_bytes, member.dtype
+            shapes += 1
     return broadcast_memory(&e.executor, entry.id, entry.chunk, <char*>e.member_shapes, nbytes)
 
 
 cdef bint members_receive(State* e, const engine_entry* entry) noexcept nogil:
     """The broadcast is over: give the groups that this rank stands in for their tensors. False without memory, or if
-    what was told of them cannot be."""
-    cdef const member_shape* told = e.member_shapes
+    what was sent of them cannot be."""
+    cdef const member_shape* shapes = e.member_shapes
     cdef int32_t i
     for i in range(<int32_t>entry.items):
-        if e.batch[i].meta.group and not are_of(told, &e.batch[i].meta):
+        if e.batch[i].meta.group and not are_of(shapes, &e.batch[i].meta):
             e.executor.culprit = entry.id
             return False
         if (load32_relaxed(&e.batch[i].flags) & OP_STAND_IN and e.batch[i].meta.group
-                and not make_members(e.batch[i], told, e.segment.size)):
+                and not make_members(e.batch[i], shapes, e.segment.size)):
             return False
-        told += e.batch[i].meta.group
+        shapes += e.batch[i].meta.group
     return True
 
 
-cdef bint are_of(const member_shape* told, const engine_meta* meta) noexcept nogil:
+cdef bint are_of(const member_shape* shapes, const engine_meta* meta) noexcept nogil:
     """Whether a group can have such tensors: as many elements of each dtype as it says."""
     cdef uint64_t[ENGINE_DTYPES] found
     cdef uint64_t row_bytes
@@ -181,10 +181,11 @@ cdef bint are_of(const member_shape* told, const engine_meta* meta) noexcept nog
     cdef int d
     memset(found, 0, sizeof(found))
     for k in range(meta.group):
-        if not 0 <= told[k].dtype < ENGINE_DTYPES:
+        if not 0 <= shapes[k].dtype < ENGINE_DTYPES:
             return False
-        row_bytes = <uint64_t>told[k].row_bytes
-        if row_bytes % <uint64_t>dtype_bytes(<int>told[k].dtype) or not add_bytes(&found[told[k].dtype], told[k].rows, row_bytes):
+        row_bytes = <uint64_t>shapes[k].row_bytes
+        if (row_bytes % <uint64_t>dtype_bytes(<int>shapes[k].dtype)
+                or not add_bytes(&found[shapes[k].dtype], shapes[k].rows, row_bytes)):
             return False
     for d in range(ENGINE_DTYPES):
         if found[d] != <uint64_t>(meta.dims[d] * dtype_bytes(d)):
@@ -192,7 +193,7 @@ cdef bint are_of(const member_shape* told, const engine_meta* meta) noexcept nog
     return True
 
 
-cdef bint make_members(Op* op, const member_shape* told, int size) noexcept nogil:
+cdef bint make_members(Op* op, const member_shape* shapes, int size) noexcept nogil:
     """Tensors that are absent, all with the same memory for results that nobody wants. False without memory."""
     cdef uint64_t longest = 1
     cdef uint64_t rows
@@ -203,7 +204,7 @@ cdef bint make_members(Op* op, const member_shape* told, int size) noexcept nogi
         return False
     for k in range(op.meta.group):
         member = &op.members[k]
-        member.rows, member.row_bytes, member.dtype = told[k].rows, <uint64_t>told[k].row_bytes, <int>told[k].dtype
+        member.rows, member.row_bytes, member.dtype = shapes[k].rows, <uint64_t>shapes[k].row_bytes, <int>shapes[k].dtype
         member.nbytes = <uint64_t>member.rows * member.row_bytes
         rows = largest_part(member.rows, size) if operation_of(&op.meta).parts else <uint64_t>member.rows
         longest = max(longest, rows * member.row_bytes)

@@ -9,7 +9,7 @@ from libc.stdint cimport int32_t, uint32_t
 from libc.stdio cimport snprintf
 from libc.string cimport strcmp, strcpy, strlen
 
-from engine_ext.control.completion cimport complete, raise_event
+from engine_ext.control.completion cimport complete_op, raise_event
 from engine_ext.control.native_calls cimport backlog_take_overdue
 from engine_ext.control.observers cimport observe_warning
 from engine_ext.control.state cimport EVENT_STALL, OVERDUE_BYTES
@@ -68,7 +68,7 @@ cdef bint stall_accuse(State* e, int culprit, const char* text, bint judges) noe
     return silent == ALL_ANSWER or silent >= 0
 
 
-cdef void warn(State* e) noexcept nogil:
+cdef void raise_warning(State* e) noexcept nogil:
     """Have Python report what is overdue."""
     observe_warning(e)
     raise_event(e, EVENT_STALL)
@@ -76,12 +76,12 @@ cdef void warn(State* e) noexcept nogil:
 
 cdef void stall_tell(State* e, const char* line) noexcept nogil:
     """Add a line to the next stall report, and wake the monitor thread to log it."""
-    cdef size_t told
+    cdef size_t used
     pthread_mutex_lock(&e.lock)
-    told = strlen(e.overdue)            # and not read yet
-    snprintf(e.overdue + told, OVERDUE_BYTES - told, "%s\n", line)
+    used = strlen(e.overdue)            # and not read yet
+    snprintf(e.overdue + used, OVERDUE_BYTES - used, "%s\n", line)
     pthread_mutex_unlock(&e.lock)
-    warn(e)
+    raise_warning(e)
 
 
 cdef void stall_check(State* e) noexcept nogil:
@@ -184,10 +184,10 @@ cdef void report_names(State* e, uint64_t seen) noexcept nogil:
         strcpy(e.account, text)
         stall_tell(e, text)
     elif mine:
-        warn(e)
+        raise_warning(e)
 
 
-cdef inline bint withholds(State* e, int rank, int32_t id) noexcept nogil:
+cdef inline bint has_not_submitted(State* e, int rank, int32_t id) noexcept nogil:
     """Whether `rank`, which has not joined, has not submitted `id` as often as this rank."""
     return (visible(&e.segment, rank) and not away(&e.segment, rank)
             and bit(e.segment.pages[rank].ready, id) != bit(e.segment.mine.ready, id))
@@ -205,7 +205,7 @@ cdef Op* longest_waiting(State* e) noexcept nogil:
     return oldest
 
 
-cdef bint watched(State* e, Op** op) noexcept nogil:
+cdef bint is_in_flight(State* e, Op** op) noexcept nogil:
     """Whether `op`, or for NULL the one that has waited longest, is still in flight. The caller holds the lock."""
     if op[0] == NULL:
         op[0] = longest_waiting(e)
@@ -236,7 +236,7 @@ cdef int who_left(State* e, const Op* op) noexcept nogil:
     cdef int r
     for r in range(e.segment.size):
         if r != e.segment.rank and gone(&e.segment, r) and (
-                r == COORDINATOR or (withholds(e, r, id) if id >= 0 else fails(op))):
+                r == COORDINATOR or (has_not_submitted(e, r, id) if id >= 0 else fails(op))):
             return r
     return -1
 
@@ -253,7 +253,7 @@ cdef int left_without(State* e, const Op* op, char* text) noexcept nogil:
 
 cdef void describe_lack(State* e, const Op* op, int culprit, char* text) noexcept nogil:
     snprintf(text, TEXT_BYTES, "'%.*s' was not %s by it", <int>op.record.name_bytes, op.record.name,
-             b"scheduled" if culprit == COORDINATOR and (op.record.id < 0 or not withholds(e, culprit, op.record.id))
+             b"scheduled" if culprit == COORDINATOR and (op.record.id < 0 or not has_not_submitted(e, culprit, op.record.id))
              else b"submitted")
 
 
@@ -288,7 +288,7 @@ cdef void say_overdue(State* e, const Op* op, bint limit) noexcept nogil:
         store32_release(&e.segment.mine.overdue, <uint32_t>(op.record.id + 1) << 1 | limit)
 
 
-cdef bint asked(State* e, const Op* op, uint64_t seen) noexcept nogil:
+cdef bint has_asked_coordinator(State* e, const Op* op, uint64_t seen) noexcept nogil:
     """Whether rank 0 has been asked about the overdue `op`, and has had time to answer. The caller holds the lock."""
     if e.asked_for != op.submitted:
         e.asked_for, e.asked_at = op.submitted, seen
@@ -300,11 +300,11 @@ cdef int who_withholds(State* e, const Op* op, uint64_t seen) noexcept nogil:
     """The rank to blame for the overdue `op`; -1: rank 0 has not had time to answer yet."""
     cdef int32_t id = op.record.id
     cdef int culprit = -1, r
-    if not asked(e, op, seen):
+    if not has_asked_coordinator(e, op, seen):
         return -1
     if id >= 0:
         for r in range(e.segment.size):
-            if withholds(e, r, id) and (culprit < 0 or (elsewhere(&e.segment, culprit) and not elsewhere(&e.segment, r))):
+            if has_not_submitted(e, r, id) and (culprit < 0 or (elsewhere(&e.segment, culprit) and not elsewhere(&e.segment, r))):
                 culprit = r
         return culprit if culprit >= 0 else COORDINATOR     # none lacks it, and it is not scheduled
     return COORDINATOR              # a new name: only the coordinator knows who has not requested it. It does not answer
@@ -316,9 +316,9 @@ cdef void stall_look_after(State* e, Op* op) noexcept nogil:
     cdef char[TEXT_BYTES] text
     cdef uint64_t seen = patience_look(e.clock)
     cdef int culprit = -1
-    cdef bint stalled = False, told = False
+    cdef bint stalled = False, reported = False
     pthread_mutex_lock(&e.lock)
-    if watched(e, &op):
+    if is_in_flight(e, &op):
         culprit = left_without(e, op, text)
         if (culprit < 0 and overdue_ns(seen, op.since, e.stall_limit_ns)
                 and load_acquire(&e.segment.mine.cursor) == load_acquire(&e.segment.coordinator.tail)):
@@ -329,11 +329,11 @@ cdef void stall_look_after(State* e, Op* op) noexcept nogil:
                 describe_lack(e, op, culprit, text)
     pthread_mutex_unlock(&e.lock)
     if culprit >= 0 and stalled:
-        told = stall_accuse(e, culprit, text, False)
+        reported = stall_accuse(e, culprit, text, False)
     elif culprit >= 0:
-        told = True
+        reported = True
         abort_world(&e.segment, culprit, CAUSE_LEFT, text)
-    if not told:
+    if not reported:
         # Rank 0 knows which ranks lack a name, and looks when it is woken. As for the others: a wake-up that was lost after all
         # would cost them a tick, not the stall limit.
         wake_others(&e.segment, 0)
@@ -350,7 +350,7 @@ cdef void give_up_waiting(State* e, uint64_t seen) noexcept nogil:
         pthread_mutex_unlock(&e.lock)
         if op == NULL:
             return
-        complete(e, op)
+        complete_op(e, op)
 
 
 cdef bint waits_in_a_call(const State* e) noexcept nogil:
@@ -404,7 +404,7 @@ cdef uint64_t stall_watch(State* e, uint64_t seen) noexcept nogil:
     e.overdue_count = overdue
     if news:
         if not coordinates(&e.segment):
-            warn(e)
+            raise_warning(e)
         # Rank 0, which may know more, reports what it has in flight when it has looked.
         wake(&e.segment, e.segment.leader, 0)
     if oldest and overdue_ns(seen, oldest, e.stall_limit_ns):

@@ -88,8 +88,8 @@ cdef struct State:
     bint sending_members        # it is broadcasting `member_shapes`; the operation itself follows
     member_shape* member_shapes  # malloc'ed: of every tensor of its groups, in order
     uint64_t member_room        # bytes of it
-    int64_t* told               # malloc'ed: numbers that ranks exchange before an entry (size_exchange.pyx), and this rank's own
-    uint64_t told_room          # numbers for which it has room
+    int64_t* sizes              # malloc'ed: numbers that ranks exchange before an entry (size_exchange.pyx), and this rank's own
+    uint64_t sizes_room         # numbers for which it has room
     Op* backlog                 # operations of native calls that wait to be submitted, oldest first; under the lock
     Op* backlog_last            # the newest of them
     uint64_t brought_bytes      # bytes that this rank has submitted since it last woke the leader
@@ -111,7 +111,7 @@ cdef struct State:
     # failure and the monitor
     bint another_follows        # whether the process may enter another world when this one has failed
     uint32_t failed             # atomic: 1 once the world's failure has been taken note of here
-    uint64_t claimed_at         # since when a claim of this host waits for a verdict: nanoseconds, monotonic; 0: none was seen
+    uint64_t claimed_at         # since when a claim of this host waits for its answer: nanoseconds, monotonic; 0: none was seen
     int events_fd               # eventfd that wakes the monitor thread
     uint32_t events             # atomic: EVENT_* that it has not taken yet
     int* peers                  # pidfds by rank; -1: it is on another host; below that: its end has been noticed
@@ -135,7 +135,7 @@ cdef struct State:
     uint64_t last_ticket        # the last that was enqueued
     uint64_t device_passed      # tickets that it had passed at the last look; monitor thread only, as the next two
     uint64_t device_since       # when it came so far, as this process sees time pass; 0: it had passed all
-    uint64_t device_told        # the ticket about which was warned last; 0: none
+    uint64_t device_warned      # the ticket about which was warned last; 0: none
     device_item* roomless       # items whose results have no room yet, oldest first; under the lock; a failure empties it
     device_item* finding_room   # the one for which room is being made; NULL: none; as the last
     uint32_t rooms_door         # event count (futex) on which whoever makes room sleeps

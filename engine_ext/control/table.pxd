@@ -3,7 +3,6 @@ from libc.stdint cimport int32_t, uint32_t, uint64_t
 
 from engine_ext.coordinator.names cimport Names
 from engine_ext.operations.op cimport Op, Record
-from engine_ext.platform.atomics cimport load_relaxed
 from engine_ext.platform.clock cimport patience
 from engine_ext.shared.layout cimport engine_meta
 from engine_ext.shared.segment cimport Segment

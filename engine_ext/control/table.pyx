@@ -7,7 +7,8 @@ from engine_ext.coordinator.names cimport Named, names_add, names_close, names_f
 from engine_ext.operations.kinds cimport operation_of
 from engine_ext.operations.op cimport OP_STAND_IN, OP_TAKEN, fails
 from engine_ext.platform.atomics cimport (
-    load32_relaxed, load_acquire, now_ns, store32_relaxed, store32_release, store_pointer, store_relaxed, store_release,
+    load32_relaxed, load_acquire, load_relaxed, now_ns, store32_relaxed, store32_release, store_pointer, store_relaxed,
+    store_release,
 )
 from engine_ext.platform.clock cimport patience_at
 from engine_ext.shared.layout cimport IDS, REQUEST_BYTES, Status, engine_request, rank_page
@@ -91,8 +92,8 @@ cdef int table_request_turn(Table* table, int number) noexcept nogil:
     return Status.OK
 
 
-cdef int announce(Table* table, Record* record, Op* op) noexcept nogil:
-    """Say that this rank is ready: a request if the coordinator cannot know the metadata, the bit if there is one."""
+cdef int announce_op(Table* table, Record* record, Op* op) noexcept nogil:
+    """Announce that this rank is ready: a request if the coordinator cannot know the metadata, the bit if there is one."""
     cdef rank_page* page = table.segment.mine
     cdef int32_t id = record.id
     cdef uint64_t mask
@@ -130,7 +131,7 @@ cdef int table_submit(Table* table, Record* record, Op* op, uint64_t now) noexce
     op.submitted = now if now else now_ns()
     op.since = patience_at(table.clock, op.submitted)
     store_pointer(<void**>&record.inflight, op)            # before the bit: the entry may come at once
-    status = announce(table, record, op)
+    status = announce_op(table, record, op)
     if status != Status.OK:
         store_pointer(<void**>&record.inflight, NULL)
         return status
@@ -198,8 +199,8 @@ cdef void table_await(Table* table, Op* op, bint on) noexcept nogil:
         store32_relaxed(&page.wait_requests, 0)
 
 
-cdef inline void withdraw(Table* table, int32_t id) noexcept nogil:
-    """What is no longer in flight under `id` is not overdue any more."""
+cdef inline void clear_overdue(Table* table, int32_t id) noexcept nogil:
+    """Clear `overdue` if it names `id`, under which nothing is in flight any more."""
     cdef rank_page* page = table.segment.mine
     if page.overdue >> 1 == <uint32_t>(id + 1) and page.overdue:
         store32_release(&page.overdue, 0)
@@ -222,7 +223,7 @@ cdef void table_finish(Table* table, Op* op, int status) noexcept nogil:
     store_pointer(<void**>&record.inflight, NULL)
     record.fresh = False
     record.times += 1
-    withdraw(table, record.id)
+    clear_overdue(table, record.id)
     table_release(table, record)
 
 
@@ -261,7 +262,7 @@ cdef int table_evict(Table* table, int32_t id) noexcept nogil:
     if bit(page.awaited, id):
         store_relaxed(&page.awaited[id >> 6], page.awaited[id >> 6] ^ mask)
         store32_relaxed(&page.wait_requests, 1)
-    withdraw(table, id)
+    clear_overdue(table, id)
     table.by_id[id] = NULL
     record.id = -1
     table_release(table, record)

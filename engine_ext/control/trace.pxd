@@ -7,7 +7,7 @@ from libc.stdint cimport int32_t, uint32_t, uint64_t, uint8_t
 from engine_ext.control.overlap cimport Overlap
 from engine_ext.coordinator.coordinator cimport Recording
 from engine_ext.data.executor cimport Executor
-from engine_ext.gpu.device cimport device_sample, device_slice
+from engine_ext.gpu.device cimport device_sample
 from engine_ext.operations.op cimport Op, Record
 from engine_ext.platform.token_bucket cimport TokenBucket
 from engine_ext.shared.layout cimport engine_entry

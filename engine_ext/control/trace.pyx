@@ -11,6 +11,7 @@ from libc.string cimport memcpy, memset
 from engine_ext.control.overlap cimport (
     Overlap, overlap_blocked, overlap_entry_begins, overlap_entry_ends, overlap_wait_begins, overlap_wait_ends,
 )
+from engine_ext.gpu.device cimport device_slice
 from engine_ext.operations.op cimport Record
 from engine_ext.platform.atomics cimport (
     load_acquire, load_relaxed, now_ns, store32_release, store_relaxed, store_release,
@@ -74,17 +75,17 @@ cdef void publish(Trace* t, uint64_t nbytes) noexcept nogil:
 cdef uint32_t number_of(Trace* t, Record* record) noexcept nogil:
     """A name's number in this recording, told to the reader the first time; 0: no room."""
     cdef uint64_t nbytes = (sizeof(NameRecord) + record.name_bytes + 7) & ~<uint64_t>7
-    cdef NameRecord* told
+    cdef NameRecord* out
     if record.traced > t.names_before:
         return record.traced
-    told = <NameRecord*>reserve(t, nbytes)
-    if told == NULL:
+    out = <NameRecord*>reserve(t, nbytes)
+    if out == NULL:
         return 0
     t.names += 1
     record.traced = t.names
-    told.head.bytes, told.head.type = <uint32_t>nbytes, RecordType.RECORD_NAME
-    told.number, told.name_bytes = record.traced, record.name_bytes
-    memcpy(<char*>told + sizeof(NameRecord), record.name, record.name_bytes)
+    out.head.bytes, out.head.type = <uint32_t>nbytes, RecordType.RECORD_NAME
+    out.number, out.name_bytes = record.traced, record.name_bytes
+    memcpy(<char*>out + sizeof(NameRecord), record.name, record.name_bytes)
     publish(t, nbytes)
     return record.traced
 
@@ -94,65 +95,65 @@ cdef void trace_entry(Trace* t, const engine_entry* entry, Op** batch, const Exe
     """A recorded entry is done, which was closed at `closed`; 0: nobody knows here. Its operations still have their names."""
     cdef uint64_t nbytes = sizeof(EntryRecord) + entry.items * sizeof(TensorRecord)
     cdef const uint64_t* arrivals = <const uint64_t*>entry + entry.words - entry.items
-    cdef EntryRecord* told
+    cdef EntryRecord* out
     cdef TensorRecord* tensor
     cdef uint32_t i
     for i in range(entry.items):                # names before the entry that mentions them
         if number_of(t, batch[i].record) == 0:
             return
-    told = <EntryRecord*>reserve(t, nbytes)
-    if told == NULL:
+    out = <EntryRecord*>reserve(t, nbytes)
+    if out == NULL:
         return
-    memset(told, 0, sizeof(EntryRecord))
-    told.head.bytes, told.head.type = <uint32_t>nbytes, RecordType.RECORD_ENTRY
-    told.sequence, told.nbytes, told.closed, told.started = entry.sequence, entry.bytes, closed if closed else started, started
-    told.ended, told.items = now_ns(), entry.items
-    told.type, told.kind, told.algorithm = entry.type, entry.kind, entry.algorithm
+    memset(out, 0, sizeof(EntryRecord))
+    out.head.bytes, out.head.type = <uint32_t>nbytes, RecordType.RECORD_ENTRY
+    out.sequence, out.nbytes, out.closed, out.started = entry.sequence, entry.bytes, closed if closed else started, started
+    out.ended, out.items = now_ns(), entry.items
+    out.type, out.kind, out.algorithm = entry.type, entry.kind, entry.algorithm
     if entry.type == ENTRY_BATCH:
-        told.wire = entry.meta.wire
+        out.wire = entry.meta.wire
     if entry.type == ENTRY_BATCH and x.timed:   # else it is not this entry's
-        memcpy(told.first, x.stage_first, sizeof(told.first))
-        memcpy(told.last, x.stage_last, sizeof(told.last))
-        memcpy(told.spent, x.stage_spent, sizeof(told.spent))
-    tensor = <TensorRecord*>(<char*>told + sizeof(EntryRecord))
+        memcpy(out.first, x.stage_first, sizeof(out.first))
+        memcpy(out.last, x.stage_last, sizeof(out.last))
+        memcpy(out.spent, x.stage_spent, sizeof(out.spent))
+    tensor = <TensorRecord*>(<char*>out + sizeof(EntryRecord))
     for i in range(entry.items):
         tensor[i].submitted, tensor[i].nbytes = batch[i].submitted, batch[i].nbytes
         tensor[i].arrival, tensor[i].name = arrivals[i], batch[i].record.traced
     publish(t, nbytes)
 
 
-cdef void span(Trace* t, RecordType type, uint64_t begun, uint64_t ended) noexcept nogil:
-    cdef SpanRecord* told
+cdef void record_span(Trace* t, RecordType type, uint64_t begun, uint64_t ended) noexcept nogil:
+    cdef SpanRecord* out
     if not bucket_has(&t.spans, load_relaxed(&t.recording.rate), ended):
         return
-    told = <SpanRecord*>reserve(t, sizeof(SpanRecord))
-    if told != NULL:
+    out = <SpanRecord*>reserve(t, sizeof(SpanRecord))
+    if out != NULL:
         t.spans.level -= 1
-        told.head.bytes, told.head.type = <uint32_t>sizeof(SpanRecord), type
-        told.begun, told.ended = begun, ended
+        out.head.bytes, out.head.type = <uint32_t>sizeof(SpanRecord), type
+        out.begun, out.ended = begun, ended
         publish(t, sizeof(SpanRecord))
 
 
 cdef void trace_sample(Trace* t, const device_sample* sample) noexcept nogil:
     """A sampled entry on a GPU, some of whose stages are known by the host's clock. The caller holds the lock."""
     cdef uint64_t slices = <uint64_t>sample.n_slices * sizeof(device_slice), nbytes = sizeof(SampleRecord) + slices
-    cdef SampleRecord* told
+    cdef SampleRecord* out
     if not t.recording.on or not bucket_has(&t.spans, load_relaxed(&t.recording.rate), now_ns()):
         return
-    told = <SampleRecord*>reserve(t, nbytes)
-    if told == NULL:
+    out = <SampleRecord*>reserve(t, nbytes)
+    if out == NULL:
         return
     t.spans.level -= <double>sample.n_slices
-    told.head.bytes, told.head.type = <uint32_t>nbytes, RecordType.RECORD_SAMPLE
-    told.sequence, told.nbytes, told.error_ns = sample.sequence, sample.bytes, sample.error_ns
-    told.slices = <uint64_t>sample.n_slices
-    memcpy(<char*>told + sizeof(SampleRecord), sample.slices, slices)
+    out.head.bytes, out.head.type = <uint32_t>nbytes, RecordType.RECORD_SAMPLE
+    out.sequence, out.nbytes, out.error_ns = sample.sequence, sample.bytes, sample.error_ns
+    out.slices = <uint64_t>sample.n_slices
+    memcpy(<char*>out + sizeof(SampleRecord), sample.slices, slices)
     publish(t, nbytes)
 
 
 cdef void trace_step(Trace* t, uint64_t now) noexcept nogil:
     t.totals.steps += 1
-    span(t, RecordType.RECORD_STEP, t.step_begun, now)
+    record_span(t, RecordType.RECORD_STEP, t.step_begun, now)
     t.step_begun = now
 
 
@@ -165,7 +166,7 @@ cdef uint32_t trace_wait_begins(Trace* t, uint64_t now) noexcept nogil:
 
 cdef void trace_wait_ends(Trace* t, uint32_t recording, uint64_t now) noexcept nogil:
     if recording == t.recording.on and overlap_wait_ends(&t.overlap, now) >= SHORTEST_WAIT:   # else it began before
-        span(t, RecordType.RECORD_WAIT, t.overlap.blocked_since, now)
+        record_span(t, RecordType.RECORD_WAIT, t.overlap.blocked_since, now)
 
 
 cdef void trace_entry_begins(Trace* t, uint64_t now) noexcept nogil:

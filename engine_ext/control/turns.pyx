@@ -46,7 +46,7 @@ cdef void turns_hand(State* world, device_queue* queue) noexcept nogil:
     turns_look_for_left(world)
 
 
-cdef bint ask(State* world) noexcept nogil:
+cdef bint request_turns(State* world) noexcept nogil:
     """Ask for the turns that are wanted, as far as there is room for requests. Whether for all. The caller holds the lock."""
     cdef device_queue* queue = world.queues
     while queue != NULL:
@@ -63,7 +63,7 @@ cdef void turns_want(State* world, device_queue* queue) noexcept nogil:
     cdef bint room
     pthread_mutex_lock(&world.lock)
     queue.wanted += 1
-    room = ask(world)
+    room = request_turns(world)
     pthread_mutex_unlock(&world.lock)
     if room:
         wake(&world.segment, world.segment.leader, 0)
@@ -77,7 +77,7 @@ cdef void turns_retry(State* world) noexcept nogil:
         return
     pthread_mutex_lock(&world.lock)
     head = world.segment.mine.request_head
-    ask(world)
+    request_turns(world)
     asked = world.segment.mine.request_head != head
     pthread_mutex_unlock(&world.lock)
     if asked:

@@ -11,7 +11,7 @@ from engine_ext.coordinator.frozen cimport frozen_close, frozen_deadline, frozen
 from engine_ext.coordinator.fusion cimport close_batches
 from engine_ext.coordinator.lateness cimport observe_batch_opens, observe_found, observe_ready
 from engine_ext.coordinator.names cimport names_open
-from engine_ext.coordinator.reports cimport COMPLAINT_BYTES, absent, complain, first_present, sent_by
+from engine_ext.coordinator.reports cimport MISMATCH_BYTES, absent, describe_mismatch, first_present, sent_by
 from engine_ext.coordinator.requests cimport (
     eviction_begin, eviction_end, requests_clear, requests_close, requests_drain, requests_forget, requests_wait, turns_append,
     turns_close,
@@ -111,11 +111,14 @@ cdef bint append_definition(Coordinator* c, NameState* name, const engine_meta* 
     return True
 
 
-cdef bint settle(Coordinator* c, NameState* name) noexcept nogil:
-    """Every rank has submitted `name`, at least one by a request: define and queue it, or complain. False: try again later."""
-    cdef char[COMPLAINT_BYTES] text
+cdef bint resolve_requests(Coordinator* c, NameState* name) noexcept nogil:
+    """Define and queue a name that every rank has submitted, at least one by a request, or report how they disagree.
+
+    False: try again later.
+    """
+    cdef char[MISMATCH_BYTES] text
     cdef engine_meta meta = first_present(c, name)[0]
-    cdef int length = complain(c, name, &meta, text)
+    cdef int length = describe_mismatch(c, name, &meta, text)
     cdef int32_t id = name.id
     cdef bint first = id < 0
     cdef int r
@@ -156,8 +159,8 @@ cdef bint settle(Coordinator* c, NameState* name) noexcept nogil:
     return True
 
 
-cdef inline int64_t said(Coordinator* c, const NameState* name, int rank, bint first) noexcept nogil:
-    """What `rank` has said with its submission: in its request the `first` time, since then in its page."""
+cdef inline int64_t load_rows(Coordinator* c, const NameState* name, int rank, bint first) noexcept nogil:
+    """Load the number that `rank` submitted with `name`: from its request the `first` time, since then from its page."""
     return name.requests[rank].rows if first else <int64_t>load_relaxed(&c.segment.pages[rank].rows[name.id])
 
 
@@ -171,9 +174,9 @@ cdef bint count_rows(Coordinator* c, NameState* name, bint first) noexcept nogil
         if name.rows == NULL:
             return False
     for r in range(c.segment.size):
-        name.rows[r] = 0 if absent(c, name, r) else said(c, name, r, first)
+        name.rows[r] = 0 if absent(c, name, r) else load_rows(c, name, r, first)
         if not add_bytes(&nbytes, name.rows[r], name.nbytes):
-            abort_world(c.segment, r, CAUSE_RAISED, b"it has told a number of rows that no tensor can have")
+            abort_world(c.segment, r, CAUSE_RAISED, b"it has reported a number of rows that no tensor can have")
             return False
     name.nbytes = nbytes
     return True
@@ -193,7 +196,7 @@ cdef bint enqueue(Coordinator* c, NameState* name, bint first) noexcept nogil:
     elif operation.says == SAYS_ALIGNED:
         name.aligns = c.joined_count == 0
         for r in range(c.segment.size if name.aligns else 0):
-            name.aligns &= said(c, name, r, first) != 0
+            name.aligns &= load_rows(c, name, r, first) != 0
     if operation.optional or name.meta.device:      # on GPUs whoever has joined needs memory for what comes
         for r in range(c.segment.size):
             name.absent += absent(c, name, r)
@@ -230,7 +233,7 @@ cdef bint find_ready(Coordinator* c) noexcept nogil:
                 break
             if c.joined[r]:
                 continue            # its bits follow the entries, and say nothing
-            ready &= load_acquire(&c.segment.pages[r].ready[w]) ^ c.phase[w]     # pairs with announce(): rows, absent, data
+            ready &= load_acquire(&c.segment.pages[r].ready[w]) ^ c.phase[w]     # pairs with announce_op(): rows, absent, data
         fresh[w] = ready
         any_fresh |= ready
     # A request with changed metadata is on its ring before its bit is set, so look there after the bits are read.
@@ -247,7 +250,7 @@ cdef bint find_ready(Coordinator* c) noexcept nogil:
             name = c.by_id[id]
             observe_found(c, id)
             alike = name.brought == 0 and (c.joined_count == 0 or not operation_of(&name.meta).rooted)
-            if not (enqueue(c, name, False) if alike else settle(c, name)):
+            if not (enqueue(c, name, False) if alike else resolve_requests(c, name)):
                 c.append_again = True
     return True
 
@@ -332,7 +335,7 @@ cdef bint coordinator_step(Coordinator* c) noexcept nogil:
             return False
         c.resume_at, changed = 0, True
     for r in range(segment.size):
-        seen = load_acquire(&segment.pages[r].arrivals) + load_acquire(&segment.pages[r].waits)     # pairs with announce()
+        seen = load_acquire(&segment.pages[r].arrivals) + load_acquire(&segment.pages[r].waits)     # pairs with announce_op()
         if seen != c.scanned[r]:
             store_relaxed(&c.scanned[r], seen)             # others than the role's holder look, in coordinator_unseen
             changed = True
@@ -351,7 +354,7 @@ cdef bint coordinator_step(Coordinator* c) noexcept nogil:
         while name != NULL:
             after = name.next
             # When all have joined, what is left are failures: no rank is told of them after it has gone on.
-            if ((name.id < 0 or c.joined_count == segment.size) and brought_by_all(c, name)) and not settle(c, name):
+            if ((name.id < 0 or c.joined_count == segment.size) and brought_by_all(c, name)) and not resolve_requests(c, name):
                 c.append_again = True
                 wanting += c.free_count == 0
             name = after

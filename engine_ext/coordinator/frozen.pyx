@@ -8,7 +8,7 @@ from libc.stdint cimport int32_t
 from libc.stdlib cimport calloc, free, malloc, qsort, realloc
 
 from engine_ext.coordinator.coordinator cimport FrozenBatch, Optimizer, cycle_ns, is_frozen, open_queue, wire_now, withheld
-from engine_ext.coordinator.fusion cimport alike, append
+from engine_ext.coordinator.fusion cimport append, are_compatible
 from engine_ext.coordinator.lateness cimport observe_batch_closes
 from engine_ext.operations.kinds cimport wire_bytes
 from engine_ext.platform.atomics cimport load32_acquire, load_relaxed, now_ns
@@ -82,7 +82,7 @@ cdef FrozenBatch* make_batch(Coordinator* c, NameState** names, int32_t left, ui
         free(batch)
         return NULL
     for k in range(left):
-        if names[k].batch != NULL or (batch.count and not alike(c, &names[0].meta, &names[k].meta)):
+        if names[k].batch != NULL or (batch.count and not are_compatible(c, &names[0].meta, &names[k].meta)):
             continue
         more = bytes_now(c, names[k])
         if batch.count and (nbytes + more > limit or batch.count >= BATCH_ITEMS):
@@ -97,7 +97,7 @@ cdef FrozenBatch* make_batch(Coordinator* c, NameState** names, int32_t left, ui
     return batch
 
 
-cdef void freeze(Coordinator* c, Optimizer* o) noexcept nogil:
+cdef void make_batches(Coordinator* c, Optimizer* o) noexcept nogil:
     """Make an optimizer's batches anew, of what came in its round. Without memory there are none, and the next round tries."""
     cdef int32_t count = 0, k
     cdef uint64_t nbytes = 0, limit
@@ -170,7 +170,7 @@ cdef void begin_round(Coordinator* c, Optimizer* o) noexcept nogil:
         batch = batch.next
     if not kept and (o.stale or o.came != o.frozen or o.fusion_threshold != c.knobs.fusion_threshold
                      or o.compression != c.knobs.compression):
-        freeze(c, o)
+        make_batches(c, o)
     batch = o.batches
     while batch != NULL:
         batch.broken = False
@@ -216,7 +216,7 @@ cdef uint64_t longest_hold(uint64_t warning_ns, uint64_t limit_ns) noexcept nogi
 
 # ---- the end of a batch -------------------------------------------------------------------------------------------------------
 
-cdef bint send(Coordinator* c, FrozenBatch* batch) noexcept nogil:
+cdef bint append_batch(Coordinator* c, FrozenBatch* batch) noexcept nogil:
     """Append a batch whose members are all here. What no rank has moves nothing: it goes to the open batch. False: the schedule
     is full."""
     cdef NameState* name
@@ -314,7 +314,7 @@ cdef bint frozen_close(Coordinator* c, bint changed) noexcept nogil:
         turned = o.compression != c.knobs.compression       # what fused may not do so any more
         while batch != NULL:
             if batch.here == batch.count and not turned:
-                room = room and send(c, batch)
+                room = room and append_batch(c, batch)
             elif batch.here and (turned or is_over(c, batch, now, &ended, awaited)):
                 let_go(c, batch)
             batch = batch.next

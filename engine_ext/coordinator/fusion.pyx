@@ -23,7 +23,7 @@ from engine_ext.shared.layout cimport (
 )
 from engine_ext.shared.segment cimport abort_world, schedule_append, schedule_reserve
 
-cdef const char* TOLD_TOO_MANY = b"it has told a number of operations without a name that it cannot have submitted"
+cdef const char* TOO_MANY_UNNAMED = b"it has reported a number of unnamed operations that it cannot have submitted"
 
 
 cdef bint somebody_waits(Coordinator* c) noexcept nogil:
@@ -53,8 +53,8 @@ cdef bint somebody_waits(Coordinator* c) noexcept nogil:
     return False
 
 
-cdef int due(Coordinator* c) noexcept nogil:
-    """Why the open batch closes now: one of CLOSED_*, or -1: it does not."""
+cdef int find_close_reason(Coordinator* c) noexcept nogil:
+    """Return why the open batch closes now: one of CLOSED_*, or -1: it does not."""
     if c.queue_bytes >= c.knobs.fusion_threshold or c.queue_count >= BATCH_ITEMS:
         return CLOSED_FULL
     if c.step_items < c.usual_items <= c.step_items + <uint64_t>waiting(c):
@@ -69,7 +69,7 @@ cdef inline bint in_place(Coordinator* c, const engine_meta* meta) noexcept nogi
     return meta.shared >= 0 and wire_now(c, meta) == 0 and c.segment.hosts == 1
 
 
-cdef bint fuses(Coordinator* c, const NameState* a, const NameState* b) noexcept nogil:
+cdef bint can_fuse(Coordinator* c, const NameState* a, const NameState* b) noexcept nogil:
     """Whether `b` may travel in an entry that `a` opened."""
     cdef const engine_meta* x = &a.meta
     cdef const engine_meta* y = &b.meta
@@ -77,18 +77,18 @@ cdef bint fuses(Coordinator* c, const NameState* a, const NameState* b) noexcept
         return False
     if a.absent < c.segment.size and (is_frozen(c, a) or is_frozen(c, b)):
         return False            # a gradient on a GPU that has no company which is always the same
-    return alike(c, x, y)
+    return are_compatible(c, x, y)
 
 
-cdef bint alike(Coordinator* c, const engine_meta* x, const engine_meta* y) noexcept nogil:
-    """Whether one pass reduces, or one call moves, what two descriptions of the same kind say."""
+cdef bint are_compatible(Coordinator* c, const engine_meta* x, const engine_meta* y) noexcept nogil:
+    """Whether one pass can reduce, or one call move, tensors of two descriptions of the same kind."""
     return (x.dtype == y.dtype and x.device == y.device and wire_now(c, x) == wire_now(c, y) and x.op == y.op and x.root == y.root
             and x.prescale == y.prescale and x.postscale == y.postscale and in_place(c, x) == in_place(c, y)
             ) or not operation_of(x).moves
 
 
-cdef void align(Coordinator* c, engine_entry* entry) noexcept nogil:
-    """Tell on a barrier's entry how many operations without a name, of each kind, the rank with the most of them has submitted.
+cdef void align_unnamed(Coordinator* c, engine_entry* entry) noexcept nogil:
+    """Write on a barrier's entry how many unnamed operations of each kind the rank with the most of them has submitted.
     The ranks' only threads wait in the barrier, so the numbers stand still. One that no rank can have ends the world."""
     cdef uint64_t[KINDS] most
     cdef uint64_t number
@@ -98,7 +98,7 @@ cdef void align(Coordinator* c, engine_entry* entry) noexcept nogil:
         for r in range(c.segment.size):
             number = load_relaxed(&c.segment.pages[r].unnamed[kind])
             if number > load_relaxed(&c.segment.mine.unnamed[kind]) + MOST_LEFT_OUT:
-                abort_world(c.segment, r, CAUSE_RAISED, TOLD_TOO_MANY)
+                abort_world(c.segment, r, CAUSE_RAISED, TOO_MANY_UNNAMED)
                 return
             most[kind] = max(most[kind], number)
     entry.flags |= ENTRY_ALIGN
@@ -152,7 +152,7 @@ cdef bint append(Coordinator* c, const int32_t* ids, int32_t items, uint64_t nby
             entry.flags |= ENTRY_MEMBERS
             entry.id = bringer(c)
         if name.aligns:
-            align(c, entry)
+            align_unnamed(c, entry)
         name.used = c.writer.sequence
         c.phase[ids[i] >> 6] ^= <uint64_t>1 << (ids[i] & 63)
         c.queued[ids[i] >> 6] &= ~(<uint64_t>1 << (ids[i] & 63))
@@ -172,7 +172,7 @@ cdef bint close_batches(Coordinator* c) noexcept nogil:
     cdef uint64_t nbytes
     cdef NameState* first
     cdef NameState* name
-    cdef int reason = due(c)
+    cdef int reason = find_close_reason(c)
     if reason < 0:
         return True
     while c.queue_count:
@@ -182,7 +182,7 @@ cdef bint close_batches(Coordinator* c) noexcept nogil:
         # Members to the front of the queue, the others to `scratch`; both keep their order.
         for i in range(c.queue_count):
             name = c.by_id[c.queue[i]]
-            if items == 0 or (fuses(c, first, name) and items < BATCH_ITEMS
+            if items == 0 or (can_fuse(c, first, name) and items < BATCH_ITEMS
                               and nbytes + name.nbytes <= c.knobs.fusion_threshold):
                 c.queue[items] = c.queue[i]
                 items += 1

@@ -7,7 +7,7 @@ from libc.stdint cimport int32_t, uint32_t, uint64_t
 
 from engine_ext.coordinator.coordinator cimport Coordinator, NameState
 from engine_ext.shared.counters cimport tally
-from engine_ext.shared.layout cimport ARRIVAL_LAST_BITS, ARRIVAL_WAIT_BITS, ENTRY_BATCH, engine_entry
+from engine_ext.shared.layout cimport ENTRY_BATCH, engine_entry
 
 cdef extern from "platform/cpu.h" nogil:
     void engine_prefetch_read(const void* memory, size_t nbytes)

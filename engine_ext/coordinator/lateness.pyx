@@ -7,7 +7,7 @@ role.
 from engine_ext.platform.atomics cimport load32_acquire, load_relaxed, now_ns
 from engine_ext.platform.clock cimport age_ns
 from engine_ext.platform.token_bucket cimport bucket_has
-from engine_ext.shared.layout cimport rank_page
+from engine_ext.shared.layout cimport ARRIVAL_LAST_BITS, ARRIVAL_WAIT_BITS, rank_page
 
 
 cdef void lateness_decide(Coordinator* c, uint64_t now) noexcept nogil:

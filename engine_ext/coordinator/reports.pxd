@@ -15,10 +15,10 @@ cdef bint wait_report_overdue(Coordinator* c, uint64_t seen, uint64_t warning_ns
 cdef int wait_report_absentee(Coordinator* c, int rank, int32_t id) noexcept nogil
 
 cdef enum:
-    COMPLAINT_BYTES = 4096
+    MISMATCH_BYTES = 4096
 
 cdef const engine_meta* first_present(Coordinator* c, NameState* name) noexcept nogil
-cdef int complain(Coordinator* c, NameState* name, const engine_meta* present, char* text) noexcept nogil
+cdef int describe_mismatch(Coordinator* c, NameState* name, const engine_meta* present, char* text) noexcept nogil
 
 cdef inline const engine_meta* sent_by(NameState* name, int rank) noexcept nogil:
     """The metadata that `rank` submitted: that of its open request, or for a bit the defined one."""

@@ -46,7 +46,7 @@ cdef bint is_gradient(const NameState* name) noexcept nogil:
     return k < name.name_bytes and name.name[k] == 46               # a dot
 
 
-cdef void add(Coordinator* c, Sides* sides, NameState* name) noexcept nogil:
+cdef void add_to_side(Coordinator* c, Sides* sides, NameState* name) noexcept nogil:
     """Count `name` to its side, unless no rank lacks it."""
     cdef bint[MAX_RANKS] brought
     cdef bint[MAX_RANKS] missing
@@ -89,7 +89,7 @@ cdef void add(Coordinator* c, Sides* sides, NameState* name) noexcept nogil:
 cdef void add_requested(Coordinator* c, Sides* sides) noexcept nogil:
     cdef NameState* name = c.open
     while name != NULL:
-        add(c, sides, name)
+        add_to_side(c, sides, name)
         name = name.next
 
 
@@ -107,10 +107,10 @@ cdef void add_defined(Coordinator* c, Sides* sides) noexcept nogil:
         for k in range(64 if some else 0):
             id = <uint64_t>w * 64 + k
             if some >> k & 1 and c.by_id[id] != NULL and not c.by_id[id].listed:
-                add(c, sides, c.by_id[id])
+                add_to_side(c, sides, c.by_id[id])
 
 
-cdef bint meet(const bint* a, const bint* b, int size) noexcept nogil:
+cdef bint have_common_rank(const bint* a, const bint* b, int size) noexcept nogil:
     cdef int r
     for r in range(size):
         if a[r] and b[r]:
@@ -118,9 +118,9 @@ cdef bint meet(const bint* a, const bint* b, int size) noexcept nogil:
     return False
 
 
-cdef inline bint against(const Side* a, const Side* b, int size) noexcept nogil:
+cdef inline bint wait_for_each_other(const Side* a, const Side* b, int size) noexcept nogil:
     """Whether each has ranks that the other waits for."""
-    return meet(a.brought, b.missing, size) and meet(a.missing, b.brought, size)
+    return have_common_rank(a.brought, b.missing, size) and have_common_rank(a.missing, b.brought, size)
 
 
 cdef int describe_names(const Side* side, char* text, int room) noexcept nogil:
@@ -148,13 +148,13 @@ cdef int describe_side(Coordinator* c, const Side* side, char* text, int room) n
     return fit(at, snprintf(text + at, room - at, " %s not submitted", b"has" if lacking == 1 else b"have"), room)
 
 
-cdef const char* hint(const Sides* sides, int size) noexcept nogil:
-    """A hint at the defect, for ranks that keep each other waiting; NULL: they do not."""
+cdef const char* find_hint(const Sides* sides, int size) noexcept nogil:
+    """Return a hint at the defect, for ranks that keep each other waiting; NULL: they do not."""
     cdef const char* found = NULL
     cdef int a, b
     for a in range(sides.count):
         for b in range(a):
-            if not against(&sides.side[a], &sides.side[b], size):
+            if not wait_for_each_other(&sides.side[a], &sides.side[b], size):
                 continue
             if sides.side[a].gradients != sides.side[b].gradients:
                 return (b". Did ranks make different numbers of steps? Give each as many batches, or let each call engine.join() "
@@ -197,19 +197,19 @@ cdef Standoff wait_report_describe(Coordinator* c, int culprit, char* text, int 
     """
     cdef Sides sides
     cdef const char* why
-    cdef int at = 0, start, told, k
+    cdef int at = 0, start, others, k
     cdef bint concerns
     sides.count = 0
     add_requested(c, &sides)
     add_defined(c, &sides)
-    why = hint(&sides, c.segment.size)
+    why = find_hint(&sides, c.segment.size)
     start = at = describe_set(c, text, room - HINT_BYTES)
-    for told in range(2):
+    for others in range(2):
         for k in range(sides.count):
             concerns = culprit < 0 or sides.side[k].missing[culprit]
-            if concerns != (told == 0):
+            if concerns != (others == 0):
                 continue
-            if told and at == start:
+            if others and at == start:
                 break
             if at > start:
                 at = fit(at, snprintf(text + at, room - HINT_BYTES - at, "; "), room - HINT_BYTES)
@@ -240,7 +240,7 @@ cdef bint wait_report_overdue(Coordinator* c, uint64_t seen, uint64_t warning_ns
     name = c.open
     while name != NULL:
         if not name.reported and wanted(name):
-            add(c, &sides, name)
+            add_to_side(c, &sides, name)
             name.reported = True
         name = name.next
     for k in range(sides.count):
@@ -272,8 +272,8 @@ cdef int wait_report_absentee(Coordinator* c, int rank, int32_t id) noexcept nog
 # Do the ranks mean the same by a name, and can it be done? If not, what each of them sent, in words. The caller holds rank 0's
 # driver role.
 
-cdef bint same(const engine_meta* a, const engine_meta* b) noexcept nogil:
-    """Equal but for where in the arena the tensor lies."""
+cdef bint is_same_meta(const engine_meta* a, const engine_meta* b) noexcept nogil:
+    """Whether two descriptions are equal but for where in the arena the tensor lies."""
     cdef engine_meta x = a[0]
     x.shared = b.shared
     return memcmp(&x, b, sizeof(engine_meta)) == 0
@@ -302,11 +302,11 @@ cdef const engine_meta* counts_as(Coordinator* c, NameState* name, int rank, con
     x.layout = present.layout
     if not present.device:
         x.dtype, x.wire = present.dtype, present.wire
-    return present if same(&x, present) else sent
+    return present if is_same_meta(&x, present) else sent
 
 
-cdef int complain_of_faults(Coordinator* c, NameState* name, char* text) noexcept nogil:
-    """What ranks sent that cannot be done, whatever the others sent, and on which the call failed before they sent anything."""
+cdef int describe_faults(Coordinator* c, NameState* name, char* text) noexcept nogil:
+    """Write what ranks sent that cannot be done, whatever the others sent, and where the call failed before it was sent."""
     cdef bint[MAX_RANKS] one
     cdef bint failed
     cdef int at = 0, r
@@ -314,52 +314,52 @@ cdef int complain_of_faults(Coordinator* c, NameState* name, char* text) noexcep
         failed = name.requests[r] != NULL and name.requests[r].text != NULL
         if not failed and (c.joined[r] or sent_by(name, r).fault == FAULT_NONE):
             continue
-        if at > COMPLAINT_BYTES - 512:
+        if at > MISMATCH_BYTES - 512:
             break
         if at:
-            at += snprintf(text + at, COMPLAINT_BYTES - at, "; ")
+            at += snprintf(text + at, MISMATCH_BYTES - at, "; ")
         memset(one, 0, sizeof(one))
         one[r] = True
-        at += describe_ranks(one, c.segment.numbers, c.segment.size, text + at, COMPLAINT_BYTES - at)
+        at += describe_ranks(one, c.segment.numbers, c.segment.size, text + at, MISMATCH_BYTES - at)
         if failed:
-            at = fit(at, snprintf(text + at, COMPLAINT_BYTES - at, " %s", name.requests[r].text), COMPLAINT_BYTES)
+            at = fit(at, snprintf(text + at, MISMATCH_BYTES - at, " %s", name.requests[r].text), MISMATCH_BYTES)
             continue
-        at += snprintf(text + at, COMPLAINT_BYTES - at, " sent ")
-        at += describe_meta(sent_by(name, r), text + at, COMPLAINT_BYTES - at)
+        at += snprintf(text + at, MISMATCH_BYTES - at, " sent ")
+        at += describe_meta(sent_by(name, r), text + at, MISMATCH_BYTES - at)
     return at
 
 
-cdef int complain(Coordinator* c, NameState* name, const engine_meta* present, char* text) noexcept nogil:
-    """What each rank sent, equal ranks together. Empty when all sent the same and it can be done."""
+cdef int describe_mismatch(Coordinator* c, NameState* name, const engine_meta* present, char* text) noexcept nogil:
+    """Write what each rank sent, equal ranks together. Empty when all sent the same and it can be done."""
     cdef bint[MAX_RANKS] group
-    cdef bint[MAX_RANKS] told
-    cdef int at = complain_of_faults(c, name, text), r, q, groups = 0
+    cdef bint[MAX_RANKS] shown
+    cdef int at = describe_faults(c, name, text), r, q, groups = 0
     if at:
         return at
     for r in range(c.segment.size):
-        told[r] = c.joined[r]
+        shown[r] = c.joined[r]
     for r in range(c.segment.size):
-        if told[r]:
+        if shown[r]:
             continue
         memset(group, 0, sizeof(group))
         for q in range(r, c.segment.size):
-            if not told[q] and same(counts_as(c, name, q, present), counts_as(c, name, r, present)):
-                group[q] = told[q] = True
+            if not shown[q] and is_same_meta(counts_as(c, name, q, present), counts_as(c, name, r, present)):
+                group[q] = shown[q] = True
         if groups:
-            at += snprintf(text + at, COMPLAINT_BYTES - at, ", ")
-        at += describe_ranks(group, c.segment.numbers, c.segment.size, text + at, COMPLAINT_BYTES - at)
-        at += snprintf(text + at, COMPLAINT_BYTES - at, " sent ")
-        at += describe_meta(counts_as(c, name, r, present), text + at, COMPLAINT_BYTES - at)
+            at += snprintf(text + at, MISMATCH_BYTES - at, ", ")
+        at += describe_ranks(group, c.segment.numbers, c.segment.size, text + at, MISMATCH_BYTES - at)
+        at += snprintf(text + at, MISMATCH_BYTES - at, " sent ")
+        at += describe_meta(counts_as(c, name, r, present), text + at, MISMATCH_BYTES - at)
         groups += 1
-        if at > COMPLAINT_BYTES - 512:
+        if at > MISMATCH_BYTES - 512:
             break
-    return at if groups > 1 else complain_of_joined(c, present, text)
+    return at if groups > 1 else describe_joined_root(c, present, text)
 
 
-cdef int complain_of_joined(Coordinator* c, const engine_meta* meta, char* text) noexcept nogil:
-    """A root that has joined has nothing to give."""
+cdef int describe_joined_root(Coordinator* c, const engine_meta* meta, char* text) noexcept nogil:
+    """Report a root that has joined: it has nothing to send."""
     cdef int r
     for r in range(c.segment.size if operation_of(meta).rooted else 0):
         if c.joined[r] and c.segment.numbers[r] == meta.root:
-            return snprintf(text, COMPLAINT_BYTES, "rank %d is the root and has joined", meta.root)
+            return snprintf(text, MISMATCH_BYTES, "rank %d is the root and has joined", meta.root)
     return 0

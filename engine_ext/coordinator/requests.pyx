@@ -107,8 +107,8 @@ cdef void requests_drain(Coordinator* c, int rank) noexcept nogil:
     store_release(&c.segment.coordinator.drained[rank], tail)       # pairs with write_request: the bytes may be reused
 
 
-cdef void release(void* coordinator, Named* named) noexcept nogil:
-    """Free what a name holds."""
+cdef void free_name(void* coordinator, Named* named) noexcept nogil:
+    """Free the memory of a name's state."""
     cdef NameState* name = <NameState*>named
     requests_clear(<Coordinator*>coordinator, name)
     free(name.requests)
@@ -118,12 +118,12 @@ cdef void release(void* coordinator, Named* named) noexcept nogil:
 cdef void requests_forget(Coordinator* c, NameState* name) noexcept nogil:
     """Take a name without open requests out of the table."""
     frozen_forget(c, name)
-    release(c, <Named*>name)
+    free_name(c, <Named*>name)
     names_remove(&c.names, <Named*>name)
 
 
 cdef void requests_close(Coordinator* c) noexcept nogil:
-    names_close(&c.names, release, c)
+    names_close(&c.names, free_name, c)
 
 
 # ---- eviction of ids --------------------------------------------------------------------------------------------------------

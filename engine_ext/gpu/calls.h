@@ -81,7 +81,7 @@ int lane_graphs_have_ended(lane *l, uint64_t limit);
 /* Free what frozen passes have, or leave it to the keeper, and with it the module and the context, if a graph may still need that
  * after so long. Whether it is left. */
 int lane_release_passes(lane *l, uint64_t limit);
-/* Enqueue what parcels bring (moving.c), and use once what that uses. */
+/* Enqueue what transfers bring (moving.c), and use once what that uses. */
 int lane_move(lane *l, const device_item *item);
 int lane_warm_up_moves(lane *l);
 /* Look which tickets the device has passed. */

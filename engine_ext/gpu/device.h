@@ -69,18 +69,18 @@ typedef struct device_part {
 } device_part;
 
 /* A tensor of which ranks get rows as they are, one rank's behind the other's. */
-typedef struct device_parcel {
+typedef struct device_transfer {
   uint64_t source, target;   /* addresses; 0: this rank has none, and does not want what comes */
   uint64_t *sent, *received; /* bytes by rank; of an allgather, which sends the same to all, `sent` is not looked at */
-} device_parcel;
+} device_transfer;
 
 /* What an item does. Those from DEVICE_TURN on have no ticket. */
 enum {
   DEVICE_REDUCE,   /* every rank gets the reduction of what all have */
   DEVICE_SPREAD,   /* every rank gets the tensors of `root` */
   DEVICE_SCATTER,  /* every rank gets its part of the reduction: there is a part for each rank, of each dtype in turn */
-  DEVICE_GATHER,   /* every rank gets what all have: parcels */
-  DEVICE_EXCHANGE, /* every rank gets what each has for it: one parcel */
+  DEVICE_GATHER,   /* every rank gets what all have: transfers */
+  DEVICE_EXCHANGE, /* every rank gets what each has for it: one transfer */
   DEVICE_TURN,     /* the lane's own: in the order of the world's items, the place of the next one of a process set */
   DEVICE_CONNECT,  /* likewise: connect the ranks of a process set, or part them */
   DEVICE_PART,
@@ -110,14 +110,14 @@ struct device_item {
   int root;         /* of DEVICE_SPREAD: a rank of the world, or of the set */
   int op;           /* enum engine_op */
   int in_place;     /* there is one row, which every rank has, and which travels as it is: it needs no slab */
-  int lacking;      /* some rank has no tensors, and no memory for what parcels bring: what comes there goes to its slab */
-  uint32_t roomless; /* 1 until `give_room`: parcels have no targets yet; atomic */
+  int lacking;      /* some rank has no tensors, and no memory for what transfers bring: what comes there goes to its slab */
+  uint32_t roomless; /* 1 until `give_room`: transfers have no targets yet; atomic */
   double prescale, postscale;
   device_part *parts;
   device_row *sources, *targets; /* by row; `tensor` may differ, the rest does not */
-  device_parcel *parcels;
+  device_transfer *transfers;
   device_mark **ready;           /* for which the device waits first */
-  int n_parts, n_rows, n_parcels, n_ready, n_ops;
+  int n_parts, n_rows, n_transfers, n_ready, n_ops;
   void **ops; /* the owner's, as the next two */
   struct device_item *next_roomless;
   void *owner;

@@ -48,7 +48,7 @@ cdef extern from "engine_ext/gpu/device.h" nogil:
         uint64_t identity
         uint64_t place
 
-    ctypedef struct device_parcel:
+    ctypedef struct device_transfer:
         uint64_t source
         uint64_t target
         uint64_t* sent
@@ -91,11 +91,11 @@ cdef extern from "engine_ext/gpu/device.h" nogil:
         device_part* parts
         device_row* sources
         device_row* targets
-        device_parcel* parcels
+        device_transfer* transfers
         device_mark** ready
         int n_parts
         int n_rows
-        int n_parcels
+        int n_transfers
         int n_ready
         int n_ops
         void** ops

@@ -365,7 +365,7 @@ static int run_part(lane *l, const device_item *item, const device_part *part) {
 
 int lane_run(lane *l, const device_item *item) {
   int scatters = item->work == DEVICE_SCATTER;
-  if (item->n_parcels != 0) return lane_move(l, item);
+  if (item->n_transfers != 0) return lane_move(l, item);
   for (int k = 0; k < item->n_parts; k += scatters ? l->at->size : 1)
     STEP(scatters ? scatter_parts(l, item, &item->parts[k]) : run_part(l, item, &item->parts[k]));
   return 0;

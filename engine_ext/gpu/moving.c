@@ -36,7 +36,7 @@ static int end_calls(lane *l, int *calls) {
 
 /* ---- to all ---- */
 
-static int is_even(const lane *l, const device_parcel *p) {
+static int is_even(const lane *l, const device_transfer *p) {
   for (int r = 1; r < l->at->size; r++)
     if (p->received[r] != p->received[0]) return 0;
   return p->received[0] <= LARGEST;
@@ -44,7 +44,7 @@ static int is_even(const lane *l, const device_parcel *p) {
 
 /* What rank r has, to all: what comes to a rank without room for it goes to the slab, where nobody reads it. As ranks may pass on what
  * they receive, the slab takes one broadcast of a group. */
-static int gather_from(lane *l, const device_item *item, const device_parcel *p, int r, uint64_t begin, int *calls) {
+static int gather_from(lane *l, const device_item *item, const device_transfer *p, int r, uint64_t begin, int *calls) {
   uint64_t most = item->lacking ? l->slab_bytes : LARGEST;
   for (uint64_t low = 0; low < p->received[r]; low += most) {
     uint64_t to = p->target != 0 ? p->target + begin + low : l->slab, from = r == l->at->rank ? p->source + low : to;
@@ -55,7 +55,7 @@ static int gather_from(lane *l, const device_item *item, const device_parcel *p,
   return 0;
 }
 
-static int gather_parcel(lane *l, const device_item *item, const device_parcel *p, int *calls) {
+static int gather_transfer(lane *l, const device_item *item, const device_transfer *p, int *calls) {
   uint64_t begin = 0;
   if (!item->lacking && is_even(l, p)) {
     if (p->received[0] == 0) return 0;
@@ -70,9 +70,9 @@ static int gather_parcel(lane *l, const device_item *item, const device_parcel *
 
 static int gather(lane *l, const device_item *item) {
   int calls = 0;
-  for (int k = 0; k < item->n_parcels; k++) {
-    const device_parcel *p = &item->parcels[k];
-    STEP(l->at->size == 1 ? copy(l, p->target, p->source, p->received[0]) : gather_parcel(l, item, p, &calls));
+  for (int k = 0; k < item->n_transfers; k++) {
+    const device_transfer *p = &item->transfers[k];
+    STEP(l->at->size == 1 ? copy(l, p->target, p->source, p->received[0]) : gather_transfer(l, item, p, &calls));
   }
   return end_calls(l, &calls);
 }
@@ -80,7 +80,7 @@ static int gather(lane *l, const device_item *item) {
 /* ---- to each its own ---- */
 
 /* The pieces from `low` on. Whether there were any: for this rank, which is all that it knows of. */
-static int exchange_round(lane *l, const device_parcel *p, uint64_t low, uint64_t most, int *calls) {
+static int exchange_round(lane *l, const device_transfer *p, uint64_t low, uint64_t most, int *calls) {
   uint64_t from = p->source, to = p->target;
   for (int r = 0; r < l->at->size; from += p->sent[r], to += p->target != 0 ? p->received[r] : 0, r++) {
     if (r == l->at->rank) continue;
@@ -98,7 +98,7 @@ static int exchange_round(lane *l, const device_parcel *p, uint64_t low, uint64_
 }
 
 static int exchange(lane *l, const device_item *item) {
-  const device_parcel *p = item->parcels;
+  const device_transfer *p = item->transfers;
   uint64_t most = item->lacking ? l->slab_bytes : LARGEST, longest = 0, from = p->source, to = p->target;
   int calls = 0;
   for (int r = 0; r < l->at->rank; r++) {

@@ -137,18 +137,18 @@ int lane_cut(lane *l, int stage) {
 
 /* ---- reading ---- */
 
-static int read_slice(lane *l, const lane_sample *s, int k, device_sample *told) {
-  device_slice *slice = &told->slices[k];
+static int read_slice(lane *l, const lane_sample *s, int k, device_sample *sample) {
+  device_slice *slice = &sample->slices[k];
   uint64_t lasted = 0;
   int64_t begun = 0;
   STEP(duration(l, s->events[k], s->events[k + 1], &lasted));
-  told->ns[s->stages[k]] += lasted;
+  sample->ns[s->stages[k]] += lasted;
   if (l->origin_ns == 0) return 0;
   STEP(elapsed(l, l->origin, s->events[k], &begun));
   slice->stage = s->stages[k];
   slice->begun = l->origin_ns + (uint64_t)begun;
   slice->ended = slice->begun + lasted;
-  told->n_slices = k + 1;
+  sample->n_slices = k + 1;
   return 0;
 }
 
@@ -170,27 +170,28 @@ static int move_origin(lane *l, lane_sample *s) {
 }
 
 static int read_sample(lane *l, lane_sample *s) {
-  device_sample told = {.sequence = s->sequence, .bytes = s->bytes, .has = (1u << DEVICE_EXPOSED) - 1, .error_ns = l->origin_error};
-  STEP(duration(l, s->mark->event, s->events[0], &told.ns[DEVICE_QUEUE]));
-  for (int k = 0; k < s->n; k++) STEP(read_slice(l, s, k, &told));
+  device_sample sample = {
+      .sequence = s->sequence, .bytes = s->bytes, .has = (1u << DEVICE_EXPOSED) - 1, .error_ns = l->origin_error};
+  STEP(duration(l, s->mark->event, s->events[0], &sample.ns[DEVICE_QUEUE]));
+  for (int k = 0; k < s->n; k++) STEP(read_slice(l, s, k, &sample));
   STEP(move_origin(l, s));
   let_go(l, s);
-  if (load_pointer((void **)&l->d.sampled) != NULL) l->d.sampled(&l->d, &told);
+  if (load_pointer((void **)&l->d.sampled) != NULL) l->d.sampled(&l->d, &sample);
   return 0;
 }
 
 /* The program's streams pass them when they like. */
 static int read_stand(lane *l, lane_stand *stand) {
-  device_sample told = {.has = 1u << DEVICE_EXPOSED};
+  device_sample sample = {.has = 1u << DEVICE_EXPOSED};
   CUresult code;
   if (load32_acquire(&stand->state) != STAND_RECORDED) return 0; /* pairs with wait_for: both events are recorded */
   code = IN_CALL(cuEventQuery, stand->behind);
   store_pointer(&l->d.call, NULL);
   if (code == CUDA_ERROR_NOT_READY) return 0;
   STEP(lane_after_cuda(l, "cuEventQuery", code));
-  STEP(duration(l, stand->before, stand->behind, &told.ns[DEVICE_EXPOSED]));
+  STEP(duration(l, stand->before, stand->behind, &sample.ns[DEVICE_EXPOSED]));
   store32_release(&stand->state, STAND_FREE); /* pairs with lane_take_stand */
-  if (load_pointer((void **)&l->d.sampled) != NULL) l->d.sampled(&l->d, &told);
+  if (load_pointer((void **)&l->d.sampled) != NULL) l->d.sampled(&l->d, &sample);
   return 0;
 }
 

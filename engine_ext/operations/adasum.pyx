@@ -19,8 +19,8 @@ from libc.stdlib cimport realloc
 from libc.string cimport memcpy, memset
 
 from engine_ext.data.executor cimport (
-    Adasum, Steps, chunk_end, compartment, elements, executor_start, find_slots, find_sources, offer, offset, part_start, place,
-    slot,
+    Adasum, Executor, Steps, chunk_end, compartment, elements, executor_start, find_slots, find_sources, offer, offset,
+    part_start, place, slot,
 )
 from engine_ext.data.plan cimport PIECE_ALIGNMENT, Cut, Piece, cut_range, next_piece
 from engine_ext.kernels.kernels cimport ENGINE_INNER_LANES
@@ -38,8 +38,8 @@ cdef Steps STEPS = Steps(pack, reduce, copy, offer_chunk, False, True)
 cdef double CANCELLED = 2.0 ** -48
 
 
-cdef inline int32_t pairs(const Executor* x) noexcept nogil:
-    """Inner products of a tensor: of (0, 0), (0, 1) .. (1, 1), (1, 2) .., as `inner` in kernels.h takes them."""
+cdef inline int32_t count_pairs(const Executor* x) noexcept nogil:
+    """Count the inner products of a tensor: of (0, 0), (0, 1) .. (1, 1), (1, 2) .., as `inner` in kernels.h takes them."""
     return x.size * (x.size + 1) // 2
 
 
@@ -64,7 +64,7 @@ cdef bint start(Executor* x) noexcept nogil:
     """Begin the entry that the plan describes. False without memory."""
     cdef Adasum* a = &x.adasum
     cdef uint64_t size = <uint64_t>x.size, count = <uint64_t>x.plan.count, lines, room, exchanged
-    cdef uint64_t products = count * <uint64_t>pairs(x), lanes = <uint64_t>pairs(x) * ENGINE_INNER_LANES, k
+    cdef uint64_t products = count * <uint64_t>count_pairs(x), lanes = <uint64_t>count_pairs(x) * ENGINE_INNER_LANES, k
     cdef char* memory
     room = 8 * (count + 1 + products + count * size + lanes)
     if room > a.room:
@@ -159,7 +159,7 @@ cdef void measure_parts(Executor* x, uint64_t n) noexcept nogil:
 
 cdef void add_lanes(Executor* x, int32_t k) noexcept nogil:
     """My part of piece k is measured: one number for each pair, and the lanes free for the next piece."""
-    cdef int32_t count = pairs(x), p
+    cdef int32_t count = count_pairs(x), p
     cdef double* products = x.adasum.products + <uint64_t>k * <uint64_t>count
     cdef double* lane = x.adasum.lanes
     for p in range(count):
@@ -171,7 +171,7 @@ cdef void add_lanes(Executor* x, int32_t k) noexcept nogil:
 # ---- their sum over ranks ----------------------------------------------------------------------------------------------------
 
 cdef inline uint64_t products_bytes(const Executor* x) noexcept nogil:
-    return <uint64_t>x.plan.count * <uint64_t>pairs(x) * sizeof(double)
+    return <uint64_t>x.plan.count * <uint64_t>count_pairs(x) * sizeof(double)
 
 
 cdef inline uint64_t exchange_start(const Executor* x, uint64_t n, int rank) noexcept nogil:
@@ -216,12 +216,12 @@ cdef void copy_exchange(Executor* x, uint64_t n) noexcept nogil:
 
 # ---- weights -----------------------------------------------------------------------------------------------------------------
 
-cdef inline double product(const double* products, int size, int i, int j) noexcept nogil:
+cdef inline double get_product(const double* products, int size, int i, int j) noexcept nogil:
     return products[i * size - i * (i - 1) // 2 + j - i] if i <= j else products[j * size - j * (j - 1) // 2 + i - j]
 
 
-cdef double coefficient(double both, double squared, double scale) noexcept nogil:
-    """1 - both / 2 squared; 1 for a vector whose squared norm is nothing beside `scale`. NaN stays NaN."""
+cdef double compute_coefficient(double both, double squared, double scale) noexcept nogil:
+    """Return 1 - both / 2 squared; 1 for a vector whose squared norm is nothing beside `scale`. NaN stays NaN."""
     return 1.0 if squared <= CANCELLED * scale else 1.0 - both / (2.0 * squared)
 
 
@@ -234,7 +234,7 @@ cdef double inner_product(
     scale[0] = 0
     for i in range(a, a + span):
         for j in range(b, b + span):
-            term = w[i] * w[j] * product(products, size, i, j)
+            term = w[i] * w[j] * get_product(products, size, i, j)
             total += term
             scale[0] += term if term > 0 else -term
     return total
@@ -252,8 +252,8 @@ cdef void weigh_tensor(const double* products, double* w, int size, double facto
             left = inner_product(products, w, size, a, a, span, &scale_left)
             right = inner_product(products, w, size, a + span, a + span, span, &scale_right)
             both = inner_product(products, w, size, a, a + span, span, &scale)
-            left = coefficient(both, left, scale_left)
-            right = coefficient(both, right, scale_right)
+            left = compute_coefficient(both, left, scale_left)
+            right = compute_coefficient(both, right, scale_right)
             for i in range(span):
                 w[a + i] *= left
                 w[a + span + i] *= right
@@ -266,7 +266,7 @@ cdef void weigh_tensor(const double* products, double* w, int size, double facto
 cdef void weigh_ranks(Executor* x) noexcept nogil:
     cdef int32_t k
     for k in range(x.plan.count):
-        weigh_tensor(x.adasum.products + k * pairs(x), x.adasum.weights + k * x.size, x.size, x.adasum.factor)
+        weigh_tensor(x.adasum.products + k * count_pairs(x), x.adasum.weights + k * x.size, x.size, x.adasum.factor)
 
 
 # ---- the stages --------------------------------------------------------------------------------------------------------------

@@ -97,7 +97,7 @@ cdef inline uint64_t most_of(uint64_t nbytes, int shares) noexcept nogil:
     return (nbytes // PIECE_ALIGNMENT // <uint64_t>shares + 2) * PIECE_ALIGNMENT
 
 
-cdef bint fits(Executor* x) noexcept nogil:
+cdef bint lay_out_slot(Executor* x) noexcept nogil:
     """Lay out the slot of a chunk of `chunk` bytes; whether it is no larger than a slot."""
     cdef Chain* c = &x.chain
     c.piece = most_of(x.chunk, c.turns)
@@ -118,10 +118,10 @@ cdef bint chain_start(Executor* x, int turns) noexcept nogil:
         if c.growth and growth != c.growth:
             return False
         c.growth = growth
-    while not fits(x):
+    while not lay_out_slot(x):
         x.chunk -= CHUNK_UNIT
     c.chunks = chunks_of_plan(x)
-    x.reduction.count = crew_size(x.crews, here(x))
+    x.reduction.count = crew_size(x.crews, own_host(x))
     executor_start(x, &STEPS, c.chunks + LAG * last_leg(x.crews) if c.chunks else 0)
     x.reduce_lag = LAG
     return True
@@ -129,14 +129,14 @@ cdef bint chain_start(Executor* x, int turns) noexcept nogil:
 
 # ---- where things lie --------------------------------------------------------------------------------------------------------
 
-cdef inline int here(const Executor* x) noexcept nogil:
+cdef inline int own_host(const Executor* x) noexcept nogil:
     return x.crews.host_of[x.rank]
 
 
 cdef inline uint64_t first_leg(const Executor* x, int k) noexcept nogil:
     """The leg of piece k at which this host adds its ranks' values."""
     cdef int start = k if x.chain.turns > 1 else 0
-    return <uint64_t>((here(x) - start + x.crews.hosts) % x.crews.hosts)
+    return <uint64_t>((own_host(x) - start + x.crews.hosts) % x.crews.hosts)
 
 
 cdef inline bint is_due(const Executor* x, uint64_t n, uint64_t leg) noexcept nogil:
@@ -176,13 +176,13 @@ cdef void pack(Executor* x, uint64_t n) noexcept nogil:
     cdef char* into
     cdef uint64_t leg
     cdef Part mine, first, last
-    cdef int k, crew = crew_size(x.crews, here(x)), place = x.crews.place_of[x.rank]
+    cdef int k, crew = crew_size(x.crews, own_host(x)), place = x.crews.place_of[x.rank]
     for k in range(x.chain.turns):
         leg = first_leg(x, k)
         if not is_due(x, n, leg):
             continue
-        mine = part_of(x, n, leg, k, here(x), place)
-        first, last = part_of(x, n, leg, k, here(x), 0), part_of(x, n, leg, k, here(x), crew - 1)
+        mine = part_of(x, n, leg, k, own_host(x), place)
+        first, last = part_of(x, n, leg, k, own_host(x), 0), part_of(x, n, leg, k, own_host(x), crew - 1)
         into = slot(x, x.rank, n) + packed_at(x, k)
         if first.low < mine.low:
             pack_range(x, into, mine.begin, first.low, mine.low)
@@ -205,8 +205,8 @@ cdef void reduce(Executor* x, uint64_t n) noexcept nogil:
 
 cdef void add_crew(Executor* x, uint64_t n, uint64_t leg, int k) noexcept nogil:
     """Add what the ranks of this host have of this rank's part to what has come from the host before."""
-    cdef Part mine = part_of(x, n, leg, k, here(x), x.crews.place_of[x.rank]), other
-    cdef int before = (here(x) + x.crews.hosts - 1) % x.crews.hosts, place
+    cdef Part mine = part_of(x, n, leg, k, own_host(x), x.crews.place_of[x.rank]), other
+    cdef int before = (own_host(x) + x.crews.hosts - 1) % x.crews.hosts, place
     if leg == 0:
         add_range(x, n, leg, k, mine, mine.low, mine.high, NULL, 0)
         return
@@ -227,7 +227,7 @@ cdef void add_range(Executor* x, uint64_t n, uint64_t leg, int k, Part mine, uin
         return
     while next_piece(&x.plan, &cut):
         for place in range(x.reduction.count):
-            rank = member(x.crews, here(x), place)
+            rank = member(x.crews, own_host(x), place)
             x.sources[place] = slot(x, rank, n) + packed_at(x, k) + (cut.low - mine.begin)
         x.reduction.unscaled = ENGINE_NO_SOURCE
         if cut.piece.source != NULL:
@@ -248,8 +248,8 @@ cdef void add_range(Executor* x, uint64_t n, uint64_t leg, int k, Part mine, uin
 
 cdef void hand_on(Executor* x, uint64_t n, uint64_t leg, int k) noexcept nogil:
     """Take this rank's part of the result from the host before."""
-    cdef Part mine = part_of(x, n, leg, k, here(x), x.crews.place_of[x.rank]), other
-    cdef int before = (here(x) + x.crews.hosts - 1) % x.crews.hosts, place
+    cdef Part mine = part_of(x, n, leg, k, own_host(x), x.crews.place_of[x.rank]), other
+    cdef int before = (own_host(x) + x.crews.hosts - 1) % x.crews.hosts, place
     cdef uint64_t low, high
     for place in range(crew_size(x.crews, before)):
         other = part_of(x, n, leg, k, before, place)
@@ -272,14 +272,14 @@ cdef void copy(Executor* x, uint64_t n) noexcept nogil:
         if not is_due(x, n, leg):
             continue
         for place in range(x.reduction.count):
-            part = part_of(x, n, leg, k, here(x), place)
+            part = part_of(x, n, leg, k, own_host(x), place)
             if part.low < part.high and not (made and place == x.crews.place_of[x.rank]):
-                copy_range(x, slot(x, member(x.crews, here(x), place), n) + result_at(x, k), part.low, part.low, part.high)
+                copy_range(x, slot(x, member(x.crews, own_host(x), place), n) + result_at(x, k), part.low, part.low, part.high)
 
 
 cdef void offer_parts(Executor* x, Stage stage, uint64_t n) noexcept nogil:
     """To the next host the sums of this rank's part, or the result."""
-    cdef int k, after = member(x.crews, (here(x) + 1) % x.crews.hosts, 0)
+    cdef int k, after = member(x.crews, (own_host(x) + 1) % x.crews.hosts, 0)
     cdef uint64_t leg
     cdef Part mine
     if stage != Stage.REDUCED:
@@ -287,9 +287,9 @@ cdef void offer_parts(Executor* x, Stage stage, uint64_t n) noexcept nogil:
     for k in range(x.chain.turns):
         leg = first_leg(x, k)
         if is_due(x, n, leg) and leg + 1 < <uint64_t>x.crews.hosts:
-            mine = part_of(x, n, leg, k, here(x), x.crews.place_of[x.rank])
+            mine = part_of(x, n, leg, k, own_host(x), x.crews.place_of[x.rank])
             offer(x, after, n, sums_at(x, k), sums_at(x, k) + (mine.high - mine.low) * x.chain.growth)
         leg += 0 if leg + 1 == <uint64_t>x.crews.hosts else <uint64_t>x.crews.hosts
         if is_due(x, n, leg) and leg < last_leg(x.crews):
-            mine = part_of(x, n, leg, k, here(x), x.crews.place_of[x.rank])
+            mine = part_of(x, n, leg, k, own_host(x), x.crews.place_of[x.rank])
             offer(x, after, n, result_at(x, k), result_at(x, k) + mine.high - mine.low)

@@ -11,7 +11,7 @@ from libc.string cimport memcpy, memset
 from engine_ext.data.executor cimport Executor, Steps, compartment, executor_start, in_compartment, offer, place, slot
 from engine_ext.gpu.device cimport DEVICE_EXCHANGE
 from engine_ext.operations.op cimport Op
-from engine_ext.operations.operation cimport TOLD_WRONG_NUMBERS, bytes_of_row, choose_scatter, plan_bytes, stand_in_rows
+from engine_ext.operations.operation cimport WRONG_ROW_COUNTS, bytes_of_row, choose_scatter, plan_bytes, stand_in_rows
 from engine_ext.platform.atomics cimport load_relaxed
 from engine_ext.shared.layout cimport add_bytes, engine_entry, engine_meta
 from engine_ext.transport.transport cimport Stage
@@ -28,12 +28,12 @@ cdef Operation exchange_row() noexcept:
     row.moves = row.alone = row.uneven = True
     row.bytes, row.choose, row.stand_in = bytes_of_row, choose_scatter, stand_in
     row.plan, row.finish = plan, finish
-    row.work, row.told = DEVICE_EXCHANGE, told
+    row.work, row.count_sizes = DEVICE_EXCHANGE, count_sizes
     return row
 
 
-cdef int64_t told(const engine_meta* meta, int size) noexcept nogil:
-    """How many rows go to each rank."""
+cdef int64_t count_sizes(const engine_meta* meta, int size) noexcept nogil:
+    """One size for each rank: the number of rows that go to it."""
     return size
 
 
@@ -61,7 +61,7 @@ cdef bint plan(Executor* x, Op** batch, const engine_entry* entry) noexcept nogi
 cdef const char* finish(Executor* x, Op** batch) noexcept nogil:
     """The result becomes the operation's."""
     if x.culprit >= 0:
-        return TOLD_WRONG_NUMBERS
+        return WRONG_ROW_COUNTS
     batch[0].memory, x.received = x.received, NULL
     batch[0].memory_bytes = x.gather_start[x.size - 1] + x.gather_bytes[x.size - 1]
     if batch[0].memory == NULL:

@@ -15,7 +15,7 @@ from engine_ext.gpu.device cimport DEVICE_GATHER
 from engine_ext.kernels.kernels cimport dtype_bytes
 from engine_ext.operations.op cimport Op
 from engine_ext.operations.operation cimport (
-    SAYS_ROWS, TOLD_WRONG_NUMBERS, bytes_of_row, choose_two_shot, plan_bytes, stand_in_rows,
+    SAYS_ROWS, WRONG_ROW_COUNTS, bytes_of_row, choose_two_shot, plan_bytes, stand_in_rows,
 )
 from engine_ext.shared.layout cimport (
     DIM_SPARSE, LAYOUT_SPARSE, add_padded_bytes, engine_entry, engine_meta, entry_rows,
@@ -36,12 +36,12 @@ cdef Operation gather_row() noexcept:
     row.moves = row.alone = row.uneven = True
     row.bytes, row.choose, row.stand_in = bytes_of_row, choose_two_shot, stand_in_rows
     row.plan, row.finish = plan, finish
-    row.work, row.told = DEVICE_GATHER, told
+    row.work, row.count_sizes = DEVICE_GATHER, count_sizes
     return row
 
 
-cdef int64_t told(const engine_meta* meta, int size) noexcept nogil:
-    """Of each tensor of a group, rows and the bytes of one; of a single one the entry tells."""
+cdef int64_t count_sizes(const engine_meta* meta, int size) noexcept nogil:
+    """Two sizes for each tensor of a group: its rows and the bytes of one. Of a single tensor the entry has them."""
     return 2 * <int64_t>meta.group
 
 
@@ -96,12 +96,12 @@ cdef const char* finish(Executor* x, Op** batch) noexcept nogil:
     for r in range(x.size if meta.group else 0):
         if x.gather_bytes[r] % PIECE_ALIGNMENT:         # else the parts behind it are not aligned, either
             x.culprit = r
-            return TOLD_WRONG_NUMBERS
+            return WRONG_ROW_COUNTS
     r = x.rank
     for k in range(x.size if meta.group else 0):        # this rank's own part first
         if x.gather_bytes[r] and not is_whole_group(meta, like, memory + x.gather_start[r], x.gather_bytes[r]):
             x.culprit = r
-            return TOLD_WRONG_NUMBERS
+            return WRONG_ROW_COUNTS
         if x.gather_bytes[r] and like == NULL:
             like = <const int64_t*>(memory + x.gather_start[r])
         r = k if k < x.rank else k + 1

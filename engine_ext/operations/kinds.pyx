@@ -116,7 +116,7 @@ cdef bint plan(Executor* x, Op** batch, const engine_entry* entry) noexcept nogi
 # Metadata in words: `allreduce sum float32[3, 4]`, `ranks 0, 2`. Functions return the bytes written, never past `room`.
 
 cdef enum:
-    PARTS = 8                   # of a list of ranks; of more, not all are told
+    PARTS = 8                   # most ranges that a list of ranks shows
 
 
 cdef const char* op_name(int op) noexcept nogil:
@@ -228,7 +228,7 @@ cdef int describe_factor(const char* what, double factor, char* text, int at, in
 
 
 cdef int end_of_run(const bint* chosen, const int* numbers, int size, int first) noexcept nogil:
-    """The last index of what is told in one with `first`: of a run of three numbers or more, else `first` itself."""
+    """Return the last index of the range that begins with `first`: of a run of three numbers or more, else `first` itself."""
     cdef int last = first, r
     for r in range(first + 1, size):
         if chosen == NULL or chosen[r]:
@@ -241,7 +241,7 @@ cdef int end_of_run(const bint* chosen, const int* numbers, int size, int first)
 cdef int describe_ranks(const bint* chosen, const int* numbers, int size, char* text, int room) noexcept nogil:
     """`rank 3`, `ranks 0, 1` or `ranks 0-2, 5`, by the world's `numbers`, which ascend; of more than PARTS, the last one and the
     first ones: the form of engine/text/readable.py. NULL: all are chosen."""
-    cdef int at, count = 0, parts = 0, told = 0, r = 0, last
+    cdef int at, count = 0, parts = 0, shown = 0, r = 0, last
     while r < size:
         if chosen == NULL or chosen[r]:
             last = end_of_run(chosen, numbers, size, r)
@@ -252,11 +252,11 @@ cdef int describe_ranks(const bint* chosen, const int* numbers, int size, char* 
     while r < size:
         if chosen == NULL or chosen[r]:
             last = end_of_run(chosen, numbers, size, r)
-            told += 1
-            if parts <= PARTS or told < PARTS or told == parts:
-                at = fit(at, snprintf(text + at, room - at, b"%s%d-%d" if last > r else b"%s%d", b", " if told > 1 else b"",
+            shown += 1
+            if parts <= PARTS or shown < PARTS or shown == parts:
+                at = fit(at, snprintf(text + at, room - at, b"%s%d-%d" if last > r else b"%s%d", b", " if shown > 1 else b"",
                                       numbers[r], numbers[last]), room)
-            elif told == PARTS:
+            elif shown == PARTS:
                 at = fit(at, snprintf(text + at, room - at, ", .."), room)
             r = last
         r += 1

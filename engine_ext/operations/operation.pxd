@@ -15,7 +15,7 @@ cdef enum:
     CHUNK_UNIT = 4096       # of which chunk sizes are multiples
 
 # Why an entry cannot go on, for which `culprit` of the executor is to blame.
-cdef const char* TOLD_WRONG_NUMBERS
+cdef const char* WRONG_ROW_COUNTS
 
 cdef enum Says:             # what a rank tells the coordinator of each submission, in `rows` of its page
     SAYS_NOTHING = 0
@@ -40,9 +40,9 @@ cdef struct Operation:
     # makes that size a whole one (whole_chunk).
     void (*choose)(engine_entry* entry, const engine_knobs* knobs, const Crews* crews) noexcept nogil
 
-    # Of tensors on GPUs: how many numbers (int64, in `splits`) each rank tells all others before the entry is handed over.
+    # Tensors on GPUs: number of sizes (int64, in `splits`) that each rank sends all others before the entry is handed over.
     # NULL as a function: none.
-    int64_t (*told)(const engine_meta* meta, int size) noexcept nogil
+    int64_t (*count_sizes)(const engine_meta* meta, int size) noexcept nogil
 
     # Every rank's. Fill the operation that a rank that has joined contributes: all fields beside `meta`, without a tensor.
     void (*stand_in)(Op* op, int size) noexcept nogil

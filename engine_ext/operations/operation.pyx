@@ -13,7 +13,7 @@ from engine_ext.shared.layout cimport (
 )
 from engine_ext.shared.rows cimport bounded_product
 
-cdef const char* TOLD_WRONG_NUMBERS = b"it has told numbers of rows that do not go with what it sends"
+cdef const char* WRONG_ROW_COUNTS = b"it has reported numbers of rows that do not fit what it sends"
 
 
 cdef bint operation_begin(

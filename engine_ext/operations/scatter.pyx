@@ -74,8 +74,8 @@ cdef bint plan_part(Executor* x, const Member* members, uint32_t count, uint64_t
     return True
 
 
-cdef inline void window(const Executor* x, uint64_t n, int rank, uint64_t* low, uint64_t* high) noexcept nogil:
-    """What of the part of `rank` is in chunk n: [low, high) of the logical buffer."""
+cdef inline void find_window(const Executor* x, uint64_t n, int rank, uint64_t* low, uint64_t* high) noexcept nogil:
+    """Find the range of the part of `rank` in chunk n: [low, high) of the logical buffer."""
     low[0] = x.send_start[rank] + n * compartment(x)
     high[0] = low[0] + in_compartment(x, x.send_bytes[rank], n * compartment(x))
 
@@ -85,7 +85,7 @@ cdef void pack(Executor* x, uint64_t n) noexcept nogil:
     cdef uint64_t low, high
     cdef int r
     for r in range(x.size):
-        window(x, n, r, &low, &high)
+        find_window(x, n, r, &low, &high)
         if low < high and r == x.rank:
             identity_of_absent(x, place(x, r, n, r), low, low, high)
         elif low < high:
@@ -96,7 +96,7 @@ cdef void offer_windows(Executor* x, Stage stage, uint64_t n) noexcept nogil:
     cdef uint64_t low, high, at
     cdef int r
     for r in range(x.size if stage == Stage.PACKED else 0):
-        window(x, n, r, &low, &high)
+        find_window(x, n, r, &low, &high)
         at = <uint64_t>r * compartment(x)
         if low < high:
             offer(x, r, n, at, at + high - low)
@@ -104,6 +104,6 @@ cdef void offer_windows(Executor* x, Stage stage, uint64_t n) noexcept nogil:
 
 cdef void reduce(Executor* x, uint64_t n) noexcept nogil:
     cdef uint64_t low, high
-    window(x, n, x.rank, &low, &high)
+    find_window(x, n, x.rank, &low, &high)
     if low < high:
         reduce_range(x, n, low - <uint64_t>x.rank * compartment(x), low, high, 1)

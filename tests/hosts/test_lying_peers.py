@@ -211,7 +211,7 @@ def test_a_gathered_group_whose_part_is_not_aligned_names_the_rank_or_the_coordi
     change = once(lambda frame: entry_of(frame, "allgather") >= 0, change_rows)
     tensors = [np.ones((3, 5)), np.ones((2, 9), np.float32)]
     said = errors_of(2, lambda rank: engine.grouped_allgather(tensors, "a"), change)
-    assert said[1].startswith("RankRaisedError: rank 0 failed: it has told numbers of rows"), said
+    assert said[1].startswith("RankRaisedError: rank 0 failed: it has reported numbers of rows"), said
 
 
 # ---- well-formed lies
@@ -226,7 +226,7 @@ def test_more_rows_than_memory_can_have_name_the_rank_that_tells_them(rows: int)
 
     change = once(lambda frame: frame.type == REQUESTS and frame.sender == 1, change_rows)
     said = errors_of(2, lambda rank: engine.allgather(np.ones((3, 8)), "a"), change)
-    assert "rank 1 failed: it has told a number of rows" in said[0], said
+    assert "rank 1 failed: it has reported a number of rows" in said[0], said
 
 
 @pytest.mark.parametrize("field", ["dtype", "op", "kind", "items", "chunk", "knobs", "id"])
@@ -257,7 +257,7 @@ def test_operations_without_a_name_that_a_rank_cannot_have_submitted_name_it(num
             engine.barrier()
 
     said = errors_of(2, work, change)
-    assert "rank 1 failed: it has told a number of operations without a name" in said[0], said
+    assert "rank 1 failed: it has reported a number of unnamed operations" in said[0], said
 
 
 def test_operations_without_a_name_that_an_entry_makes_up_name_the_coordinator() -> None:
@@ -269,7 +269,7 @@ def test_operations_without_a_name_that_an_entry_makes_up_name_the_coordinator()
             engine.barrier()
 
     said = errors_of(2, work, change)
-    assert "rank 0 failed: it has told a number of operations without a name" in said[1], said
+    assert "rank 0 failed: it has reported a number of unnamed operations" in said[1], said
 
 
 def test_a_rank_that_waits_for_an_operation_of_an_absurd_number_is_named() -> None:
@@ -286,7 +286,7 @@ def test_a_rank_that_waits_for_an_operation_of_an_absurd_number_is_named() -> No
             engine.barrier("other")
 
     said = errors_of(2, work, change)
-    assert "rank 1 failed: it has told a number of operations without a name" in said[0], said
+    assert "rank 1 failed: it has reported a number of unnamed operations" in said[0], said
 
 
 def test_a_recorded_entry_whose_last_rank_does_not_exist_ends_with_who_sent_it(tmp_path: Path) -> None:

@@ -46,8 +46,8 @@ MUTANTS = (
     Mutant(
         "a caller does not look again after announcing its sleep",
         DRIVER,
-        "if not drive_once(e) and not met(e, goal) and",
-        "if not met(e, goal) and",
+        "if not drive_once(e) and not is_goal_met(e, goal) and",
+        "if not is_goal_met(e, goal) and",
     ),
     Mutant(
         "who gives the role back does not look what is left",
@@ -64,8 +64,8 @@ MUTANTS = (
     Mutant(
         "the engine thread does not look whether it was rung before it sleeps",
         DRIVER,
-        "door_sleep(&mine.door[DOOR_ENGINE], door, until(when))",
-        "door_sleep(&mine.door[DOOR_ENGINE], door_count(&mine.door[DOOR_ENGINE]), until(when))",
+        "door_sleep(&mine.door[DOOR_ENGINE], door, remaining_ns(when))",
+        "door_sleep(&mine.door[DOOR_ENGINE], door_count(&mine.door[DOOR_ENGINE]), remaining_ns(when))",
     ),
     Mutant(
         "stages of an entry ring nobody",

@@ -72,7 +72,7 @@ class Thread(Code):
 
     # ---- execute.pyx
 
-    def complete(self, op: str) -> None:
+    def complete_op(self, op: str) -> None:
         self.add(op, 1)  # or32: done
 
     def wake_waiters(self) -> None:
@@ -94,7 +94,7 @@ class Thread(Code):
         for position, op in (completes or {}).items():
             other = self.fresh()
             self.jump_if(lambda r, position=position: r["cursor"] != position, other)
-            self.complete(op)
+            self.complete_op(op)
             self.wake_waiters()
             self.label(other)
         self.store("cursor", lambda r: r["cursor"] + 1, release=True)
@@ -263,7 +263,7 @@ class Thread(Code):
     def end_stop(self, op: str) -> None:
         """The engine thread has ended."""
         self.take("role", ENGINE_ASLEEP, ENGINE)
-        self.complete(op)
+        self.complete_op(op)
         self.wake_waiters()
         self.store("role", ENGINE_ASLEEP, release=True)
 
