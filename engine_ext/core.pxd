@@ -28,4 +28,4 @@ cdef class Engine:
     cdef int use_carrier(self) except -1
     cdef int open(self, int rank, tuple numbers, Engine world, uint64_t offset, int calls) except -1
     cdef Handle start(self, Op* op, object name, bint blocking, object output)
-    cdef int agree(self, str name, uint64_t size) except -1
+    cdef int agree_on_size(self, str name, uint64_t size) except -1

@@ -18,9 +18,9 @@ from engine_ext.bindings.collectives cimport (
     size_barrier_op,
 )
 from engine_ext.bindings.devices cimport close_rooms, finish_device, make_rooms
-from engine_ext.bindings.handles cimport begin, wait_for_joins
+from engine_ext.bindings.handles cimport begin_op, wait_for_joins
 from engine_ext.bindings.memory cimport Part, free_deferred, grow_arena, map_region, part_of
-from engine_ext.bindings.observing cimport map_page, mark_step, mark_traffic, record_steps, tell
+from engine_ext.bindings.observing cimport map_page, mark_step, mark_traffic, record_steps, set_fields
 from engine_ext.bindings.refusals cimport expect_open, world_error
 from engine_ext.bindings.submit cimport TICK_NS, fail_call
 from engine_ext.control.completion cimport raise_event, claim_outwait
@@ -74,7 +74,7 @@ cdef extern from "<sys/eventfd.h>" nogil:
     int eventfd(unsigned int initial, int flags)
 
 
-cdef const int* places(hosts, tuple numbers, int* host_of) except? NULL:
+cdef const int* number_hosts(hosts, tuple numbers, int* host_of) except? NULL:
     """The host of each of `numbers`, counted from 0 in the order in which they come; NULL: there is one."""
     cdef dict counted = {}
     cdef int r
@@ -165,7 +165,7 @@ cdef class Engine:
         e.stall_limit_ns = seconds_ns(self.settings["stall_limit"])
         pthread_mutex_init(&e.lock, NULL)
         status = segment_map(&e.segment, self.control if world is None else world.control, offset, rank, size,
-                             places(self.settings["hosts"], numbers, host_of))
+                             number_hosts(self.settings["hosts"], numbers, host_of))
         if status == -EPROTO:
             raise IncompatibleRanksError(f"rank {rank} was given a control segment of another layout than this build's")
         if status < 0:
@@ -301,7 +301,7 @@ cdef class Engine:
         observers_count(self.state, self.page if on else NULL)
 
     def tell(self, **fields):
-        tell(self.page, fields)
+        set_fields(self.page, fields)
 
     def clock(self):
         cdef State* e = self.state
@@ -325,7 +325,7 @@ cdef class Engine:
                 status = segment_append(&e.segment, self.control, offset, <int>len(numbers))
             if status < 0:
                 raise OSError(-status, f"cannot make the control segment of a process set of {len(numbers)} ranks")
-            self.agree(f"engine.form.{self.formed}", <uint64_t>len(numbers))
+            self.agree_on_size(f"engine.form.{self.formed}", <uint64_t>len(numbers))
             if self.rank in numbers:
                 part = Engine.__new__(Engine)
                 part.settings = {**self.settings, "lanes": lanes, "trunks": trunks}
@@ -386,9 +386,9 @@ cdef class Engine:
 
     cdef Handle start(self, Op* op, object name, bint blocking, object output):
         """Bring an operation under `name`, or the next of the unnamed. With `blocking`, wait up to a tick for it."""
-        return begin(self, self.state, op, name, blocking, output)
+        return begin_op(self, self.state, op, name, blocking, output)
 
-    cdef int agree(self, str name, uint64_t size) except -1:
+    cdef int agree_on_size(self, str name, uint64_t size) except -1:
         """Wait until every rank has come here, with the same size."""
         self.start(size_barrier_op(size), name, True, None).wait()
         return 0
@@ -472,9 +472,9 @@ cdef class Engine:
             grow_arena(arena, nbytes)
         self.regions += 1
         name = f"engine.share.{self.regions}"
-        self.agree(name, nbytes)
+        self.agree_on_size(name, nbytes)
         region = map_region(arena, nbytes)
-        self.agree(name, nbytes)
+        self.agree_on_size(name, nbytes)
         with nogil:
             arena_populate_share(arena, region)
         part = part_of(arena, region, nbytes)

@@ -51,10 +51,10 @@ def segment_info():
 
 def codes():
     """What numbers are called: names in the order of the numbers, by the name of their list."""
-    told = {name: tuple(names) for name, _, *names in map(str.split, NAMES_TEXT.decode().splitlines())}
-    told["dtypes"] = tuple([ENGINE_DTYPE_NAMES[k].decode() for k in range(ENGINE_ALL_DTYPES)])
-    told["reductions"] = tuple([ENGINE_OP_NAMES[k].decode() for k in range(ENGINE_ADASUM + 1)])
-    return told
+    names_of_kinds = {name: tuple(names) for name, _, *names in map(str.split, NAMES_TEXT.decode().splitlines())}
+    names_of_kinds["dtypes"] = tuple([ENGINE_DTYPE_NAMES[k].decode() for k in range(ENGINE_ALL_DTYPES)])
+    names_of_kinds["reductions"] = tuple([ENGINE_OP_NAMES[k].decode() for k in range(ENGINE_ADASUM + 1)])
+    return names_of_kinds
 
 
 def create_segment(int size, unsigned int generation):

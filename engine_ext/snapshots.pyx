@@ -53,8 +53,9 @@ cdef object clock_of(const Segment* segment):
 
 cdef tuple steps_of(State* e, uint64_t since):
     cdef Mark* marks = <Mark*>malloc(MARKS * sizeof(Mark))
+    cdef Mark* mark
     cdef uint64_t k, end
-    cdef list told = []
+    cdef list result = []
     if marks == NULL:
         raise MemoryError("no memory for the times of steps")
     try:
@@ -65,17 +66,18 @@ cdef tuple steps_of(State* e, uint64_t since):
             marks[k - since] = e.marks.ring[k % MARKS]
         pthread_mutex_unlock(&e.lock)
         for k in range(end - since):
-            told.append((marks[k].time, marks[k].knob_version, marks[k].source, marks[k].waited, marks[k].busy, marks[k].nbytes))
+            mark = &marks[k]
+            result.append((mark.time, mark.knob_version, mark.source, mark.waited, mark.busy, mark.nbytes))
     finally:
         free(marks)
-    return since, told
+    return since, result
 
 
 cdef list history_of(State* e):
     cdef Row* rows = <Row*>malloc(HISTORY * sizeof(Row))
     cdef Row* row
     cdef uint64_t k, end
-    cdef list told = []
+    cdef list result = []
     if rows == NULL:
         raise MemoryError("no memory for the history")
     pthread_mutex_lock(&e.lock)
@@ -85,7 +87,7 @@ cdef list history_of(State* e):
     try:
         for k in range(end - HISTORY if end > HISTORY else 0, end):
             row = &rows[k % HISTORY]
-            told.append({
+            result.append({
                 "entry": row.sequence, "type": ENTRY_NAMES[row.type].decode(),
                 "kind": kind_name(row.kind).decode(),
                 "algorithm": ALGORITHM_NAMES[row.algorithm].decode(), "stores": STORES_NAMES[row.stores].decode(),
@@ -96,7 +98,7 @@ cdef list history_of(State* e):
             })
     finally:
         free(rows)
-    return told
+    return result
 
 
 cdef Definition* copy_definitions(State* e, uint64_t* count) noexcept nogil:
@@ -124,7 +126,7 @@ cdef list definitions_of(State* e):
     cdef Definition* found = copy_definitions(e, &count)
     cdef engine_meta* meta
     cdef bint sparse, reduces
-    cdef list told = []
+    cdef list result = []
     if found == NULL:
         raise MemoryError("no memory for the definitions")
     try:
@@ -133,7 +135,7 @@ cdef list definitions_of(State* e):
             sparse = meta.layout == LAYOUT_SPARSE
             reduces = sparse or operation_of(meta).reduces
             whole = meta.group and not sparse       # of a group: elements by dtype, and a digest of its shapes
-            told.append({
+            result.append({
                 "name": found[k].name[:found[k].name_bytes].decode("utf-8", "replace"), "kind": kind_name(meta.kind).decode(),
                 "op": op_name(meta.op).decode() if reduces else None, "dtype": dtype_name(meta.dtype).decode(),
                 "tensors": 1 if sparse or not meta.group else meta.group, "sparse": sparse, "wire": meta.wire,
@@ -142,7 +144,7 @@ cdef list definitions_of(State* e):
             })
     finally:
         free(found)
-    return told
+    return result
 
 
 cdef Waiting* copy_waiting(State* e, uint64_t* count) noexcept nogil:
@@ -174,9 +176,9 @@ cdef list pending_of(State* e):
     cdef Waiting* found
     cdef int r
     cdef bint unseen
-    cdef list told = []
+    cdef list result = []
     if e.segment.header == NULL or e.alive[0] != 1:
-        return told
+        return result
     found = copy_waiting(e, &count)
     try:
         for k in range(count):
@@ -190,13 +192,13 @@ cdef list pending_of(State* e):
                         (brought if same else missing).append(e.segment.numbers[r])
                 if unseen and not missing:
                     missing = None          # it is somebody on another host, if anybody
-            told.append({"name": found[k].name[:found[k].name_bytes].decode("utf-8", "replace"),
-                         "kind": kind_name(found[k].kind).decode(), "seconds": age_ns(now, found[k].submitted) / 1e9,
-                         "missing": missing, "brought": brought})
+            result.append({"name": found[k].name[:found[k].name_bytes].decode("utf-8", "replace"),
+                           "kind": kind_name(found[k].kind).decode(), "seconds": age_ns(now, found[k].submitted) / 1e9,
+                           "missing": missing, "brought": brought})
     finally:
         free(found)
-    told.reverse()
-    return told
+    result.reverse()
+    return result
 
 
 cdef list overdue_of(State* e):
@@ -230,17 +232,17 @@ cdef int64_t entry_at(State* e, const rank_page* page) noexcept nogil:
 cdef list ranks_of(State* e):
     cdef rank_page* page
     cdef int64_t entry
-    cdef list told = []
+    cdef list result = []
     cdef int r
     if e.segment.header == NULL or e.alive[0] != 1:
-        return told
+        return result
     for r in range(e.segment.size):
         page = e.segment.pages[r]
         entry = entry_at(e, page)
-        told.append({"rank": e.segment.numbers[r], "entry": entry if entry >= 0 else None, "packed": load_acquire(&page.packed),
-                     "reduced": load_acquire(&page.reduced), "copied": load_acquire(&page.copied),
-                     "left": load32_acquire(&page.left) != 0})
-    return told
+        result.append({"rank": e.segment.numbers[r], "entry": entry if entry >= 0 else None, "packed": load_acquire(&page.packed),
+                       "reduced": load_acquire(&page.reduced), "copied": load_acquire(&page.copied),
+                       "left": load32_acquire(&page.left) != 0})
+    return result
 
 
 # ---- knobs ------------------------------------------------------------------------------------------------------------------
@@ -327,7 +329,7 @@ cdef dict knobs_of(State* e):
     seen, entry = e.knobs, e.knobs_entry
     pthread_mutex_unlock(&e.lock)
     values = seen
-    told = {"version": seen.version, "entry": entry}
+    result = {"version": seen.version, "entry": entry}
     for name, allowed in KNOBS.items():
-        told[name] = allowed[values[name]] if isinstance(allowed[0], str) else values[name]
-    return told
+        result[name] = allowed[values[name]] if isinstance(allowed[0], str) else values[name]
+    return result

@@ -23,7 +23,7 @@ from engine_ext.operations.kinds cimport dtype_name, kind_name, operation_of
 from engine_ext.operations.operation cimport SAYS_ROWS, Operation
 from engine_ext.shared.layout cimport KINDS, LAYOUT_ROWS, MAX_GROUP, WIRES, WIRE_TUNED
 
-cdef bint refuse(char* text, const char* what) noexcept nogil:
+cdef bint write_argument_error(char* text, const char* what) noexcept nogil:
     snprintf(text, FAULT_BYTES, "ArgumentError: %s", what)
     return False
 
@@ -79,21 +79,21 @@ cdef int expect_root(const State* e, int root, char* text) noexcept nogil:
 cdef bint expect_call(const Operation* row, const engine_call* call, char* text) noexcept nogil:
     """Whether a call has as many tensors as its operation takes."""
     if not row.moves:
-        return call.count == 0 or refuse(text, b"a barrier has no tensors")
+        return call.count == 0 or write_argument_error(text, b"a barrier has no tensors")
     if call.flags & ENGINE_CALL_GROUP:
         if not (row.reduces or row.says == SAYS_ROWS):
-            return refuse(text, b"there are groups of allreduce, allgather and reducescatter only")
+            return write_argument_error(text, b"there are groups of allreduce, allgather and reducescatter only")
         if not 0 < call.count <= MAX_GROUP:
             snprintf(text, FAULT_BYTES, "ArgumentError: a group has 1 to %d tensors, not %u", <int>MAX_GROUP, call.count)
             return False
     elif call.count != 1:
-        return refuse(text, b"without ENGINE_CALL_GROUP a call has one tensor")
+        return write_argument_error(text, b"without ENGINE_CALL_GROUP a call has one tensor")
     if call.tensors == NULL:
-        return refuse(text, b"a call has no tensors")
+        return write_argument_error(text, b"a call has no tensors")
     if call.wire >= WIRES and call.wire != WIRE_TUNED:
-        return refuse(text, b"there is no compression of that number")
+        return write_argument_error(text, b"there is no compression of that number")
     if call.wire and row.reduces and call.op == ENGINE_ADASUM:
-        return refuse(text, b"Adasum does not compress tensors")
+        return write_argument_error(text, b"Adasum does not compress tensors")
     return True
 
 
@@ -111,7 +111,7 @@ cdef bint view_member(const State* e, const Operation* row, const engine_call* c
     received = not row.parts or own_rows(e, view.dims[0]) > 0
     if received and (row.reduces or row.rooted) and view.nbytes and (
             tensor.target == NULL or <uint64_t>tensor.target % <uint64_t>view.itemsize):
-        return refuse(text, b"a tensor has no memory for its result, or memory that is not aligned to its elements")
+        return write_argument_error(text, b"a tensor has no memory for its result, or memory that is not aligned to its elements")
     return True
 
 
@@ -138,7 +138,8 @@ cdef bint expect_apart(Extent* extents, uint64_t count, char* text) noexcept nog
     if not find_overlap(extents, <Py_ssize_t>count, &one, &other):
         return True
     if one == other:
-        return refuse(text, b"a tensor and its result overlap: the result is to lie where the tensor does, or apart from it")
+        return write_argument_error(
+            text, b"a tensor and its result overlap: the result is to lie where the tensor does, or apart from it")
     snprintf(text, FAULT_BYTES, "ArgumentError: tensors %d and %d of the group share memory: in place each would be reduced "
              "twice; leave one out, or give each a result of its own", one, other)
     return False
@@ -181,9 +182,9 @@ cdef bint take_splits(const State* e, const engine_call* call, const View* view,
     cdef int r
     for r in range(e.segment.size):
         if call.splits == NULL or call.splits[r] < 0 or call.splits[r] > left:
-            return refuse(text, b"splits are a number of rows for each rank, in all no more than the tensor has")
+            return write_argument_error(text, b"splits are a number of rows for each rank, in all no more than the tensor has")
         if call.splits[r] > INT32_MAX:
-            return refuse(text, b"splits are 2147483647 rows for each rank at most, since received_splits is int32")
+            return write_argument_error(text, b"splits are 2147483647 rows for each rank at most, since received_splits is int32")
         left -= call.splits[r]
     op.splits = <int64_t*>malloc(<size_t>e.segment.size * sizeof(int64_t))
     if op.splits == NULL:
@@ -227,7 +228,7 @@ cdef int call_op(const State* e, const engine_call* call, Op* op, char* text) no
     cdef const Operation* row
     text[0] = 0
     if call.kind >= KINDS:
-        refuse(text, b"there is no operation of that number")
+        write_argument_error(text, b"there is no operation of that number")
         return ENGINE_CALL_REFUSED
     op.meta.kind = call.kind
     row = operation_of(&op.meta)

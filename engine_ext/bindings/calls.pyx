@@ -40,7 +40,7 @@ cdef struct Access:             # an engine, as calls find it
     State* engine
     int number                  # of its process set; 0: the world
     bint open                   # whether calls are admitted
-    uint32_t inside             # threads that use the engine in `submit` or `place`
+    uint32_t inside             # threads that use the engine in `submit` or `rank_and_size`
     uint64_t unanswered         # calls whose `done` has not returned yet
 
 cdef struct Call:               # what remains of a call until its end
@@ -66,7 +66,7 @@ cdef Registry registry
 
 # ---- which engines there are -------------------------------------------------------------------------------------------------
 
-cdef void begin() noexcept nogil:
+cdef void initialize_registry() noexcept nogil:
     cdef pthread_condattr_t attributes
     pthread_mutex_init(&registry.lock, NULL)
     pthread_condattr_init(&attributes)
@@ -75,10 +75,10 @@ cdef void begin() noexcept nogil:
     registry.first = NULL
 
 
-cdef void forked() noexcept nogil:
-    """In a forked child: the engines, the threads and the locks that they may have held are the parent's."""
+cdef void reset_after_fork() noexcept nogil:
+    """Reset a forked child: the engines, the threads and the locks that they may have held are the parent's."""
     registry.forked = registry.forked or registry.first != NULL
-    begin()
+    initialize_registry()
     finishers_forked()
 
 
@@ -133,12 +133,12 @@ cdef bint calls_settle(State* e, uint64_t ns) noexcept nogil:
         pthread_cond_timedwait(&registry.news, &registry.lock, &until)
     if access != NULL and empty:
         access.engine = NULL
-        discard(access)
+        free_unused_access(access)
     pthread_mutex_unlock(&registry.lock)
     return empty
 
 
-cdef void discard(Access* access) noexcept nogil:
+cdef void free_unused_access(Access* access) noexcept nogil:
     """Free an access to which nothing refers any more. The caller holds the lock."""
     cdef Access** link = &registry.first
     if access.engine != NULL or access.inside or access.unanswered:
@@ -150,8 +150,8 @@ cdef void discard(Access* access) noexcept nogil:
         free(access)
 
 
-cdef Access* enter(int number) noexcept nogil:
-    """The access to the engine of a process set, which does not end before `leave`; NULL: there is none."""
+cdef Access* enter_engine(int number) noexcept nogil:
+    """Return the access to the engine of a process set, which stays until `leave_engine`; NULL: there is none."""
     cdef Access* access
     pthread_mutex_lock(&registry.lock)
     access = registry.first
@@ -163,25 +163,25 @@ cdef Access* enter(int number) noexcept nogil:
     return access
 
 
-cdef void count(Access* access, int inside, int unanswered) noexcept nogil:
-    """Add to the numbers of an access; who waits for them is told."""
+cdef void adjust_access(Access* access, int inside, int unanswered) noexcept nogil:
+    """Add to the counts of an access, and wake whoever waits for them."""
     pthread_mutex_lock(&registry.lock)
     access.inside += <uint32_t>inside
     access.unanswered += <uint64_t><int64_t>unanswered
     if not access.open:
         pthread_cond_broadcast(&registry.news)
-        discard(access)
+        free_unused_access(access)
     pthread_mutex_unlock(&registry.lock)
 
 
-cdef inline void leave(Access* access) noexcept nogil:
-    count(access, -1, 0)
+cdef inline void leave_engine(Access* access) noexcept nogil:
+    adjust_access(access, -1, 0)
 
 
 # ---- the end of a call -------------------------------------------------------------------------------------------------------
 
-cdef void answer(const engine_call* call, int status, char* text) noexcept nogil:
-    """End a call that was not submitted."""
+cdef void reject_call(const engine_call* call, int status, char* text) noexcept nogil:
+    """Complete a call that was not submitted with its error."""
     cdef engine_result result
     memset(&result, 0, sizeof(result))
     text_as_utf8(text)
@@ -189,8 +189,8 @@ cdef void answer(const engine_call* call, int status, char* text) noexcept nogil
     call.done(call.argument, &result)
 
 
-cdef void end(Op* op) noexcept nogil:
-    """Tell the caller of an operation that is done, and free it. Without locks; the engine may be gone."""
+cdef void finish_call(Op* op) noexcept nogil:
+    """Complete the call of an operation that is done, and free it. Without locks; the engine may be gone."""
     cdef Call* call = <Call*>op.call
     cdef Access* access = call.access
     cdef char[TEXT_BYTES] text
@@ -208,7 +208,7 @@ cdef void end(Op* op) noexcept nogil:
         op.memory = NULL
     call.done(call.argument, &result)
     free_parts(op)
-    count(access, 0, -1)
+    adjust_access(access, 0, -1)
 
 
 # ---- submission --------------------------------------------------------------------------------------------------------------
@@ -222,8 +222,8 @@ cdef bint take_name(const engine_call* call, Target* target) noexcept nogil:
     return call.name != NULL and 0 < call.name_bytes <= NAME_BYTES
 
 
-cdef Call* remember(Access* access, const engine_call* call, const Target* target) noexcept nogil:
-    """What the end of a call needs; NULL without memory."""
+cdef Call* make_call(Access* access, const engine_call* call, const Target* target) noexcept nogil:
+    """Make a copy of what the end of a call needs; NULL without memory."""
     cdef Call* kept = <Call*>malloc(sizeof(Call) + target.text_bytes)
     if kept != NULL:
         kept.access, kept.done, kept.argument = access, call.done, call.argument
@@ -261,13 +261,13 @@ cdef bint wait_for(State* e, Op* op, uint64_t begun, uint64_t ns, int status) no
     return or32(&op.flags, OP_ABANDONED) & OP_DONE != 0
 
 
-cdef int bring(State* e, const engine_call* call, Target* target, Op* op, Op** ended) noexcept nogil:
+cdef int submit_op(State* e, const engine_call* call, Target* target, Op* op, Op** ended) noexcept nogil:
     """Submit an operation, and linger: a Status, and in `ended` the operation if it is done and nobody else will end the call."""
     cdef uint64_t begun
     cdef bint lingers = call.linger_ns == ENGINE_CALL_FOREVER or (
         call.linger_ns > 0 and load_pointer(<void**>&e.table.inflight) == NULL)
     cdef int status
-    op.finished, op.awaited, op.flags = end, True, OP_PATIENT
+    op.finished, op.awaited, op.flags = finish_call, True, OP_PATIENT
     if call.flags & ENGINE_CALL_MARKS_STEP and call.optimizer >= 0:
         op.step = call.optimizer + 1
     if not lingers:
@@ -283,7 +283,7 @@ cdef int bring(State* e, const engine_call* call, Target* target, Op* op, Op** e
     return status
 
 
-cdef int prepare(Access* access, const engine_call* call, const Target* target, Op* op, char* text) noexcept nogil:
+cdef int prepare_op(Access* access, const engine_call* call, const Target* target, Op* op, char* text) noexcept nogil:
     """Fill in the operation of a call: ENGINE_CALL_OK, or why it cannot be submitted, and that in `text`."""
     cdef int status = ENGINE_CALL_NO_MEMORY
     if call.fault != NULL:
@@ -292,7 +292,7 @@ cdef int prepare(Access* access, const engine_call* call, const Target* target, 
     if op != NULL:
         status = call_op(access.engine, call, op, text)
     if status == ENGINE_CALL_OK:
-        op.call = remember(access, call, target)
+        op.call = make_call(access, call, target)
         if op.call == NULL or not finishers_start():
             status = ENGINE_CALL_NO_MEMORY
     if status == ENGINE_CALL_NO_MEMORY:
@@ -301,20 +301,20 @@ cdef int prepare(Access* access, const engine_call* call, const Target* target, 
 
 
 cdef int try_to_submit(Access* access, const engine_call* call, Target* target, Op* op, Op** ended, char* text) noexcept nogil:
-    """Submit an operation as `bring` does: ENGINE_CALL_OK, or why that cannot be, and that in `text`; then others are told."""
+    """Submit an operation as `submit_op` does: ENGINE_CALL_OK, or why it cannot be, with `text`; then other ranks are told."""
     cdef int status
     if not take_name(call, target):
         snprintf(text, TEXT_BYTES, "ArgumentError: a name has 1 to %d bytes of UTF-8; this one has %u", <int>NAME_BYTES,
                  call.name_bytes)
         return ENGINE_CALL_REFUSED
-    status = prepare(access, call, target, op, text)
+    status = prepare_op(access, call, target, op, text)
     if status == ENGINE_CALL_OK:
-        count(access, 0, 1)             # before it is submitted: its end may come at once
-        status = bring(access.engine, call, target, op, ended)
+        adjust_access(access, 0, 1)             # before it is submitted: its end may come at once
+        status = submit_op(access.engine, call, target, op, ended)
         if status == Status.OK:
             return ENGINE_CALL_OK
         status = text_of_refusal(access.engine, target, status, text)
-        count(access, 0, -1)
+        adjust_access(access, 0, -1)
     if call.kind < KINDS and (
             status == ENGINE_CALL_REFUSED or status == ENGINE_CALL_NO_MEMORY or status == ENGINE_CALL_DUPLICATE):
         tell_others(access.engine, call, target, text)
@@ -331,11 +331,11 @@ cdef void submit(const engine_call* call) noexcept nogil:
     cdef int status
     if call.struct_size != sizeof(engine_call):
         snprintf(text, TEXT_BYTES, "IncompatibleRanksError: the call was made for another version of the engine")
-        answer(call, ENGINE_CALL_REFUSED, text)
+        reject_call(call, ENGINE_CALL_REFUSED, text)
         return
-    access = enter(call.set)
+    access = enter_engine(call.set)
     if access == NULL:
-        answer(call, describe_closed(call, text), text)
+        reject_call(call, describe_closed(call, text), text)
         return
     driver_note_thread(access.engine)
     if call.linger_ns != ENGINE_CALL_FOREVER:
@@ -344,11 +344,11 @@ cdef void submit(const engine_call* call) noexcept nogil:
     status = try_to_submit(access, call, &target, op, &ended, text)
     if status != ENGINE_CALL_OK and op != NULL:
         free_parts(op)
-    leave(access)
+    leave_engine(access)
     if status != ENGINE_CALL_OK:
-        answer(call, status, text)
+        reject_call(call, status, text)
     elif ended != NULL:
-        end(ended)
+        finish_call(ended)
 
 
 cdef int describe_closed(const engine_call* call, char* text) noexcept nogil:
@@ -364,12 +364,12 @@ cdef int describe_closed(const engine_call* call, char* text) noexcept nogil:
     return ENGINE_CALL_NOT_INITIALIZED
 
 
-cdef int place(int32_t set, int32_t* rank, int32_t* size) noexcept nogil:
-    cdef Access* access = enter(set)
+cdef int rank_and_size(int32_t set, int32_t* rank, int32_t* size) noexcept nogil:
+    cdef Access* access = enter_engine(set)
     if access == NULL:
         return ENGINE_CALL_NOT_INITIALIZED
     rank[0], size[0] = access.engine.segment.rank, access.engine.segment.size
-    leave(access)
+    leave_engine(access)
     return ENGINE_CALL_OK
 
 
@@ -394,9 +394,9 @@ cdef void part_copy(const engine_result* result, uint32_t k, void* target) noexc
 cdef engine_calls table
 memset(&table, 0, sizeof(table))
 table.struct_size, table.version = sizeof(engine_calls), ENGINE_CALLS_VERSION
-table.submit, table.place, table.part_rows, table.part_copy = submit, place, part_rows, part_copy
-begin()
-pthread_atfork(NULL, NULL, forked)
+table.submit, table.place, table.part_rows, table.part_copy = submit, rank_and_size, part_rows, part_copy
+initialize_registry()
+pthread_atfork(NULL, NULL, reset_after_fork)
 
 TABLE = PyCapsule_New(&table, ENGINE_CALLS_CAPSULE, NULL)
 

@@ -32,7 +32,7 @@ cdef enum:
     PER_THREAD = 2              # CU_STREAM_PER_THREAD: another stream in each thread that uses it
 
 
-cdef str place(const View* view):
+cdef str describe_location(const View* view):
     return "in the host's memory" if view.device == HOST else f"on cuda:{view.device - 1}"
 
 
@@ -40,8 +40,8 @@ cdef int expect_same_device(object tensor, const View* view, const View* other, 
     """Refuse a tensor of an operation that is elsewhere than another of its tensors."""
     if view.device != other.device:
         raise UnsupportedTensorError(
-            f"{type(tensor).__module__}.{type(tensor).__qualname__} cannot be communicated: {what} is {place(view)}, and others "
-            f"of the operation are {place(other)}; an operation has all its tensors on one device"
+            f"{type(tensor).__module__}.{type(tensor).__qualname__} cannot be communicated: {what} is {describe_location(view)}, "
+            f"and others of the operation are {describe_location(other)}; an operation has all its tensors on one device"
         )
     return 0
 
@@ -81,15 +81,15 @@ cdef int mark_ready(State* e, Op* op, object tensor, const View* view) except -1
     return 0
 
 
-cdef void unmark(State* e, Op* op) noexcept nogil:
-    """An operation that was never taken needs its mark no more."""
+cdef void release_mark(State* e, Op* op) noexcept nogil:
+    """Release the mark of an operation that the lane has never taken."""
     if op.mark != NULL:
         e.world.device.unmark(e.world.device, op.mark)
         op.mark = NULL
 
 
-cdef int follow(State* e, uint64_t ticket, CurrentStream stream_of, Op* op, bint measured) except -1:
-    """Let the current stream wait until the device has passed a ticket. `op`, if it is that of one: it is released when this is
+cdef int make_stream_wait(State* e, uint64_t ticket, CurrentStream stream_of, Op* op, bint measured) except -1:
+    """Make the current stream wait until the device has passed a ticket. `op`, if it is that of one: it is released when this is
     the stream that its tensors were submitted on, since whoever uses their memory next does so there. `measured`: how long the
     stream stands there is the step's exposed time."""
     cdef char[DEVICE_WHY] why
@@ -147,7 +147,7 @@ cdef bint has_ended_all(State* e) noexcept nogil:
     return all
 
 
-cdef bint rests(State* e, bint failed) noexcept nogil:
+cdef bint is_device_idle(State* e, bint failed) noexcept nogil:
     """Whether the device has passed all that this engine has handed over; after a failure, whether it does nothing any more."""
     cdef device* d = e.world.device
     return has_ended_all(e) and d.has_passed(
@@ -159,7 +159,7 @@ cdef bint come_to_rest(State* e, uint64_t ns, bint failed) noexcept nogil:
     """Wait, at most so long, until the device has passed all, and its lane has ended all; or, unless it has `failed` before,
     the world fails."""
     cdef uint64_t begun = patience_look(e.clock)
-    while not rests(e, failed):
+    while not is_device_idle(e, failed):
         if age_ns(patience_look(e.clock), begun) >= (ns if failed else longest_rest(e, ns)) or (has_failed(e) and not failed):
             return False
         driver_answer(e)
@@ -234,8 +234,8 @@ cdef device_item* next_item(State* e, Wanted* wanted, void** room) noexcept:
     return item
 
 
-cdef int give(State* e, const Wanted* wanted, const uint64_t* targets, device_mark* mark, list made) except -1:
-    """Give the item its room, if it is still there."""
+cdef int assign_targets(State* e, const Wanted* wanted, const uint64_t* targets, device_mark* mark, list made) except -1:
+    """Assign the item its targets, if it is still there."""
     cdef device* d = e.world.device
     cdef device_item* item
     cdef int k
@@ -278,7 +278,7 @@ cdef int make_room(State* e, Wanted* wanted, object room) except -1:
         targets[k] = <uint64_t>view.data
     if e.world.device.mark(e.world.device, wanted.stream, &mark, why) != 0:
         raise DeviceError(f"the memory for it cannot be waited for: {why.decode('utf-8', 'replace')}")
-    return give(e, wanted, targets, mark, made)
+    return assign_targets(e, wanted, targets, mark, made)
 
 
 cdef int make_rooms(State* e) except -1:

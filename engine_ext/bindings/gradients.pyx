@@ -12,12 +12,14 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memcpy, memset
 
 from engine_ext.bindings.collectives cimport may_share, wire_number, wire_of
-from engine_ext.bindings.devices cimport device_of, expect_room, follow, is_known_passed, mark_ready, parts_in_rooms, unmark
+from engine_ext.bindings.devices cimport (
+    device_of, expect_room, is_known_passed, make_stream_wait, mark_ready, parts_in_rooms, release_mark,
+)
 from engine_ext.bindings.groups cimport Extent, find_overlap, group_add, group_gather, group_open, group_parts, group_sparse
 from engine_ext.bindings.handles cimport wait_for
-from engine_ext.bindings.memory cimport abandon, keep_alive, take_memory
+from engine_ext.bindings.memory cimport abandon_op, keep_alive, take_memory
 from engine_ext.bindings.observing cimport mark_step
-from engine_ext.bindings.refusals cimport disagreement, expect_open, refuse
+from engine_ext.bindings.refusals cimport expect_open, make_mismatch_error, raise_refusal
 from engine_ext.bindings.submit cimport make_room
 from engine_ext.bindings.torch_parameter cimport HookPlace, give_gradient, gradient_of, hook_place, prefetch_place
 from engine_ext.bindings.view cimport HOST, View, expect_dense, expect_reducible, view_anywhere, view_of
@@ -47,7 +49,7 @@ cdef enum:
     WATCHED_PASSES = 2              # in which gradients are asked whether they share memory: the first, and in a new order
 
 
-cdef int note(Extent* extent, const char* begin, uint64_t nbytes, int index, bint reads) noexcept:
+cdef int fill_extent(Extent* extent, const char* begin, uint64_t nbytes, int index, bint reads) noexcept:
     """Fill in an extent, if it is not empty; how many that is."""
     if begin == NULL or not nbytes:
         return 0
@@ -101,7 +103,7 @@ cdef class GradientHook:
         if self.op != NULL:
             if self.placed:
                 self.keep_place()
-            abandon(self.engine.state, self.op)
+            abandon_op(self.engine.state, self.op)
             self.op = NULL
         if self.target.record != NULL and self.engine.state.alive[0] == 1:
             driver_unpin(self.engine.state, self.target.record)
@@ -139,7 +141,7 @@ cdef class GradientHook:
                 "module shared by two reentrantly checkpointed segments does that. Use checkpoint(..., use_reentrant=False), or "
                 "optimizer.no_sync() for all but the last backward"
             )
-        self.bring(parameter, gradient)
+        self.submit_gradient(parameter, gradient)
 
     @property
     def due(self):
@@ -169,7 +171,7 @@ cdef class GradientHook:
         if hook.after != NULL:
             engine_prefetch(<char*>hook.after - 16, HOOK_BYTES)
 
-    cdef int bring(self, parameter, gradient) except -1:
+    cdef int submit_gradient(self, parameter, gradient) except -1:
         cdef View view
         cdef object keeper = None
         cdef bint fits = False
@@ -179,10 +181,10 @@ cdef class GradientHook:
             self.apart = True
             gradient = group.binding.separate(parameter, gradient)
         if self.op == NULL:
-            return self.defer(parameter, gradient)
+            return self.defer_to_binding(parameter, gradient)
         try:
             keeper = view_anywhere(gradient, &view)
-            fits = self.fits(&view)
+            fits = self.matches_parameter(&view)
         except UnsupportedTensorError:
             pass                    # sparse, or on another device: the binding knows better what to say
         if not fits:
@@ -192,7 +194,7 @@ cdef class GradientHook:
             keeper = view_anywhere(gradient, &view)
             expect_dense(gradient, &view, f"the gradient of '{self.label}'")
             expect_reducible(&view, f"the gradient of '{self.label}'")
-            fits = self.fits(&view)
+            fits = self.matches_parameter(&view)
         self.op.placed = False
         if view.device != HOST:
             self.expect_device()        # the parameter may have been moved there since
@@ -233,7 +235,7 @@ cdef class GradientHook:
         if self.given is not None and cheap:
             try:
                 view_anywhere(self.given, &now)
-                there = now.data == self.place and self.fits(&now)
+                there = now.data == self.place and self.matches_parameter(&now)
             except UnsupportedTensorError:
                 pass
         if not there:
@@ -250,7 +252,7 @@ cdef class GradientHook:
         if self.view is None:
             place = self.group.binding.place_for(self.index)
             view_anywhere(place, &view)
-            if not self.fits(&view):
+            if not self.matches_parameter(&view):
                 raise EngineError(f"there is no place on the GPU for the gradient of '{self.label}'")    # a defect of the binding
             self.view, self.place = place, view.data
         self.op.placed = True
@@ -258,7 +260,7 @@ cdef class GradientHook:
 
     cdef int get_ready(self, tensor, const View* view) except -1:
         """Of a tensor on a GPU: mark when it is ready."""
-        unmark(self.engine.state, self.op)
+        release_mark(self.engine.state, self.op)
         return mark_ready(self.engine.state, self.op, tensor, view)
 
     cdef int bring_sparse(self, tuple parts) except -1:
@@ -314,7 +316,7 @@ cdef class GradientHook:
             op.rows, op.row_bytes = 0, 0
         self.sparse = False
 
-    cdef int defer(self, parameter, gradient) except -1:
+    cdef int defer_to_binding(self, parameter, gradient) except -1:
         """Leave a gradient to the binding: it has to be dense, that is all."""
         cdef View view
         try:
@@ -327,7 +329,7 @@ cdef class GradientHook:
         self.flying = True
         return 0
 
-    cdef inline bint fits(self, const View* view) noexcept:
+    cdef inline bint matches_parameter(self, const View* view) noexcept:
         """Whether a gradient has its parameter's dtype, shape and layout."""
         return (view.dtype == self.meta.dtype and (view.device != HOST) == self.meta.device
                 and view.layout == <signed char>self.meta.layout and <uint32_t>view.ndim == self.meta.ndim
@@ -375,7 +377,7 @@ cdef class GradientHook:
                 return 0
             self.op.flags = OP_DONE         # as long as it is not submitted: a signal may end the wait for room
             if status != Status.NO_ROOM and status != Status.AFTER_FAILURE:
-                refuse(e, status, self.label)
+                raise_refusal(e, status, self.label)
             make_room(e, &self.target, status)
 
     cdef int extents_of(self, Extent* extents) noexcept:
@@ -383,13 +385,13 @@ cdef class GradientHook:
         cdef Op* op = self.op
         cdef int count = 0
         if op == NULL:
-            return note(extents, self.place if self.flying else NULL, self.nbytes, self.index, False)
+            return fill_extent(extents, self.place if self.flying else NULL, self.nbytes, self.index, False)
         if op.placed:
-            count = note(extents, self.place, self.nbytes, self.index, False)
+            count = fill_extent(extents, self.place, self.nbytes, self.index, False)
             if op.source != op.target:
-                count += note(&extents[count], op.source, op.nbytes, self.index, True)
+                count += fill_extent(&extents[count], op.source, op.nbytes, self.index, True)
         elif self.view is None and not self.sparse:
-            count = note(extents, op.source, op.nbytes, self.index, False)
+            count = fill_extent(extents, op.source, op.nbytes, self.index, False)
         return count
 
     cdef inline bint lies_at(self, const View* view) noexcept:
@@ -403,12 +405,12 @@ cdef class GradientHook:
         cdef Op* op = self.op
         self.flying = False
         if op.status == Status.MISMATCH or op.status == Status.FAILED_CALL:
-            error = disagreement(op, f"the gradient of '{self.label}'")
+            error = make_mismatch_error(op, f"the gradient of '{self.label}'")
             free(op.text)
             op.text = NULL
             raise error
         if op.status != Status.OK and op.status != Status.ABSENT:
-            refuse(self.engine.state, op.status, self.label)
+            raise_refusal(self.engine.state, op.status, self.label)
         return 0
 
 
@@ -508,13 +510,13 @@ cdef class GradientGroup:
                     last is None or hook.op.ticket > last.op.ticket):
                 last = hook
         if last is not None:
-            follow(e, last.op.ticket, last.op.stream_of, last.op, True)
+            make_stream_wait(e, last.op.ticket, last.op.stream_of, last.op, True)
             for hook in self.hooks:
                 if hook.op != NULL and hook.op.ticket and hook.op.status == Status.OK:
                     hook.op.released = last.op.released and hook.op.stream == last.op.stream
         return 0
 
-    cdef int hold(self) except -1:
+    cdef int hold_gradients(self) except -1:
         """Keep gradients alive that a GPU may still use."""
         cdef GradientHook hook
         cdef State* e = self.engine.state
@@ -564,14 +566,14 @@ cdef class GradientGroup:
                 if view.layout < 0:
                     return True
                 moved |= not hook.lies_at(&view)
-                count += note(&extents[count], view.data, view.nbytes, hook.index, False)
+                count += fill_extent(&extents[count], view.data, view.nbytes, hook.index, False)
             if not moved:
                 return False
             for hook in self.hooks:
                 if hook.flying:
                     count += hook.extents_of(&extents[count])
                     if hook.view is not None and not hook.placed:
-                        count += note(&extents[count], hook.place, hook.nbytes, hook.index, False)
+                        count += fill_extent(&extents[count], hook.place, hook.nbytes, hook.index, False)
             found = find_overlap(extents, count, &first, &second)
             return found
         finally:
@@ -659,7 +661,7 @@ cdef class GradientGroup:
         cdef list found = []
         cdef list parts
         cdef object error = None
-        self.announce()
+        self.announce_op()
         driver_wait_for_all(engine.state, True)
         try:
             for hook in self.hooks:
@@ -675,7 +677,7 @@ cdef class GradientGroup:
         except EngineError as cause:
             error = cause
         if self.on_device:
-            self.hold()
+            self.hold_gradients()
         self.watched -= self.watched > 0 and self.fresh
         self.fresh = False
         self.active = False         # not when a signal ended the wait: then the next call finishes

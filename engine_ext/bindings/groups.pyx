@@ -19,7 +19,7 @@ from engine_ext.shared.rows cimport bounded_product, bounded_sum
 
 from engine_ext.errors import ArgumentError, UnsupportedTensorError
 
-cdef inline uint64_t padded(uint64_t nbytes) noexcept nogil:
+cdef inline uint64_t align_piece(uint64_t nbytes) noexcept nogil:
     return (nbytes + PIECE_ALIGNMENT - 1) // PIECE_ALIGNMENT * PIECE_ALIGNMENT
 
 
@@ -111,11 +111,11 @@ cdef bint group_payload(Op* op) noexcept nogil:
     op.splits = <int64_t*>malloc(count * 2 * sizeof(int64_t))
     if op.splits == NULL:
         return False
-    op.rows, op.row_bytes = <int64_t>padded(count * 2 * sizeof(int64_t)), 1
+    op.rows, op.row_bytes = <int64_t>align_piece(count * 2 * sizeof(int64_t)), 1
     for k in range(count):
         member = &op.members[k]
         op.splits[2 * k], op.splits[2 * k + 1] = member.rows, <int64_t>member.row_bytes
-        op.rows += <int64_t>padded(member.nbytes)
+        op.rows += <int64_t>align_piece(member.nbytes)
     op.nbytes, op.target = <uint64_t>op.rows, NULL
     return True
 
@@ -175,9 +175,9 @@ cdef void group_skip(const char* memory, const int64_t* nbytes, int size, uint32
     for r in range(size):
         sent = <const int64_t*>memory
         if first == 0:
-            offsets[r] = padded(count * 2 * sizeof(int64_t))
+            offsets[r] = align_piece(count * 2 * sizeof(int64_t))
         for m in range(first, k if nbytes[r] else first):
-            offsets[r] += padded(<uint64_t>sent[2 * m] * <uint64_t>sent[2 * m + 1])
+            offsets[r] += align_piece(<uint64_t>sent[2 * m] * <uint64_t>sent[2 * m + 1])
         memory += nbytes[r]
 
 
@@ -191,7 +191,7 @@ cdef void group_copy(const char* memory, const int64_t* nbytes, int size, uint32
             sent = <const int64_t*>memory
             length = <uint64_t>sent[2 * k] * <uint64_t>sent[2 * k + 1]
             memcpy(to, memory + offsets[r], length)
-            offsets[r] += padded(length)
+            offsets[r] += align_piece(length)
             to += length
         memory += nbytes[r]
 

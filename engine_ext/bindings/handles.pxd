@@ -17,10 +17,10 @@ cdef class Handle:
     cdef uint64_t ticket            # of an operation on a GPU that has succeeded; 0: there is none
     cdef CurrentStream stream_of
 
-    cdef int conclude(self, Op* op) except -1
+    cdef int take_result(self, Op* op) except -1
     cdef int take_from_room(self, Op* op) except -1
 
-cdef Handle begin(object engine, State* e, Op* op, object name, bint blocking, object output)
+cdef Handle begin_op(object engine, State* e, Op* op, object name, bint blocking, object output)
 
 cdef int wait_for(State* e, Op* op, bint urgent) except -1
 cdef int wait_for_joins(State* e) except -1

@@ -4,10 +4,10 @@ from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport uint32_t
 from libc.string cimport memset
 
-from engine_ext.bindings.devices cimport follow, has_passed, parts_in_rooms
+from engine_ext.bindings.devices cimport has_passed, make_stream_wait, parts_in_rooms
 from engine_ext.bindings.groups cimport group_parts
-from engine_ext.bindings.memory cimport Memory, abandon, let_go, take_memory
-from engine_ext.bindings.refusals cimport disagreement, expect_open, refuse
+from engine_ext.bindings.memory cimport Memory, abandon_op, let_go, take_memory
+from engine_ext.bindings.refusals cimport expect_open, make_mismatch_error, raise_refusal
 from engine_ext.bindings.submit cimport TICK_NS, between_ticks, catch_up, release, release_stuck, submit
 from engine_ext.control.driver cimport (
     Goal, driver_await, driver_count_unnamed, driver_join, driver_note_thread, driver_wait, driver_wait_for_all,
@@ -29,7 +29,7 @@ cdef class Handle:
 
     def __dealloc__(self):
         if self.op != NULL:
-            abandon(self.state, self.op)
+            abandon_op(self.state, self.op)
             self.op = NULL
 
     @property
@@ -55,30 +55,30 @@ cdef class Handle:
         """Drive the engine until the operation is done; raise what went wrong with it."""
         cdef Op* op = self.op
         if op == NULL:
-            follow(self.state, self.ticket, self.stream_of, NULL, False)
+            make_stream_wait(self.state, self.ticket, self.stream_of, NULL, False)
             return
         self.waiting += 1           # threads in here: the last one to leave with success lets go of the operation
         try:
             wait_for(self.state, op, True)
-            self.conclude(op)
+            self.take_result(op)
         finally:
             self.waiting -= 1
         if self.waiting == 0:
             self.op = NULL
             let_go(self.state, op)
 
-    cdef int conclude(self, Op* op) except -1:
+    cdef int take_result(self, Op* op) except -1:
         """The operation is done: take its result, or raise what went wrong."""
         cdef State* e = self.state
         if op.status == Status.MISMATCH or op.status == Status.FAILED_CALL:
             if op.status == Status.FAILED_CALL and op.meta.root > 0:
                 release(e, op.meta.root - 1, op)
-            raise disagreement(op, f"'{self.name}'")
+            raise make_mismatch_error(op, f"'{self.name}'")
         if op.status != Status.OK:
-            refuse(e, op.status, self.name)
+            raise_refusal(e, op.status, self.name)
         if op.ticket:
             self.ticket, self.stream_of = op.ticket, op.stream_of
-            follow(e, op.ticket, op.stream_of, op, False)
+            make_stream_wait(e, op.ticket, op.stream_of, op, False)
         if op.result != NULL:
             self.take_from_room(op)
         elif op.memory != NULL and op.meta.group:
@@ -101,8 +101,8 @@ cdef class Handle:
         return 0
 
 
-cdef Handle begin(object engine, State* e, Op* op, object name, bint blocking, object output):
-    """Bring an operation under `name`, or the next of the unnamed. With `blocking`, wait up to a tick for it."""
+cdef Handle begin_op(object engine, State* e, Op* op, object name, bint blocking, object output):
+    """Submit an operation under `name`, or the next of the unnamed. With `blocking`, wait up to a tick for it."""
     cdef Handle handle = Handle.__new__(Handle)
     handle.engine, handle.state, handle.output, handle.op = engine, e, output, op
     handle.name = submit(e, op, name, blocking)
@@ -168,7 +168,7 @@ cdef int wait_for_joins(State* e) except -1:
             if status == Status.OK:
                 break
             if status != Status.TICK:
-                refuse(e, status, "join")
+                raise_refusal(e, status, "join")
             between_ticks(e, NULL)
     finally:
         driver_wait_for_all(e, False)
@@ -181,7 +181,7 @@ cdef int wait_for_joins(State* e) except -1:
             stall_join(e, begun)
             status = driver_wait(e, &goal, TICK_NS)
     if load32_acquire(&e.segment.joins) < goal.joins:
-        refuse(e, Status.FAILED_WORLD, "join")
+        raise_refusal(e, Status.FAILED_WORLD, "join")
     # The ranks have submitted different numbers of unnamed operations: count anew, together.
     for kind in range(KINDS):
         driver_count_unnamed(e, kind, 0)

@@ -20,6 +20,6 @@ cdef int map_region(Arena* arena, uint64_t nbytes) except -1
 cdef Part part_of(const Arena* arena, int region, uint64_t nbytes)
 
 cdef void keep_alive(Op* op, object owner) noexcept
-cdef void abandon(State* e, Op* op) noexcept
+cdef void abandon_op(State* e, Op* op) noexcept
 cdef void let_go(State* e, Op* op) noexcept
 cdef void free_deferred(State* e) noexcept

@@ -4,7 +4,7 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF, Py_XDECREF
 from libc.stdlib cimport free
 
-from engine_ext.bindings.devices cimport is_known_passed, unmark
+from engine_ext.bindings.devices cimport is_known_passed, release_mark
 from engine_ext.bindings.view cimport View, expect_dense, view_anywhere, view_of
 from engine_ext.operations.op cimport OP_ABANDONED, OP_DONE
 from engine_ext.operations.operation cimport free_op
@@ -119,17 +119,17 @@ cdef void let_go(State* e, Op* op) noexcept:
     does not work, it stays."""
     if e.world.device != NULL and e.alive[0] != 1:
         return
-    unmark(e, op)
+    release_mark(e, op)
     if op.released or is_known_passed(e, op.ticket):
         free_op(op)
     else:
         op.next, e.deferred_on_device = e.deferred_on_device, op
 
 
-cdef void abandon(State* e, Op* op) noexcept:
-    """Nobody waits for `op` any more: it is freed now, or buried when it is done."""
+cdef void abandon_op(State* e, Op* op) noexcept:
+    """Nobody waits for `op` any more: it is freed now, or with the deferred ones when it is done."""
     if or32(&op.flags, OP_ABANDONED) & OP_DONE:
-        let_go(e, op)       # else complete() buries it
+        let_go(e, op)       # else complete_op() defers the free
 
 
 cdef void free_deferred(State* e) noexcept:

@@ -5,7 +5,7 @@ from engine_ext.control.state cimport State
 from engine_ext.shared.counters cimport counters_page
 
 cdef counters_page* map_page(int fd) except NULL
-cdef int tell(counters_page* page, dict fields) except -1
+cdef int set_fields(counters_page* page, dict fields) except -1
 
 cdef int mark_step(State* e, int number) except -1
 cdef int record_steps(State* e) except -1

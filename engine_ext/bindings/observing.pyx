@@ -26,7 +26,7 @@ cdef counters_page* map_page(int fd) except NULL:
     return page
 
 
-cdef int tell(counters_page* page, dict fields) except -1:
+cdef int set_fields(counters_page* page, dict fields) except -1:
     """Set fields by their names: of one word to a number, of several to a text. Without a page nothing happens."""
     cdef bytes name, text
     cdef int status

@@ -1,5 +1,5 @@
 """What a call of the engine raises, and how a native call ends: who, what, and how to mend it."""
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint32_t
 
 from engine_ext.bindings.memory cimport free_deferred
 from engine_ext.control.completion cimport FAILURE_TEXT_BYTES
@@ -10,9 +10,9 @@ from engine_ext.platform.atomics cimport load_pointer
 from engine_ext.shared.layout cimport NAME_BYTES
 
 cdef int refuse_closed(State* e) except -1
-cdef int refuse(State* e, int status, str name) except -1
+cdef int raise_refusal(State* e, int status, str name) except -1
 cdef object world_error(State* e)
-cdef object disagreement(const Op* op, str what)
+cdef object make_mismatch_error(const Op* op, str what)
 cdef str set_text(State* e)
 
 cdef inline int expect_open(State* e) except -1:

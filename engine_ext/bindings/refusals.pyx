@@ -1,4 +1,5 @@
 """What a call of the engine raises, and how a native call ends: who, what, and how to mend it."""
+from libc.stdint cimport uint64_t
 from libc.stdio cimport snprintf
 from libc.string cimport strncmp
 
@@ -45,7 +46,7 @@ cdef int refuse_closed(State* e) except -1:
     )
 
 
-cdef int refuse(State* e, int status, str name) except -1:
+cdef int raise_refusal(State* e, int status, str name) except -1:
     """Raise why the operation `name` was not submitted, or not done."""
     if status == Status.FAILED_WORLD:
         raise world_error(e)
@@ -75,8 +76,8 @@ cdef object world_error(State* e):
     return getattr(errors, kind)(message, <int>(word & 0xFFFF) - 1)
 
 
-cdef object disagreement(const Op* op, str what):
-    """What every rank raises of an operation that cannot be done, though the engine goes on."""
+cdef object make_mismatch_error(const Op* op, str what):
+    """Make the error that every rank raises for an operation that cannot be done, though the engine goes on."""
     text = op.text.decode("utf-8", "replace") if op.text != NULL else ""
     if op.status == Status.FAILED_CALL:
         return MismatchError(f"{what} was not done: {text}")
@@ -91,33 +92,33 @@ cdef extern from "platform/utf8.h" nogil:
     void utf8_repair(char* text)
 
 
-cdef int status_of_verdict(const char* text) noexcept nogil:
+cdef int failure_status(const char* text) noexcept nogil:
     return ENGINE_CALL_NOT_INITIALIZED if strncmp(text, b"NotInitializedError", 19) == 0 else ENGINE_CALL_FAILED_WORLD
 
 
 cdef int text_of_end(const Op* op, const char* name, uint32_t name_bytes, char* text) noexcept nogil:
     """How a call has ended, ENGINE_CALL_*; and unless it went well why, in `text`."""
     cdef char[LABEL_BYTES] label
-    cdef const char* told = b""
+    cdef const char* reason = b""
     cdef int length = <int>name_bytes
     if op.status == Status.OK or op.status == Status.ABSENT:
         return ENGINE_CALL_OK
     if op.text != NULL:
-        told = op.text
+        reason = op.text
     if op.number:
         name, length = label, <int>driver_label(label, op.meta.kind, op.number - 1)
     if op.status == Status.MISMATCH:
-        snprintf(text, TEXT_BYTES, "MismatchError: ranks disagree on '%.*s': %s", length, name, told)
+        snprintf(text, TEXT_BYTES, "MismatchError: ranks disagree on '%.*s': %s", length, name, reason)
         return ENGINE_CALL_MISMATCH
     if op.status == Status.FAILED_CALL:
-        snprintf(text, TEXT_BYTES, "MismatchError: '%.*s' was not done: %s", length, name, told)
+        snprintf(text, TEXT_BYTES, "MismatchError: '%.*s' was not done: %s", length, name, reason)
         return ENGINE_CALL_MISMATCH
     if op.status == Status.AFTER_FAILURE:
         snprintf(text, TEXT_BYTES, "DuplicateNameError: a call of '%.*s' has failed on this rank, and other ranks have not "
                  "called it since: it cannot be called again before they have", length, name)
         return ENGINE_CALL_DUPLICATE
-    snprintf(text, TEXT_BYTES, "%s", told)
-    return status_of_verdict(text)
+    snprintf(text, TEXT_BYTES, "%s", reason)
+    return failure_status(text)
 
 
 cdef int text_of_refusal(State* e, const Target* target, int status, char* text) noexcept nogil:
@@ -126,7 +127,7 @@ cdef int text_of_refusal(State* e, const Target* target, int status, char* text)
     cdef int rank = e.segment.numbers[e.segment.rank], length = <int>target.text_bytes
     if status == Status.FAILED_WORLD:
         describe_failure(e, text)
-        return status_of_verdict(text)
+        return failure_status(text)
     if status == Status.DUPLICATE:
         snprintf(text, TEXT_BYTES, "DuplicateNameError: rank %d submitted '%.*s' again before its operation had completed; name "
                  "your calls apart, or leave the name out", rank, length, name)

@@ -5,8 +5,8 @@ from libc.stdlib cimport malloc
 from libc.string cimport memcpy, memset
 
 from engine_ext.bindings.collectives cimport expect_name
-from engine_ext.bindings.memory cimport abandon
-from engine_ext.bindings.refusals cimport refuse
+from engine_ext.bindings.memory cimport abandon_op
+from engine_ext.bindings.refusals cimport raise_refusal
 from engine_ext.control.driver cimport (
     Goal, driver_call, driver_note_thread, driver_pin, driver_submit, driver_unpin, driver_wait,
 )
@@ -39,12 +39,12 @@ cdef str submit(State* e, Op* op, object name, bint blocking):
     driver_note_thread(e)
     if name is not None:
         target.text = expect_name(name, &target.text_bytes)
-    bring(e, &target, op, blocking, name)
+    submit_when_room(e, &target, op, blocking, name)
     return target.label[:target.text_bytes].decode() if name is None else name
 
 
-cdef int bring(State* e, Target* target, Op* op, bint blocking, object name) except -1:
-    """Hand an operation over to the engine, when there is room for it."""
+cdef int submit_when_room(State* e, Target* target, Op* op, bint blocking, object name) except -1:
+    """Submit an operation to the engine, when there is room for it."""
     cdef int status
     while True:
         op.flags = 0
@@ -56,7 +56,7 @@ cdef int bring(State* e, Target* target, Op* op, bint blocking, object name) exc
         if status == Status.NO_ROOM or status == Status.AFTER_FAILURE or (status == Status.DUPLICATE and op.number):
             make_room(e, target, status)
         else:
-            refuse(e, status, kind_name(op.meta.kind).decode() if name is None else name)
+            raise_refusal(e, status, kind_name(op.meta.kind).decode() if name is None else name)
 
 
 cdef int make_room(State* e, const Target* target, int status) except -1:
@@ -83,14 +83,14 @@ cdef int make_room(State* e, const Target* target, int status) except -1:
                 return 0
             between_ticks(e, NULL)
             if status == Status.AFTER_FAILURE:
-                expect_heard(e, goal.record, begun)
+                expect_known_failure(e, goal.record, begun)
     finally:
         if goal.record != NULL and target.record == NULL:
             driver_unpin(e, goal.record)
 
 
-cdef int expect_heard(State* e, const Record* record, uint64_t begun) except -1:
-    """The ranks have yet to hear of a failed call. No operation is overdue meanwhile: this rank's own wait has a limit."""
+cdef int expect_known_failure(State* e, const Record* record, uint64_t begun) except -1:
+    """Raise if the other ranks do not take note of a failed call in time. No operation is overdue meanwhile."""
     # Pairs with the release in close.
     cdef bint left = e.segment.rank != COORDINATOR and gone(&e.segment, COORDINATOR)
     if left or overdue_ns(patience_look(e.clock), begun, e.stall_limit_ns):
@@ -123,26 +123,26 @@ KIND_NUMBERS = {kind_name(number).decode(): number for number in range(KINDS)}
 cdef int fail_call(State* e, str kind, object name, str reason) except -1:
     """Announce that this rank's call has failed, in the place of the operation that it would have submitted."""
     first_line = reason.partition("\n")[0]
-    bring_failure(e, KIND_NUMBERS[kind], name, f"failed at {place()}: {first_line}", False)
+    submit_failure(e, KIND_NUMBERS[kind], name, f"failed at {place()}: {first_line}", False)
     return 0
 
 
-cdef int bring_failure(State* e, int kind, object name, str text, bint waits) except -1:
+cdef int submit_failure(State* e, int kind, object name, str text, bint waits) except -1:
     """Whether it was submitted. `waits`: for the ranks that have submitted the operation, and they for this one."""
-    cdef bytes told = text.encode("utf-8", "replace")[:FAILURE_BYTES]
+    cdef bytes encoded = text.encode("utf-8", "replace")[:FAILURE_BYTES]
     cdef Op* op = new_op()
     op.meta.kind, op.meta.fault, op.meta.root = <unsigned char>kind, FAULT_CALL, waits
-    op.text = <char*>malloc(len(told) + 1)
+    op.text = <char*>malloc(len(encoded) + 1)
     if op.text == NULL:
         free_op(op)
         raise MemoryError("no memory to tell of a failed call")
-    memcpy(op.text, <const char*>told, len(told) + 1)
+    memcpy(op.text, <const char*>encoded, len(encoded) + 1)
     try:
         submit(e, op, name, False)
     except (EngineError, TypeError, ValueError):
         return 0        # it cannot be submitted, nor could the operation: no world, a rank that has joined, no such name
     finally:
-        abandon(e, op)
+        abandon_op(e, op)
     return 1
 
 
@@ -151,23 +151,23 @@ cdef int catch_up(State* e, const int64_t* counts) except -1:
     cdef int kind
     for kind in range(KINDS):
         if kind != KIND_BARRIER and load_relaxed(&e.unnamed[kind]) < <uint64_t>counts[kind]:
-            skip(e, kind, <uint64_t>counts[kind], "came to a barrier without it", False, COORDINATOR)
+            submit_skipped(e, kind, <uint64_t>counts[kind], "came to a barrier without it", False, COORDINATOR)
     return 0
 
 
-cdef int skip(State* e, int kind, uint64_t count, str why, bint waits, int told_by) except -1:
+cdef int submit_skipped(State* e, int kind, uint64_t count, str why, bint waits, int reporter) except -1:
     """Submit failures for unnamed operations that this rank has left out, until it has submitted `count` of that kind. If so many
-    cannot be, the rank that has told it ends the world."""
+    cannot be, the world ends, and the rank that has reported the number is the culprit."""
     cdef str where
     if count > load_relaxed(&e.unnamed[kind]) + MOST_LEFT_OUT:
-        abort_world(&e.segment, told_by, CAUSE_RAISED, TOO_MANY_UNNAMED)
+        abort_world(&e.segment, reporter, CAUSE_RAISED, TOO_MANY_UNNAMED)
         return 0
     where = place()
     LOGGER.warning(
         "rank %d has submitted %d unnamed operations of kind %s, other ranks %d: it %s, at %s. What it has left out fails on "
         "every rank", e.segment.numbers[e.segment.rank], load_relaxed(&e.unnamed[kind]), kind_name(kind).decode(),
         count, why, where)
-    while load_relaxed(&e.unnamed[kind]) < count and bring_failure(e, kind, None, f"{why}, at {where}", waits):
+    while load_relaxed(&e.unnamed[kind]) < count and submit_failure(e, kind, None, f"{why}, at {where}", waits):
         pass            # else this rank is gone, or has joined: another thread of it has gone on
     return 0
 
@@ -181,24 +181,24 @@ cdef int release_stuck(State* e, Op* op) except -1:
     """
     cdef int r
     for r in range(e.segment.size if not load32_relaxed(&e.many_threads) else 0):
-        if r != e.segment.rank and load_acquire(&e.segment.pages[r].stuck) and withholds(e, r, op):
+        if r != e.segment.rank and load_acquire(&e.segment.pages[r].stuck) and has_not_submitted(e, r, op):
             release(e, r, op)
     return 0
 
 
 cdef int release(State* e, int rank, Op* op) except -1:
-    """Tell a rank that waits for an unnamed operation that this one has left it out: it waits for `op`, or has done so until
-    that rank told the same."""
+    """Release a rank that waits for an unnamed operation, which this one has left out: this one waits for `op`, or has done
+    so until that rank announced the same."""
     cdef uint64_t stuck = load_acquire(&e.segment.pages[rank].stuck)
     cdef uint64_t number = stuck & ((<uint64_t>1 << STUCK_SHIFT) - 1)
     cdef int kind = <int>(stuck >> STUCK_SHIFT) - 1
     if stuck and not load32_relaxed(&e.many_threads) and kind != KIND_BARRIER and load_relaxed(&e.unnamed[kind]) <= number:
-        skip(e, kind, number + 1, f"waits for {name_of(e, op)}, which rank {e.segment.numbers[rank]} has not submitted", True,
-             rank)
+        submit_skipped(e, kind, number + 1,
+                       f"waits for {name_of(e, op)}, which rank {e.segment.numbers[rank]} has not submitted", True, rank)
     return 0
 
 
-cdef bint withholds(State* e, int rank, Op* op) noexcept:
+cdef bint has_not_submitted(State* e, int rank, Op* op) noexcept:
     """Whether another rank is known not to have submitted an operation of this one. Of a new name only rank 0 knows it."""
     cdef bint missing = False
     if op.number:

@@ -174,7 +174,7 @@ static void put_gathered(pending *p, engine_result *result, TF_Status *status) {
   int64_t shape[2] = {count, result->ranks}, *rows = malloc((size_t)result->ranks * sizeof *rows), total;
   size_t bytes = (size_t)count * (size_t)result->ranks * sizeof(int32_t);
   TF_Tensor *counts = tf.AllocateOutput(p->context, count, TF_INT32, shape, 2, bytes, status);
-  int32_t *told = counts != NULL ? tf.TensorData(counts) : NULL;
+  int32_t *values = counts != NULL ? tf.TensorData(counts) : NULL;
   if (rows == NULL && tf.GetCode(status) == TF_OK) tf.SetStatus(status, TF_RESOURCE_EXHAUSTED, "no memory for numbers of rows");
   for (k = 0; k < count && tf.GetCode(status) == TF_OK; k++) {
     if (result->count) {
@@ -187,7 +187,7 @@ static void put_gathered(pending *p, engine_result *result, TF_Status *status) {
         tf.SetStatus(status, TF_INVALID_ARGUMENT, TOO_MANY_ROWS);
         break;
       }
-      *told++ = (int32_t)rows[r];
+      *values++ = (int32_t)rows[r];
       total += rows[r];
     }
     if (tf.GetCode(status) == TF_OK) put_rows(p, result, k, total, status);

@@ -85,7 +85,7 @@ cdef dl_exchange_api* exchange_table(object tensor):
     return table
 
 
-cdef int refuse(object tensor, str why) except -1:
+cdef int refuse_tensor(object tensor, str why) except -1:
     raise UnsupportedTensorError(
         f"{type(tensor).__module__}.{type(tensor).__qualname__} cannot be communicated: {why}"
     )
@@ -98,7 +98,7 @@ cdef str dtype_names(int first, int end):
 
 
 cdef int refuse_dtype(object tensor, object fallback) except -1:
-    return refuse(
+    return refuse_tensor(
         tensor,
         f"its dtype {getattr(tensor, 'dtype', fallback)} is none that the engine takes; convert it first. Every operation takes "
         f"{dtype_names(0, ENGINE_DTYPES)}; broadcast, allgather and alltoall also take "
@@ -119,10 +119,10 @@ cdef int expect_reducible(const View* view, str what) except -1:
 cdef int refuse_memory(object tensor) except -1:
     """A tensor that has elements and no memory where they would be. Its address would mean *absent* to the engine."""
     if hasattr(tensor, "to_local"):
-        return refuse(tensor, "it is spread over a device mesh and has no memory of its own; communicate what this rank holds "
-                              "of it, its to_local()")
-    return refuse(tensor, "it has a shape and no memory: it is a stand-in such as a FakeTensor, or its storage was freed, as "
-                          "FSDP does between steps; communicate it while it is materialized")
+        return refuse_tensor(tensor, "it is spread over a device mesh and has no memory of its own; communicate what this rank "
+                                     "holds of it, its to_local()")
+    return refuse_tensor(tensor, "it has a shape and no memory: it is a stand-in such as a FakeTensor, or its storage was freed, "
+                                 "as FSDP does between steps; communicate it while it is materialized")
 
 
 cdef int dtype_of_dlpack(object tensor, const dl_tensor* t) except -1:
@@ -192,7 +192,7 @@ cdef extern from *:
     bint ENDIAN_LITTLE
 
 
-cdef bint dense(const int64_t* dims, const int64_t* strides, const int* order, int ndim) noexcept:
+cdef bint is_dense(const int64_t* dims, const int64_t* strides, const int* order, int ndim) noexcept:
     """Whether memory runs through the dimensions in `order` (NULL: as they come), the last fastest, without gaps. Strides in
     elements."""
     cdef int64_t expected = 1
@@ -211,8 +211,8 @@ cdef int* CHANNELS_LAST = [0, 2, 3, 1]          # dimensions, the one with the s
 cdef int* CHANNELS_LAST_3D = [0, 2, 3, 4, 1]
 
 
-cdef int describe(View* view, int ndim, const int64_t* dims, const int64_t* strides, int itemsize) except -1:
-    """Fill in shape and layout of `view.data`."""
+cdef int set_shape(View* view, int ndim, const int64_t* dims, const int64_t* strides, int itemsize) except -1:
+    """Set shape and layout of `view.data`."""
     cdef int k
     view.count, view.layout = 1, LAYOUT_ROWS
     memset(view.dims, 0, sizeof(view.dims))
@@ -226,11 +226,11 @@ cdef int describe(View* view, int ndim, const int64_t* dims, const int64_t* stri
         else:
             # more dimensions than there is room for: the last are one
             view.dims[MAX_DIMS - 1] = <int64_t>bounded_product(<uint64_t>view.dims[MAX_DIMS - 1], <uint64_t>dims[k])
-    if strides == NULL or view.count == 0 or dense(dims, strides, NULL, ndim):
+    if strides == NULL or view.count == 0 or is_dense(dims, strides, NULL, ndim):
         view.layout = LAYOUT_ROWS
-    elif ndim == 4 and dense(dims, strides, CHANNELS_LAST, 4):
+    elif ndim == 4 and is_dense(dims, strides, CHANNELS_LAST, 4):
         view.layout = LAYOUT_CHANNELS_LAST
-    elif ndim == 5 and dense(dims, strides, CHANNELS_LAST_3D, 5):
+    elif ndim == 5 and is_dense(dims, strides, CHANNELS_LAST_3D, 5):
         view.layout = LAYOUT_CHANNELS_LAST_3D
     else:
         view.layout = SCATTERED
@@ -244,11 +244,11 @@ cdef int from_dlpack(object tensor, const dl_tensor* t, View* view) except -1:
     if t.device.type == DL_CUDA:
         view.device = 1 + t.device.id
     elif t.device.type != DL_CPU:
-        refuse(tensor, f"it is on device {getattr(tensor, 'device', t.device.type)}, and only memory of the CPU and of CUDA "
-                       "devices is supported; move it with .cpu()")
+        refuse_tensor(tensor, f"it is on device {getattr(tensor, 'device', t.device.type)}, and only memory of the CPU and of "
+                              "CUDA devices is supported; move it with .cpu()")
     view.dtype = <uint8_t>dtype_of_dlpack(tensor, t)
     view.data = <char*>t.data + t.byte_offset
-    describe(view, t.ndim, t.shape, t.strides, (t.dtype.bits + 7) // 8)
+    set_shape(view, t.ndim, t.shape, t.strides, (t.dtype.bits + 7) // 8)
     if t.data == NULL and view.count:
         refuse_memory(tensor)
     return 0
@@ -258,13 +258,13 @@ cdef int from_buffer(object tensor, const Py_buffer* buffer, View* view) except 
     cdef int64_t[64] strides
     cdef int k
     if buffer.ndim > 64:
-        refuse(tensor, f"it has {buffer.ndim} dimensions, more than 64")
+        refuse_tensor(tensor, f"it has {buffer.ndim} dimensions, more than 64")
     view.dtype = <uint8_t>dtype_of_buffer(tensor, buffer)
     view.data, view.readonly = <char*>buffer.buf, buffer.readonly
     if buffer.strides != NULL:
         for k in range(buffer.ndim):
             strides[k] = buffer.strides[k] // buffer.itemsize
-    describe(view, buffer.ndim, <const int64_t*>buffer.shape, strides if buffer.strides != NULL else NULL, <int>buffer.itemsize)
+    set_shape(view, buffer.ndim, <const int64_t*>buffer.shape, strides if buffer.strides != NULL else NULL, <int>buffer.itemsize)
     if buffer.strides != NULL:
         for k in range(buffer.ndim):
             if buffer.strides[k] % buffer.itemsize:
@@ -278,8 +278,8 @@ cdef object view_of(object tensor, View* view):
     """Fill `view` of a tensor in host memory; returns what must be kept alive beside the tensor itself, or None."""
     cdef object keeper = view_anywhere(tensor, view)
     if view.device != HOST:
-        refuse(tensor, f"it is on device {getattr(tensor, 'device', f'cuda:{view.device - 1}')}, and this "
-                       "is done with memory of the host alone; move it with .cpu()")
+        refuse_tensor(tensor, f"it is on device {getattr(tensor, 'device', f'cuda:{view.device - 1}')}, and this "
+                              "is done with memory of the host alone; move it with .cpu()")
     return keeper
 
 
@@ -293,7 +293,7 @@ cdef object view_anywhere(object tensor, View* view):
         try:
             table.borrow(<void*>tensor, &borrowed)
         except (BufferError, RuntimeError) as cause:    # sparse, conjugated, without memory: the type's own words say which
-            refuse(tensor, str(cause).partition("\n")[0])
+            refuse_tensor(tensor, str(cause).partition("\n")[0])
         from_dlpack(tensor, &borrowed, view)
         view.stream_of = table.current_stream
         return None
@@ -305,20 +305,20 @@ cdef object view_anywhere(object tensor, View* view):
         keeper = view_of_bits(tensor, view)
         if keeper is not None:
             return keeper
-        refuse(tensor, str(cause).partition("\n")[0])
+        refuse_tensor(tensor, str(cause).partition("\n")[0])
     if keeper is not None:
         from_buffer(tensor, PyMemoryView_GET_BUFFER(keeper), view)
         return keeper
     if not hasattr(tensor, "__dlpack__"):
-        refuse(tensor, "it speaks neither DLPack nor the buffer protocol; wrap it with numpy.asarray or torch.as_tensor")
+        refuse_tensor(tensor, "it speaks neither DLPack nor the buffer protocol; wrap it with numpy.asarray or torch.as_tensor")
     try:
         keeper = tensor.__dlpack__()
     except (BufferError, RuntimeError) as cause:        # the same; which of the two is raised depends on the version
-        refuse(tensor, str(cause).partition("\n")[0])
+        refuse_tensor(tensor, str(cause).partition("\n")[0])
     view_of_capsule(tensor, keeper, view)
     if view.device != HOST:
-        refuse(tensor, "it is on a GPU, and its framework does not tell by DLPack's exchange table on which stream it works, as "
-                       "PyTorch does from 2.10 on; use a newer one, or move it with .cpu()")
+        refuse_tensor(tensor, "it is on a GPU, and its framework does not tell by DLPack's exchange table on which stream it "
+                              "works, as PyTorch does from 2.10 on; use a newer one, or move it with .cpu()")
     return keeper
 
 
@@ -349,7 +349,7 @@ cdef int view_of_capsule(object tensor, object capsule, View* view) except -1:
     if PyCapsule_IsValid(capsule, b"dltensor_versioned"):
         versioned = <dl_managed_versioned*>PyCapsule_GetPointer(capsule, b"dltensor_versioned")
         if versioned.version.major != 1:
-            refuse(tensor, f"it speaks DLPack {versioned.version.major}, this build speaks 1")
+            refuse_tensor(tensor, f"it speaks DLPack {versioned.version.major}, this build speaks 1")
         view.readonly = versioned.flags & 1 != 0
         return from_dlpack(tensor, &versioned.tensor, view)
     return from_dlpack(tensor, &(<dl_managed*>PyCapsule_GetPointer(capsule, b"dltensor")).tensor, view)
@@ -358,7 +358,8 @@ cdef int view_of_capsule(object tensor, object capsule, View* view) except -1:
 cdef int expect_dense(object tensor, const View* view, str role) except -1:
     """Refuse a view whose elements do not fill their memory in an order that all ranks can share."""
     if view.layout == MISALIGNED:
-        refuse(tensor, f"{role} does not begin at a multiple of its elements' size ({dtype_name(view.dtype).decode()}); copy it")
+        refuse_tensor(
+            tensor, f"{role} does not begin at a multiple of its elements' size ({dtype_name(view.dtype).decode()}); copy it")
     if view.layout == SCATTERED:
-        refuse(tensor, f"{role} is not contiguous ({dtype_name(view.dtype).decode()}); make it contiguous first")
+        refuse_tensor(tensor, f"{role} is not contiguous ({dtype_name(view.dtype).decode()}); make it contiguous first")
     return 0
