@@ -235,7 +235,7 @@ cdef class Engine:
         cdef Segment* segment = &self.state.segment
         cdef engine_carrier_provider* provider
         cdef engine_carrier* carrier
-        cdef uint64_t channel = 0 if self.world is None else 1 + self.world.formed
+        cdef uint64_t channel = 0 if self.world is None else self.world.formed
         if not PyCapsule_IsValid(capsule, ENGINE_CARRIER_CAPSULE):
             raise TypeError(f"a carrier is handed over in a capsule that is called {ENGINE_CARRIER_CAPSULE.decode()!r} "
                             f"(engine_ext/transport/carrier.h), not in {capsule!r}")

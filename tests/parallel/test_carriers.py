@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import subprocess
+import sys
 import sysconfig
 from collections.abc import Callable, Iterator
 from importlib.machinery import ExtensionFileLoader
@@ -17,20 +20,41 @@ import engine
 import engine_ext
 from engine.errors import CollectiveError, EngineError
 
-from .test_hosts import LAYOUTS, layouts, results
-from .thread_world import ThreadWorld
+from .test_hosts import layouts, results
+from .thread_world import ThreadWorld, connections
 
 HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
 LARGE = 300_000  # elements
+PROGRAM = """
+import tests.pretended_hosts
+import numpy as np
+import engine
+from engine.session import runtime
+
+engine.init()
+assert (engine.allreduce(np.full(300_000, engine.rank() + 1.0), engine.Sum) == 6).all()
+assert runtime.engine().messages > 0
+engine.shutdown()
+engine.init()
+assert (engine.allreduce(np.full(300_000, engine.rank() + 1.0), engine.Sum) == 6).all()
+print("carried")
+"""
 
 
 @pytest.fixture(scope="module")
-def module(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Compile and import the carrier."""
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Compile the carrier."""
     library = tmp_path_factory.mktemp("carrier") / "pipe_carrier.so"
     headers = [Path(engine_ext.__file__).parent / "transport", Path(sysconfig.get_path("include"))]
     words = ["cc", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", *(f"-I{each}" for each in headers)]
     subprocess.run([*words, HERE / "pipe_carrier.c", "-o", library], check=True, timeout=120)
+    return library
+
+
+@pytest.fixture(scope="module")
+def module(library: Path) -> Any:
+    """Import the carrier."""
     loader = ExtensionFileLoader("pipe_carrier", str(library))
     spec = spec_from_loader("pipe_carrier", loader)
     assert spec is not None
@@ -74,17 +98,28 @@ def test_results_have_the_bits_of_connections(hosts: tuple[int, ...], fault: str
 
 
 def test_a_process_set_has_a_channel_of_its_own_or_uses_connections(carriers: Any) -> None:
-    """The provider has two channels: the second set has none."""
-    hosts = (0, 1, 1)
+    """The provider has two channels, of which the second set has none."""
+    links = [connections((0, 1), socket.socketpair) for _ in range(2)]
 
     def work(rank: int) -> list[int]:
-        engine_of_rank = world.engines[rank]
-        before = engine_of_rank.messages
-        assert (engine.allreduce(np.full(LARGE, rank + 1.0), engine.Sum, "world") == 6).all()
-        return [engine_of_rank.messages - before]
+        native, messages = engine.session.runtime.engine(), []
+        for number in range(2):
+            mine = links[number][rank] if rank < 2 else {}
+            part = native.form((0, 1), 5000 + 10 * number + rank, mine.get("lanes"), mine.get("trunks"))
+            for turn in range(5 if part is not None else 0):
+                tensor = np.full(LARGE, rank + 1.0)
+                part.allreduce(tensor, tensor, f"turn {turn}", engine.Sum, 1.0, 1.0, True).wait()
+                assert (tensor == 3).all()
+            messages.append(0 if part is None else part.messages)
+            assert (engine.allreduce(np.full(LARGE, rank + 1.0), engine.Sum, f"world {number}") == 6).all()
+            if part is not None:
+                part.close(5.0)
+        native.barrier("the end", True).wait()
+        return messages
 
-    with ThreadWorld(3, hosts, carriers=carriers(3)) as world:
-        assert all(each[0] > 0 for each in world.run(work))
+    with ThreadWorld(3, (0, 1, 1), carriers=carriers(3)) as world:
+        first, second, outside = world.run(work)
+    assert first[0] > 0 and second[0] > 0 and [first[1], second[1], *outside] == [0] * 4
 
 
 @pytest.mark.parametrize("fault", ["fail", "lie", "refuse"])
@@ -126,3 +161,31 @@ def test_what_is_no_carrier_is_refused() -> None:
 def test_sums_of_a_carrier_that_has_none_are_refused(carriers: Any) -> None:
     with pytest.raises(EngineError, match="between_hosts=mpi"):
         ThreadWorld(2, (0, 1), carriers=carriers(2), between_hosts="mpi")
+
+
+def job(lanes: str, *path: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run the program on three ranks, each as if on a host of its own."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, path)), "PRETENDED_HOSTS": "3", **variables}
+    words = [sys.executable, "-m", "engine.launch", "-np", "3", "--lanes", lanes, sys.executable, "-c", PROGRAM]
+    return subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100, check=False)
+
+
+def test_a_setting_names_the_carrier(library: Path, tmp_path: Path) -> None:
+    """A second world in the same processes uses it, too."""
+    done = job("pipe_carrier:open_provider", library.parent, PIPES=str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("carried") == 3
+
+
+@pytest.mark.parametrize(
+    ("lanes", "text"),
+    [
+        ("no_such_carrier:open_provider", "names no carrier that can be imported here: No module named"),
+        ("math:open_provider", "names no carrier that can be imported here: module 'math' has no attribute"),
+        ("math:pi", "pi of math is no function, but 3.14"),
+        ("tcp:", "expected one of tcp, mpi, or module:function"),
+    ],
+)
+def test_a_setting_that_names_no_carrier_is_refused_with_what_to_do(lanes: str, text: str) -> None:
+    done = job(lanes)
+    assert done.returncode != 0 and text in done.stderr, done.stderr
