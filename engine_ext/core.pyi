@@ -43,8 +43,8 @@ class Engine:
         at both ends, and `trunks` by host, between rank 0 and the first rank of each other host. They do not block,
         nothing was received that is not yet read, and they are the engine's from now on, even if this fails. `control`
         and `arena` are those of this rank's host, `peers` of ranks elsewhere -1. `host_silence`: seconds, from 2 to 60,
-        after which a host that does not answer is lost. `carrier`: what large parts of tensors go
-        over instead, a capsule with a provider of carriers (transport/carrier.h). `device_sums`: the setting of that name, of which
+        after which a host that does not answer is lost. `carrier`: what large parts of tensors go over instead, a
+        capsule with a provider of carriers (transport/carrier.h). `device_sums`: the setting of that name, of which
         rank 0's decides whether gradients on GPUs travel in frozen batches. `another_follows`: the process may enter
         another world when this one has failed, and then its page says `resetting`.
         """

@@ -130,8 +130,8 @@ cdef class Engine:
             raise MemoryError("no memory for the engine")
         self.settings = {
             "knobs": knobs, "stall_warning": stall_warning, "stall_limit": stall_limit, "spin_us": spin_us, "yield_us": yield_us,
-            "counters": counters, "hosts": hosts, "lanes": lanes, "trunks": trunks, "host_silence": host_silence, "carrier": carrier,
-            "device_sums": device_sums,
+            "counters": counters, "hosts": hosts, "lanes": lanes, "trunks": trunks, "host_silence": host_silence,
+            "carrier": carrier, "device_sums": device_sums,
         }
         try:
             self.open(rank, tuple(range(size)), None, 0, calls)

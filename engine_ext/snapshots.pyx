@@ -12,9 +12,9 @@ from engine_ext.platform.atomics cimport load32_acquire, load32_relaxed, load_ac
 from engine_ext.platform.clock cimport age_ns
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
 from engine_ext.shared.layout cimport (
-    ALGORITHM_NAMES, BETWEENS, BETWEEN_CARRIER, BETWEEN_NAMES, COORDINATOR, ENTRY_BATCH, ENTRY_NAMES, ENTRY_PAD, IDS, LAYOUT_SPARSE,
-    MAX_DIMS, MAX_SOCKETS, NAME_BYTES, RING_WORDS, SLOT_BYTES, STORES, STORES_NAMES, WIRES, WIRE_NAMES, engine_entry,
-    engine_meta, rank_page,
+    ALGORITHM_NAMES, BETWEENS, BETWEEN_CARRIER, BETWEEN_NAMES, COORDINATOR, ENTRY_BATCH, ENTRY_NAMES, ENTRY_PAD, IDS,
+    LAYOUT_SPARSE, MAX_DIMS, MAX_SOCKETS, NAME_BYTES, RING_WORDS, SLOT_BYTES, STORES, STORES_NAMES, WIRES, WIRE_NAMES,
+    engine_entry, engine_meta, rank_page,
 )
 from engine_ext.shared.segment cimport ahead_ns, away, bit, clocked, visible
 

@@ -50,9 +50,10 @@ def open_provider(
 
         library = mpi_lanes.prepare_library(world, generation, seconds, other_failed)
         return mpi.make_provider(library, library["tag"], world.size)
-    return _find_function(lanes)(
+    provider: object = _find_function(lanes)(
         rank=world.rank, size=world.size, generation=generation, seconds=seconds, other_failed=other_failed
     )
+    return provider
 
 
 def _find_function(name: str) -> Callable[..., Any]:

@@ -11,8 +11,8 @@ says which the others are. So how many are used is the sender's affair, at any t
 many there are. A rank counts as far as it is by all connections on which bytes are due.
 
 Lanes may also have a carrier beside their connections (carrier.h), MPI for one, which then takes what is large. The connection
-says what comes, and how far the peer is behind it; so a carrier, on which nobody can sleep, is polled only while something is under
-way, and a connection that ends tells of a peer that is gone, as ever.
+says what comes, and how far the peer is behind it; so a carrier, on which nobody can sleep, is polled only while something is
+under way, and a connection that ends tells of a peer that is gone, as ever.
 
 Nothing has to be said about room. A rank writes chunk n + SLOTS over chunk n only when every rank has copied chunk n: then it has
 been received on every host, and so has been sent.

@@ -10,7 +10,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 MAP = (ROOT / "ARCHITECTURE.md").read_text()
 WORDS = 200 * 10  # words that one reads in ten minutes
-STEPS = MAP.partition("## The life of one gradient")[2]
+LIVES = (ROOT / "docs/architecture/lives.md").read_text()
+STEPS = MAP.partition("## The life of one gradient")[2] + LIVES
 FUNCTIONS = re.findall(r"`(?:\w+\.)?(\w+)`(?: \(| puts | calls )?[^`]*?\(`([\w/]+\.pyx?)`\)", STEPS)
 
 
@@ -24,7 +25,7 @@ def test_the_map_is_read_in_ten_minutes() -> None:
     assert len(MAP.split()) < WORDS
 
 
-@pytest.mark.parametrize("name", sorted(set(re.findall(r"`([\w/]+\.(?:pyx|pxd|py|h))`", MAP))))
+@pytest.mark.parametrize("name", sorted(set(re.findall(r"`([\w/]+\.(?:pyx|pxd|py|h))`", MAP + LIVES))))
 def test_files_of_the_map_exist(name: str) -> None:
     """Every file that the map names exists."""
     assert source(name).exists()
@@ -52,7 +53,7 @@ def test_packages_are_on_the_map() -> None:
     assert packages - set(re.findall(r"^\| `engine/(\w+)/` \|", MAP, re.MULTILINE)) == set()
 
 
-def test_the_life_of_a_gradient_names_functions_that_exist() -> None:
+def test_lives_name_functions_that_exist() -> None:
     """Each function exists in the file beside it."""
     assert len(FUNCTIONS) >= 9, FUNCTIONS
     for function, name in FUNCTIONS:

@@ -144,7 +144,11 @@ def test_memory_that_a_carrier_still_uses_stays_mapped(carriers: Any) -> None:
 @pytest.mark.parametrize(
     ("fault", "error", "text"),
     [
-        ("version", EngineError, "was built for version 2 of engine_ext/transport/carrier.h, and this engine has version 1"),
+        (
+            "version",
+            EngineError,
+            "built for version 2 of engine_ext/transport/carrier.h, and this engine has version 1",
+        ),
         ("memory", MemoryError, "has no memory for its channel 0"),
     ],
 )
