@@ -25,7 +25,9 @@ cdef class Engine:
     cdef bint held                  # a carrier may still write to the segment, which stays mapped
 
     cdef int connect(self) except -1
+    cdef object carried             # channels of the carrier, and whether it can sum; None: there is none
     cdef int use_carrier(self) except -1
+    cdef void hold_carrier(self, bint over)
     cdef int open(self, int rank, tuple numbers, Engine world, uint64_t offset, int calls) except -1
     cdef Handle start(self, Op* op, object name, bint blocking, object output)
     cdef int agree_on_size(self, str name, uint64_t size) except -1

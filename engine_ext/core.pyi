@@ -190,6 +190,9 @@ class Engine:
     def messages(self) -> int:
         """How many messages with bytes of tensors this rank has given to a carrier."""
     @property
+    def carrier(self) -> tuple[int, bool] | None:
+        """How many channels the carrier has, and whether it can sum; None without one."""
+    @property
     def chainable(self) -> bool:
         """Whether ranks are on several hosts, and sums that pass from host to host have the bits of all other ways."""
     def mark_step(self, number: int = 0) -> None:

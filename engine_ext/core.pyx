@@ -243,16 +243,27 @@ cdef class Engine:
         if provider.version != ENGINE_CARRIER_VERSION:
             raise EngineError(f"the carrier was built for version {provider.version} of engine_ext/transport/carrier.h, and this "
                               f"engine has version {ENGINE_CARRIER_VERSION}: build the carrier anew")
-        if provider.channels == 0:
-            raise EngineError("the carrier has no channel for the world: `channels` in its provider is 0")
+        if provider.channels == 0 or provider.open == NULL:
+            raise EngineError("the carrier has no channel for the world: its provider has `channels` 0, or no `open`")
         if channel >= provider.channels:
             return 0
         carrier = provider.open(provider, <uint32_t>channel, segment.header, segment_bytes(<uint32_t>self.size))
         if carrier == NULL:
             raise MemoryError(f"the carrier has no memory for its channel {channel}")
+        if (carrier.send == NULL or carrier.receive == NULL or carrier.progress == NULL or carrier.close == NULL
+                or (carrier.sum == NULL) != (carrier.sum_memory == NULL) or (carrier.sum == NULL) != (carrier.summed == NULL)):
+            raise EngineError("the carrier lacks a function: it has send, receive, progress and close, and all three of sum_memory, "
+                              "sum and summed or none")
         if not lanes_use(&self.state.network.lanes, carrier):
             raise MemoryError("no memory for the messages of a carrier")
+        self.carried = (provider.channels, carrier.sum != NULL)
         return 0
+
+    cdef void hold_carrier(self, bint over):
+        """Keep a carrier that is not over, and the memory that it may still write to, until the process ends."""
+        if not over and not self.held and self.settings is not None:
+            self.held = True
+            Py_INCREF(self.settings["carrier"])
 
     @property
     def opener(self):
@@ -337,6 +348,7 @@ cdef class Engine:
 
     def __dealloc__(self):
         cdef State* e = self.state
+        cdef bint over
         cdef int r
         if e == NULL:
             return
@@ -351,7 +363,9 @@ cdef class Engine:
                 return              # likewise the GPU's lane, which was not closed, or has items of it
             arena_close(&e.arena)
             if e.network != NULL:
-                self.held = not connections_close(e.network) or self.held
+                with nogil:                 # a carrier may be at work that needs it
+                    over = connections_close(e.network)
+                self.hold_carrier(over)
                 free(e.network)
             if e.segment.header != NULL:
                 table_close(&e.table)
@@ -504,6 +518,10 @@ cdef class Engine:
         return lanes_messages(&self.state.network.lanes) if self.state.network != NULL else 0
 
     @property
+    def carrier(self):
+        return self.carried
+
+    @property
     def chainable(self):
         return self.state.segment.hosts > 1 and self.state.segment.crews.consecutive
 
@@ -547,6 +565,7 @@ cdef class Engine:
         if e.alive == NULL or e.alive[0] == 1:
             return
         arena_forked(&e.arena)
+        self.hold_carrier(False)        # it is the parent's: what ends it must not run here
         if e.network != NULL:
             connections_forked(e.network)
         for r in range(self.size if e.peers != NULL else 0):
@@ -601,7 +620,7 @@ cdef class Engine:
         cdef State* e = self.state
         cdef Goal goal
         cdef uint64_t begun, limit
-        cdef bint settled
+        cdef bint settled, over = True
         if self.state.closed or e.alive == NULL or e.alive[0] != 1 or e.segment.header == NULL:
             return
         memset(&goal, 0, sizeof(Goal))
@@ -639,7 +658,8 @@ cdef class Engine:
             with nogil:
                 network_leave(e.network, limit)
                 if e.network != NULL and settled:
-                    self.held = not connections_close(e.network)
+                    over = connections_close(e.network)
+            self.hold_carrier(over)
             for part in self.shared:
                 (<Part>part).detached = True
             arena_close(&e.arena)

@@ -293,8 +293,8 @@ cdef int expect_summing(const State* e, const engine_knobs* knobs) except -1:
     """Raise EngineError if a carrier is to sum, and there is none that can."""
     if (knobs.between_hosts == BETWEEN_CARRIER and e.segment.world == &e.segment and e.segment.hosts > 1
             and not e.segment.crews.summing):
-        raise EngineError("between_hosts=mpi has MPI sum, and lanes are not over MPI: set lanes=mpi (ENGINE_LANES=mpi) on all "
-                          "ranks, too, or another value of between_hosts")
+        raise EngineError("between_hosts=mpi has the carrier of the lanes sum, and there is none that can: set lanes=mpi "
+                          "(ENGINE_LANES=mpi) on all ranks, too, or another value of between_hosts")
     return 0
 
 

@@ -4,13 +4,14 @@ engine_ext/transport/carrier.h.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
 from ..config.world import World
 from ..errors import ConfigError
 from ..net.rendezvous import mpi_lanes
+from ..text import readable
 
 
 def open_provider(
@@ -50,10 +51,25 @@ def open_provider(
 
         library = mpi_lanes.prepare_library(world, generation, seconds, other_failed)
         return mpi.make_provider(library, library["tag"], world.size)
-    provider: object = _find_function(lanes)(
+    provider: object | None = _find_function(lanes)(
         rank=world.rank, size=world.size, generation=generation, seconds=seconds, other_failed=other_failed
     )
+    if provider is None and not other_failed():
+        raise ConfigError(f"lanes={lanes} (ENGINE_LANES): the function has returned None instead of a carrier's provider")
     return provider
+
+
+def compare_carriers(carriers: Sequence[tuple[int, int]]) -> None:
+    """Raise ConfigError if ranks' carriers have unequal numbers of channels, or only some can sum."""
+    ranks: dict[tuple[int, int], list[int]] = {}
+    for rank, each in enumerate(carriers):
+        ranks.setdefault(each, []).append(rank)
+    if len(ranks) > 1:
+        told = "; ".join(
+            f"{readable.ranks(who)}: {channels} channels, {'with' if sums else 'no'} sums"
+            for (channels, sums), who in ranks.items()
+        )
+        raise ConfigError(f"the ranks' carriers (the setting lanes) differ. {told}. Install the same one on every host")
 
 
 def _find_function(name: str) -> Callable[..., Any]:

@@ -12,6 +12,7 @@ import os
 import platform
 import select
 import time
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
@@ -39,7 +40,7 @@ from ..trace.flight import Recorder
 from ..tuning.journals import check_log, knobs_of
 from ..tuning.knobs import format_knobs
 from ..tuning.trial_loop import Tuning
-from .carriers import open_provider
+from .carriers import compare_carriers, open_provider
 from .monitor import Monitor
 from .registry import ProcessSetRegistry
 from .session import EngineSession, reason_of
@@ -192,9 +193,14 @@ def await_all(session: EngineSession) -> None:
     RendezvousError
         A rank has not completed its start within `start_timeout`.
     """
-    _await_start(
-        session, session.engine.starting, session.engine.barrier("engine.init") if session.several_hosts else None
-    )
+    engine = session.engine
+    if engine.carrier is None:
+        _await_start(session, engine.starting, engine.barrier("engine.init") if session.several_hosts else None)
+        return
+    handle = engine.allgather(array("q", engine.carrier), "engine.init")
+    _await_start(session, engine.starting, handle)
+    numbers = handle.gathered[0].cast("B").cast("q").tolist()
+    compare_carriers(list(zip(numbers[::2], numbers[1::2], strict=True)))
 
 
 PREPARE = (select_kernels, reserve_descriptors, read_known_knobs, describe_build, open_page, open_timeline)

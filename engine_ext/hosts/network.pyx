@@ -5,7 +5,7 @@ driver's role. What a connection did not take at once, this thread sends on.
 A connection that ends is never mended. If the rank at its other end has not left, that ends the world: at once for a trunk of
 the world, which would have sent a better cause before it ended; for another only when no cause has come for a while.
 """
-from libc.errno cimport EHOSTUNREACH, ENETUNREACH, ENOBUFS, ENOMEM, EPROTO, ETIMEDOUT
+from libc.errno cimport EHOSTUNREACH, ENETUNREACH, ENOBUFS, ENOMEM, EPROTO, EREMOTEIO, ETIMEDOUT
 from libc.stdint cimport uint32_t
 from libc.stdio cimport snprintf
 from libc.string cimport memcpy, strerror
@@ -20,7 +20,9 @@ from engine_ext.platform.clock cimport age_ns, overdue_ns
 from engine_ext.platform.posix cimport engine_thread_start, nanosleep, timespec, write
 from engine_ext.shared.layout cimport CAUSE_DIED, CAUSE_LOST, CAUSE_RAISED, MAX_RANKS, REASON_BYTES
 from engine_ext.shared.segment cimport Segment, abort_world, settle_claim, wake, wake_others
-from engine_ext.transport.lanes cimport lanes_doze, lanes_failure_cause, lanes_poll, lanes_send_failure_cause, lanes_wake
+from engine_ext.transport.lanes cimport (
+    lane_is_cut, lanes_doze, lanes_failure_cause, lanes_poll, lanes_send_failure_cause, lanes_wake,
+)
 from engine_ext.transport.link cimport (
     ENDED, OPEN, Link, engine_failure_cause, link_check_acks, link_flush, link_leave, link_receive, link_state,
 )
@@ -108,8 +110,9 @@ cdef void poll_carrier(Network* network) noexcept nogil:
     """Let the carrier go on with what is under way. Nobody can sleep on it: it is polled without a pause at first, then every 50
     microseconds, and if it takes very long, since a rank stands still, every millisecond."""
     cdef timespec pause
-    cdef int k
-    if lanes_poll(&network.lanes):
+    cdef int moved = lanes_poll(&network.lanes)
+    notice_cut_lanes(network)
+    if moved:
         network.idle_polls = 0
         return
     network.idle_polls += 1
@@ -118,8 +121,6 @@ cdef void poll_carrier(Network* network) noexcept nogil:
     else:
         pause.tv_sec, pause.tv_nsec = 0, SHORT_NAP_NS if network.idle_polls < POLLS_SOON else LONG_NAP_NS
         nanosleep(&pause, NULL)
-    for k in range(network.lane_count):
-        notice_end(network, k)            # the carrier has failed
 
 
 cdef inline int news_ms(const Network* network) noexcept nogil:
@@ -194,9 +195,13 @@ cdef int describe_host(const Segment* segment, int host, char* text, int room) n
     return describe_ranks(those, segment.numbers, segment.size, text, room)
 
 
-cdef void describe_end(const Segment* segment, const Link* link, char* text) noexcept nogil:
+cdef void describe_end(const Segment* segment, const Link* link, bint cut, char* text) noexcept nogil:
     cdef int at
-    if link_state(link) == ENDED:
+    if cut or link_state(link) == -EREMOTEIO:
+        at = fit(0, snprintf(text, REASON_BYTES, "the carrier of large tensors (the setting `lanes`) has failed between it and "),
+                 REASON_BYTES)
+        describe_host(segment, segment.host_of[segment.rank], text + at, REASON_BYTES - at)
+    elif link_state(link) == ENDED:
         snprintf(text, REASON_BYTES, "its connection ended without a word: the process, its host or the network between is gone")
     elif link_state(link) == -ETIMEDOUT:
         at = fit(0, snprintf(text, REASON_BYTES, "its connection is silent: the host of "), REASON_BYTES)
@@ -256,6 +261,21 @@ cdef void notice_end(Network* network, int k) noexcept nogil:
         handle_lost_link(network, k)
 
 
+cdef bint is_cut(const Network* network, int k) noexcept nogil:
+    """Whether a connection is one of a lane on which the carrier has failed, and something is missing."""
+    return k < network.lane_count and lane_is_cut(&network.list[k // network.list[0].count])
+
+
+cdef void notice_cut_lanes(Network* network) noexcept nogil:
+    """Look whether the carrier has failed. That is a failure also if the peer has left: what it had announced will not arrive."""
+    cdef int k
+    for k in range(network.lane_count):
+        notice_end(network, k)
+        if (is_cut(network, k) and network.lost_peer < 0 and load_acquire(network.segment.abort) == 0
+                and not network.closed and not network.world.closed):
+            network.lost_peer, network.lost_at = network.links[k].peer, now_ns()
+
+
 cdef void handle_lost_link(Network* network, int k) noexcept nogil:
     """End the world for a connection that has ended, or note its peer until a better cause comes."""
     cdef Link* link = &network.links[k]
@@ -272,7 +292,7 @@ cdef void handle_lost_link(Network* network, int k) noexcept nogil:
         if network.lost_peer < 0:
             network.lost_peer, network.lost_at = link.peer, now_ns()
         return
-    describe_end(network.segment, link, text)
+    describe_end(network.segment, link, False, text)
     abort_world(network.segment, link.peer, cause_of_end(link), text)
     settle_claim(network.segment)            # the way to who would judge it has ended
 
@@ -293,8 +313,8 @@ cdef void report_lost_peer(Network* network) noexcept nogil:
         return
     for k in range(network.count):
         link = &network.links[k]
-        if network.lost[k] and link.peer == network.lost_peer and not link.peer_ended:
-            describe_end(network.segment, link, text)
+        if link.peer == network.lost_peer and (is_cut(network, k) or (network.lost[k] and not link.peer_ended)):
+            describe_end(network.segment, link, is_cut(network, k), text)
             abort_world(network.segment, network.lost_peer, cause_of_end(link), text)
             break
     network.lost_peer = -1

@@ -13,9 +13,11 @@ cdef extern from "transport/carrier.h" nogil:
         int (*progress)(engine_carrier* carrier, int rank, uint64_t* sent, uint64_t* arrived) noexcept nogil
         int (*close)(engine_carrier* carrier) noexcept nogil
         void* (*sum_memory)(engine_carrier* carrier, uint64_t nbytes) noexcept nogil
-        int (*sum)(engine_carrier* carrier, uint64_t count, int item_bytes) noexcept nogil
+        int (*sum)(engine_carrier* carrier, void* memory, uint64_t count, int item_bytes) noexcept nogil
         int (*summed)(engine_carrier* carrier) noexcept nogil
+
+cdef extern from "transport/carrier.h":
     ctypedef struct engine_carrier_provider:
         uint32_t version
         uint32_t channels
-        engine_carrier* (*open)(engine_carrier_provider* provider, uint32_t channel, void* memory, uint64_t nbytes) noexcept nogil
+        engine_carrier* (*open)(engine_carrier_provider* provider, uint32_t channel, void* memory, uint64_t nbytes) except? NULL

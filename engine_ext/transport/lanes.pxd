@@ -25,6 +25,7 @@ cdef struct Lane:               # what passes between this rank and one of anoth
     uint32_t used               # by bit: connections that have carried bytes since this rank last sent its progress
     uint64_t given              # atomic: messages that the carrier was given
     uint64_t sent               # atomic: those of them that have been sent; the network thread writes it
+    uint32_t failed             # atomic: 1 once the carrier cannot go on with this lane; the network thread writes it
     # what comes in, by connection: the network thread alone
     Progress[MAX_SOCKETS] reported  # the peer's progress behind the bytes that have come
     Progress[MAX_SOCKETS] due   # its progress behind bytes that are on their way; not above `reported`: there are none
@@ -39,6 +40,8 @@ cdef struct Lanes:
     uint32_t sockets            # the knob `sockets_per_lane`
     engine_carrier* carrier     # takes large offers; NULL: all goes over the connections
     Announced* announced        # memory of all lanes' rings
+    char* room                  # the carrier's memory for the sum that goes on
+    uint64_t room_bytes
     uint32_t summing            # atomic, SUMMING_*
     bint posted                 # the carrier was given messages since the last `publish`
     uint32_t dozing             # atomic: 1 while the network thread sleeps and does not poll the carrier: `bell` wakes it
@@ -50,6 +53,7 @@ cdef bint lanes_use(Lanes* t, engine_carrier* carrier) noexcept nogil
 cdef bint lanes_close(Lanes* t) noexcept nogil
 cdef uint64_t lanes_messages(const Lanes* t) noexcept nogil
 cdef bint lanes_delivered(const Lanes* t) noexcept nogil
+cdef bint lane_is_cut(const Lane* lane) noexcept nogil
 cdef void lanes_send_failure_cause(Lanes* t, const engine_failure_cause* failure_cause) noexcept nogil
 cdef const engine_failure_cause* lanes_failure_cause(const Lanes* t) noexcept nogil
 cdef bint lanes_ping(Lanes* t, int rank, uint32_t number) noexcept nogil

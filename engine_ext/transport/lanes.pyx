@@ -17,7 +17,7 @@ under way, and a connection that ends tells of a peer that is gone, as ever.
 Nothing has to be said about room. A rank writes chunk n + SLOTS over chunk n only when every rank has copied chunk n: then it has
 been received on every host, and so has been sent.
 """
-from libc.errno cimport EIO
+from libc.errno cimport EREMOTEIO
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
@@ -44,6 +44,7 @@ cdef uint64_t ONE = 1
 cdef enum:
     PART_BYTES = 64 << 10       # least part of a slot for which another connection is used
     LINE = 64                   # parts begin where lines of the cache do
+    MESSAGE_BYTES = 16 << 10    # least part for any carrier: so what fits a rank's slots is less than ENGINE_CARRIER_MESSAGES
     SUMMING_NOTHING = 0         # no sum was begun, or the last is done
     SUMMING_GOES_ON = 1
     SUMMING_FAILED = 2
@@ -54,6 +55,7 @@ cdef Transport* lanes_open(Lanes* t, Segment* segment, Lane** to, Lane** of, int
     cdef Transport* functions = shared_memory_open(&t.memory, segment)
     t.to, t.of, t.sockets, t.bell = to, of, MAX_SOCKETS, bell
     t.carrier, t.announced, t.summing, t.posted, t.dozing = NULL, NULL, SUMMING_NOTHING, False, 0
+    t.room, t.room_bytes = NULL, 0
     functions.publish, functions.offer = publish, offer
     t.receiver.find_target, t.receiver.handle_frame, t.receiver.owner = find_target, handle_frame, t
     return functions
@@ -111,10 +113,12 @@ cdef bint send_message(Lanes* t, Lane* lane, uint64_t n, uint64_t begin, uint64_
     cdef const Segment* segment = t.memory.segment
     cdef const char* source = segment_slot(segment.header, segment.rank, n) + begin
     cdef engine_frame frame
-    if (lane.given - load_relaxed(&lane.sent) >= ENGINE_CARRIER_MESSAGES
-            or t.carrier.send(t.carrier, segment.numbers[lane.links.peer], source, <uint32_t>nbytes) != ENGINE_CARRIER_DONE):
+    if load32_relaxed(&lane.failed) or lane.given - load_acquire(&lane.sent) >= ENGINE_CARRIER_MESSAGES:
         return False
-    store_release(&lane.given, lane.given + 1)
+    store_release(&lane.given, lane.given + 1)      # before the carrier has it, which may be sent before it is counted
+    if t.carrier.send(t.carrier, segment.numbers[lane.links.peer], source, <uint32_t>nbytes) != ENGINE_CARRIER_DONE:
+        store_release(&lane.given, lane.given - 1)
+        return False
     memset(&frame, 0, sizeof(frame))
     frame.type, frame.rank, frame.offset, frame.position = FRAME_MESSAGE, <int32_t>nbytes, <uint32_t>begin, n
     link_queue(&lane.links[0], &frame, NULL)
@@ -126,7 +130,8 @@ cdef void offer_to_host(Lanes* t, int host, uint64_t n, uint64_t begin, uint64_t
     """Send bytes of the own slot, over as many connections as they are worth."""
     cdef Lane* lane = t.to[host]
     cdef uint64_t parts = min(min(<uint64_t>t.sockets, <uint64_t>lane.count), nbytes // PART_BYTES), part, end = begin + nbytes
-    if t.carrier != NULL and nbytes >= t.carrier.least_bytes and send_message(t, lane, n, begin, nbytes):
+    if (t.carrier != NULL and nbytes >= max(<uint64_t>t.carrier.least_bytes, <uint64_t>MESSAGE_BYTES)
+            and send_message(t, lane, n, begin, nbytes)):
         return
     if nbytes < PART_BYTES or t.carrier != NULL:
         send_slot_part(t, lane, 0, n, begin, nbytes)
@@ -192,13 +197,16 @@ cdef void wake_poller(Lanes* t) noexcept nogil:
 
 
 cdef char* sum_room(Transport* transport, uint64_t nbytes) noexcept nogil:
-    cdef engine_carrier* carrier = (<Lanes*>transport).carrier
-    return <char*>carrier.sum_memory(carrier, nbytes)
+    """Ask the carrier once for each size: what is packed there is summed and read there."""
+    cdef Lanes* t = <Lanes*>transport
+    if t.room == NULL or t.room_bytes != nbytes:
+        t.room, t.room_bytes = <char*>t.carrier.sum_memory(t.carrier, nbytes), nbytes
+    return t.room
 
 
 cdef void sum_all(Transport* transport, uint64_t count, int item_bytes) noexcept nogil:
     cdef Lanes* t = <Lanes*>transport
-    cdef bint begun = t.carrier.sum(t.carrier, count, item_bytes) == ENGINE_CARRIER_DONE
+    cdef bint begun = t.carrier.sum(t.carrier, t.room, count, item_bytes) == ENGINE_CARRIER_DONE
     store32_release(&t.summing, SUMMING_GOES_ON if begun else SUMMING_FAILED)       # pairs with lanes_poll: the sum has begun
     wake_poller(t)
 
@@ -343,16 +351,18 @@ cdef void handle_peer_end(Lanes* t, Lane* lane) noexcept nogil:
 
 
 cdef bint receive_message(Lanes* t, Lane* lane, const engine_frame* frame) noexcept nogil:
-    """The peer has announced a message. False: there are more than a peer sends that keeps to the rules."""
+    """The peer has announced a message. False: the carrier cannot receive it, or there are more than a peer sends that keeps to
+    the rules. Nothing behind it is looked at then, since it would be taken for this one."""
     cdef const Segment* segment = t.memory.segment
     cdef int peer = lane.links.peer
     cdef void* target = segment_slot(segment.header, peer, frame.position) + frame.offset
-    if lane.announced - lane.arrived == ENGINE_CARRIER_MESSAGES:
+    if load32_relaxed(&lane.failed) or lane.announced - lane.arrived == ENGINE_CARRIER_MESSAGES:
         return False
     lane.coming[lane.announced % ENGINE_CARRIER_MESSAGES].tells = False
     lane.announced += 1
     if t.carrier.receive(t.carrier, segment.numbers[peer], target, <uint32_t>frame.rank) != ENGINE_CARRIER_DONE:
         fail_lane(lane)
+        return False
     return True
 
 
@@ -398,8 +408,13 @@ cdef bint handle_frame(void* owner, Link* link, const engine_frame* frame) noexc
 # ---- the carrier: the network thread, but for what only reads ----------------------------------------------------------------
 
 cdef inline bint lane_is_busy(const Lane* lane) noexcept nogil:
-    """Whether messages are under way."""
-    return lane.announced != lane.arrived or load_acquire(&lane.given) != load_relaxed(&lane.sent)
+    """Whether messages are under way, and the carrier can go on with them."""
+    return (lane.announced != lane.arrived or load_acquire(&lane.given) != load_relaxed(&lane.sent)) and not lane.failed
+
+
+cdef bint lane_is_cut(const Lane* lane) noexcept nogil:
+    """Whether something that the peer has announced will never arrive."""
+    return load32_relaxed(&lane.failed) and lane.announced != lane.arrived
 
 
 cdef uint64_t lanes_messages(const Lanes* t) noexcept nogil:
@@ -412,10 +427,12 @@ cdef uint64_t lanes_messages(const Lanes* t) noexcept nogil:
 
 
 cdef bint lanes_delivered(const Lanes* t) noexcept nogil:
-    """Whether the carrier has sent all that it was given."""
+    """Whether the carrier has sent all that it can."""
+    cdef const Lane* lane
     cdef int r
     for r in range(t.memory.segment.size if t.carrier != NULL else 0):
-        if t.of[r] != NULL and load_relaxed(&t.of[r].given) != load_acquire(&t.of[r].sent):
+        lane = t.of[r]
+        if lane != NULL and load_relaxed(&lane.given) != load_acquire(&lane.sent) and not load32_acquire(&lane.failed):
             return False
     return True
 
@@ -432,7 +449,7 @@ cdef bint lanes_doze(Lanes* t) noexcept nogil:
     for r in range(t.memory.segment.size):
         if t.of[r] != NULL and lane_is_busy(t.of[r]):
             return False
-    return load32_relaxed(&t.summing) == SUMMING_NOTHING        # a failure is news as well
+    return load32_relaxed(&t.summing) == SUMMING_NOTHING        # that a sum has failed is news as well
 
 
 cdef void lanes_wake(Lanes* t) noexcept nogil:
@@ -451,7 +468,7 @@ cdef int lanes_poll(Lanes* t) noexcept nogil:
             store32_release(&t.summing, SUMMING_NOTHING if done == ENGINE_CARRIER_DONE else SUMMING_FAILED)
             wake(t.memory.segment, t.memory.segment.rank, 0)
             total += 1
-    elif load32_relaxed(&t.summing) == SUMMING_FAILED:
+    if load32_relaxed(&t.summing) == SUMMING_FAILED:
         fail_some_lane(t)
     return total
 
@@ -486,8 +503,10 @@ cdef void pass_arrived(Lanes* t, Lane* lane, uint64_t count) noexcept nogil:
 
 
 cdef void fail_lane(Lane* lane) noexcept nogil:
-    """The carrier cannot go on with a lane: as if its connection had failed."""
-    cas32(<uint32_t*>&lane.links.state, <uint32_t>OPEN, <uint32_t>-EIO)
+    """The carrier cannot go on with a lane: as if its connection had failed. It is asked for this lane no more, since what it
+    would tell of later messages could be taken for this one."""
+    store32_release(&lane.failed, 1)
+    cas32(<uint32_t*>&lane.links.state, <uint32_t>OPEN, <uint32_t>-EREMOTEIO)
 
 
 cdef void fail_some_lane(Lanes* t) noexcept nogil:

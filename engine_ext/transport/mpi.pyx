@@ -112,10 +112,10 @@ cdef void* sum_memory(engine_carrier* functions, uint64_t nbytes) noexcept nogil
     return carrier.room
 
 
-cdef int sum_all(engine_carrier* functions, uint64_t count, int item_bytes) noexcept nogil:
+cdef int sum_all(engine_carrier* functions, void* memory, uint64_t count, int item_bytes) noexcept nogil:
     cdef MpiCarrier* carrier = <MpiCarrier*>functions
     pthread_mutex_lock(&mpi_lock)
-    carrier.sums = engine_mpi_sum(&carrier.library, carrier.room, <int>count, item_bytes, &carrier.summing) == 0
+    carrier.sums = engine_mpi_sum(&carrier.library, memory, <int>count, item_bytes, &carrier.summing) == 0
     pthread_mutex_unlock(&mpi_lock)
     return ENGINE_CARRIER_DONE if carrier.sums else ENGINE_CARRIER_FAILED
 
@@ -163,14 +163,14 @@ cdef int close(engine_carrier* functions) noexcept nogil:
 
 
 cdef engine_carrier* open_channel(engine_carrier_provider* functions, uint32_t channel, void* memory,
-                                  uint64_t nbytes) noexcept nogil:
+                                  uint64_t nbytes) except? NULL:
     cdef MpiProvider* provider = <MpiProvider*>functions
     cdef MpiCarrier* carrier = <MpiCarrier*>calloc(1, sizeof(MpiCarrier))
     cdef Peer* peers = <Peer*>calloc(provider.size, sizeof(Peer))
     if carrier == NULL or peers == NULL:
         free(carrier)
         free(peers)
-        return NULL
+        raise MemoryError("no memory for a carrier over MPI")
     carrier.functions.least_bytes = LEAST_BYTES
     carrier.functions.send, carrier.functions.receive, carrier.functions.progress = send, receive, progress
     carrier.functions.close = close

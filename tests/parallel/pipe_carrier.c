@@ -19,7 +19,7 @@
 
 #include "carrier.h"
 
-enum { RING = ENGINE_CARRIER_MESSAGES, LEAST_BYTES = 4096, FAILS_AFTER = 20 };
+enum { RING = ENGINE_CARRIER_MESSAGES, FAILS_AFTER = 5 };
 
 typedef struct {
   char *bytes;
@@ -46,7 +46,7 @@ typedef struct {
 } provider;
 
 static int append(queue *q, void *bytes, uint32_t nbytes) {
-  q->ring[q->tail % RING] = (message){bytes, nbytes};
+  q->ring[q->tail % RING] = (message){bytes, nbytes}; /* the engine gives no more than the ring holds */
   __atomic_store_n(&q->tail, q->tail + 1, __ATOMIC_RELEASE);
   return ENGINE_CARRIER_DONE;
 }
@@ -54,7 +54,9 @@ static int append(queue *q, void *bytes, uint32_t nbytes) {
 static int send_message(engine_carrier *functions, int rank, const void *source, uint32_t nbytes) {
   carrier *c = (carrier *)functions;
   if (!strcmp(c->fault, "busy") && c->calls++ % 2) return ENGINE_CARRIER_BUSY;
-  return append(&c->sends[rank], (void *)source, nbytes);
+  append(&c->sends[rank], (void *)source, nbytes);
+  if (!strcmp(c->fault, "slow")) usleep(1000); /* it may be sent before this returns */
+  return ENGINE_CARRIER_DONE;
 }
 
 static int receive_message(engine_carrier *functions, int rank, void *target, uint32_t nbytes) {
@@ -88,6 +90,11 @@ static int progress(engine_carrier *functions, int rank, uint64_t *sent, uint64_
   return ENGINE_CARRIER_DONE;
 }
 
+static int sum_nothing(engine_carrier *functions, void *memory, uint64_t count, int item_bytes) {
+  (void)functions, (void)memory, (void)count, (void)item_bytes;
+  return ENGINE_CARRIER_FAILED;
+}
+
 static int close_carrier(engine_carrier *functions) {
   carrier *c = (carrier *)functions;
   if (!strcmp(c->fault, "stuck")) return ENGINE_CARRIER_BUSY;
@@ -113,12 +120,14 @@ static engine_carrier *open_channel(engine_carrier_provider *functions, uint32_t
   carrier *c = calloc(1, sizeof *c);
   (void)memory, (void)nbytes; /* what a network card would have to know */
   if (!c) return NULL;
-  c->functions = (engine_carrier){LEAST_BYTES, send_message, receive_message, progress, close_carrier, NULL, NULL, NULL};
+  c->functions = (engine_carrier){0, send_message, receive_message, progress, close_carrier, NULL, NULL, NULL};
+  if (!strcmp(p->fault, "half")) c->functions.sum = sum_nothing;
   c->fault = p->fault;
   c->size = p->size;
   c->sends = calloc((size_t)p->size, sizeof *c->sends);
   c->receives = calloc((size_t)p->size, sizeof *c->receives);
   if (!c->sends || !c->receives || !strcmp(p->fault, "memory")) return NULL;
+  if (!strcmp(p->fault, "raise")) return PyErr_SetString(PyExc_OSError, "the pipes are gone"), NULL;
   for (int r = 0; r < p->size; r++) {
     c->sends[r].pipe = r == p->rank ? -1 : open_pipe(p, channel, p->rank, r);
     c->receives[r].pipe = r == p->rank ? -1 : open_pipe(p, channel, r, p->rank);
@@ -144,7 +153,7 @@ static PyObject *open_provider(PyObject *module, PyObject *args, PyObject *named
   snprintf(p->directory, sizeof p->directory, "%s", directory ? directory : ".");
   snprintf(p->fault, sizeof p->fault, "%s", fault ? fault : "");
   p->functions.version = strcmp(p->fault, "version") ? ENGINE_CARRIER_VERSION : ENGINE_CARRIER_VERSION + 1;
-  p->functions.channels = 2; /* the world's, and one for a process set; others use connections */
+  p->functions.channels = strcmp(p->fault, "more") ? 2 : 3; /* the world's, and one for a process set; others use connections */
   p->functions.open = open_channel;
   return PyCapsule_New(p, ENGINE_CARRIER_CAPSULE, free_provider);
 }
@@ -155,4 +164,10 @@ static PyMethodDef methods[] = {
 };
 static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "pipe_carrier", NULL, -1, methods, NULL, NULL, NULL, NULL};
 
-PyMODINIT_FUNC PyInit_pipe_carrier(void) { return PyModule_Create(&definition); }
+PyMODINIT_FUNC PyInit_pipe_carrier(void) {
+  PyObject *module = PyModule_Create(&definition);
+#ifdef Py_GIL_DISABLED
+  if (module) PyUnstable_Module_SetGIL(module, Py_MOD_GIL_NOT_USED);
+#endif
+  return module;
+}

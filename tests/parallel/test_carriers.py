@@ -18,7 +18,8 @@ import pytest
 
 import engine
 import engine_ext
-from engine.errors import CollectiveError, EngineError
+from engine.errors import CollectiveError, ConfigError, EngineError
+from engine.session.carriers import compare_carriers
 
 from .test_hosts import layouts, results
 from .thread_world import ThreadWorld, connections
@@ -83,14 +84,14 @@ def carriers(module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 @layouts
-@pytest.mark.parametrize("fault", ["", "busy"])
+@pytest.mark.parametrize("fault", ["", "busy", "slow"])
 def test_results_have_the_bits_of_connections(hosts: tuple[int, ...], fault: str, carriers: Any) -> None:
-    """Holds also if the carrier does not take every message."""
+    """Holds also if the carrier does not take every message, and if one is sent before `send` returns."""
     size = len(hosts)
     with ThreadWorld(size, hosts) as world:
         expected = world.run(lambda rank: results(rank, size))
         assert all(each.messages == 0 for each in world.engines)
-    for settings in ({}, {"fusion_threshold": 0, "chunk_bytes": 4096}, {"chunk_bytes": 100_001, "sockets_per_lane": 3}):
+    for settings in ({}, {"fusion_threshold": 0, "chunk_bytes": 1 << 20}, {"chunk_bytes": 400_001, "sockets_per_lane": 3}):
         providers = carriers(size, dict.fromkeys(range(size), fault))
         with ThreadWorld(size, hosts, carriers=providers, **settings) as world:
             assert world.run(lambda rank: results(rank, size)) == expected
@@ -131,7 +132,7 @@ def test_a_carrier_that_fails_ends_the_world_and_names_a_rank(fault: str, carrie
         for turn in range(100):
             engine.allreduce(np.ones(LARGE), engine.Sum, f"turn {turn}")
 
-    with pytest.raises(CollectiveError, match="its connection failed: Input/output error"):
+    with pytest.raises(CollectiveError, match="the carrier of large tensors .* has failed between it and"):
         world.run(work)
     assert world.end(5.0, patience=20.0)
 
@@ -150,6 +151,8 @@ def test_memory_that_a_carrier_still_uses_stays_mapped(carriers: Any) -> None:
             "built for version 2 of engine_ext/transport/carrier.h, and this engine has version 1",
         ),
         ("memory", MemoryError, "has no memory for its channel 0"),
+        ("raise", OSError, "the pipes are gone"),
+        ("half", EngineError, "the carrier lacks a function"),
     ],
 )
 def test_an_unfit_carrier_is_refused(fault: str, error: type[Exception], text: str, carriers: Any) -> None:
@@ -187,9 +190,16 @@ def test_a_setting_names_the_carrier(library: Path, tmp_path: Path) -> None:
         ("no_such_carrier:open_provider", "names no carrier that can be imported here: No module named"),
         ("math:open_provider", "names no carrier that can be imported here: module 'math' has no attribute"),
         ("math:pi", "pi of math is no function, but 3.14"),
+        ("builtins:dict", "in a capsule that is called 'engine_carrier_provider'"),
         ("tcp:", "expected one of tcp, mpi, or module:function"),
     ],
 )
 def test_a_setting_that_names_no_carrier_is_refused_with_what_to_do(lanes: str, text: str) -> None:
     done = job(lanes)
     assert done.returncode != 0 and text in done.stderr, done.stderr
+
+
+def test_carriers_that_differ_are_refused() -> None:
+    compare_carriers([(2, False)] * 3)
+    with pytest.raises(ConfigError, match="rank 1: 3 channels, no sums"):
+        compare_carriers([(2, False), (3, False), (2, False)])
