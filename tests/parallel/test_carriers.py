@@ -125,12 +125,13 @@ def test_a_process_set_has_a_channel_of_its_own_or_uses_connections(carriers: An
 
 @pytest.mark.parametrize("fault", ["fail", "lie", "refuse"])
 def test_a_carrier_that_fails_ends_the_world_and_names_a_rank(fault: str, carriers: Any) -> None:
+    """No rank gets a wrong result before."""
     hosts = (0, 1, 2)
     world = ThreadWorld(3, hosts, carriers=carriers(3, {1: fault}))
 
     def work(rank: int) -> None:
         for turn in range(100):
-            engine.allreduce(np.ones(LARGE), engine.Sum, f"turn {turn}")
+            assert (engine.allreduce(np.full(LARGE, turn + 1.0), engine.Sum, f"turn {turn}") == 3 * turn + 3).all()
 
     with pytest.raises(CollectiveError, match="the carrier of large tensors .* has failed between it and"):
         world.run(work)
