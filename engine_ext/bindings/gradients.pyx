@@ -661,7 +661,7 @@ cdef class GradientGroup:
         cdef list found = []
         cdef list parts
         cdef object error = None
-        self.announce_op()
+        self.announce()
         driver_wait_for_all(engine.state, True)
         try:
             for hook in self.hooks:
