@@ -55,7 +55,9 @@ def open_provider(
         rank=world.rank, size=world.size, generation=generation, seconds=seconds, other_failed=other_failed
     )
     if provider is None and not other_failed():
-        raise ConfigError(f"lanes={lanes} (ENGINE_LANES): the function has returned None instead of a carrier's provider")
+        raise ConfigError(
+            f"lanes={lanes} (ENGINE_LANES): the function has returned None instead of a carrier's provider"
+        )
     return provider
 
 

@@ -91,7 +91,11 @@ def test_results_have_the_bits_of_connections(hosts: tuple[int, ...], fault: str
     with ThreadWorld(size, hosts) as world:
         expected = world.run(lambda rank: results(rank, size))
         assert all(each.messages == 0 for each in world.engines)
-    for settings in ({}, {"fusion_threshold": 0, "chunk_bytes": 1 << 20}, {"chunk_bytes": 400_001, "sockets_per_lane": 3}):
+    for settings in (
+        {},
+        {"fusion_threshold": 0, "chunk_bytes": 1 << 20},
+        {"chunk_bytes": 400_001, "sockets_per_lane": 3},
+    ):
         providers = carriers(size, dict.fromkeys(range(size), fault))
         with ThreadWorld(size, hosts, carriers=providers, **settings) as world:
             assert world.run(lambda rank: results(rank, size)) == expected
@@ -133,7 +137,7 @@ def test_a_carrier_that_fails_ends_the_world_and_names_a_rank(fault: str, carrie
         for turn in range(100):
             assert (engine.allreduce(np.full(LARGE, turn + 1.0), engine.Sum, f"turn {turn}") == 3 * turn + 3).all()
 
-    with pytest.raises(CollectiveError, match="the carrier of large tensors .* has failed between it and"):
+    with pytest.raises(CollectiveError, match=r"the carrier of large tensors .* has failed between it and"):
         world.run(work)
     assert world.end(5.0, patience=20.0)
 
