@@ -252,8 +252,8 @@ cdef class Engine:
             raise MemoryError(f"the carrier has no memory for its channel {channel}")
         if (carrier.send == NULL or carrier.receive == NULL or carrier.progress == NULL or carrier.close == NULL
                 or (carrier.sum == NULL) != (carrier.sum_memory == NULL) or (carrier.sum == NULL) != (carrier.summed == NULL)):
-            raise EngineError("the carrier lacks a function: it has send, receive, progress and close, and all three of sum_memory, "
-                              "sum and summed or none")
+            raise EngineError("the carrier lacks a function: it has send, receive, progress and close, and all three of "
+                              "sum_memory, sum and summed or none")
         if not lanes_use(&self.state.network.lanes, carrier):
             raise MemoryError("no memory for the messages of a carrier")
         self.carried = (provider.channels, carrier.sum != NULL)

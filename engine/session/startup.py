@@ -336,7 +336,7 @@ def _construct_engine(
         spin_us=spin,
         yield_us=pause,
         counters=session.page,
-        **_across(gathered),
+        **_make_host_options(gathered),
         carrier=carrier,
         device_sums=settings.device_sums,
         another_follows=world.number is not None,
