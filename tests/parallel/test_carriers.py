@@ -35,7 +35,7 @@ from engine.session import runtime
 
 engine.init()
 assert (engine.allreduce(np.full(300_000, engine.rank() + 1.0), engine.Sum) == 6).all()
-assert runtime.engine().messages > 0
+assert runtime.current_engine().messages > 0
 engine.shutdown()
 engine.init()
 assert (engine.allreduce(np.full(300_000, engine.rank() + 1.0), engine.Sum) == 6).all()
@@ -107,7 +107,7 @@ def test_a_process_set_has_a_channel_of_its_own_or_uses_connections(carriers: An
     links = [connections((0, 1), socket.socketpair) for _ in range(2)]
 
     def work(rank: int) -> list[int]:
-        native, messages = engine.session.runtime.engine(), []
+        native, messages = engine.session.runtime.current_engine(), []
         for number in range(2):
             mine = links[number][rank] if rank < 2 else {}
             part = native.form((0, 1), 5000 + 10 * number + rank, mine.get("lanes"), mine.get("trunks"))
