@@ -1,4 +1,4 @@
-"""What processes that a rank starts inherit: its variables, and the note that it is the rank they belong to."""
+"""Variables that processes inherit from a rank, and the note that it is the rank they belong to."""
 
 from __future__ import annotations
 

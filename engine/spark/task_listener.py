@@ -20,6 +20,7 @@ from typing import Any, TextIO
 from ..errors.formatting import exception_text, format_exception
 from ..host import network
 from ..host.patience import Patience
+from ..host.sockets import retry_short
 from ..launch.hosts.channel import Channel, ChannelError, Message
 from ..launch.process.output import Lines
 from ..launch.process.rank_end import RankEnd, describe_code
@@ -133,7 +134,7 @@ class TaskListener:
         while True:
             deadline = self._on_late
             if (yield Wait(None if deadline is None else deadline[0], self._wakes)):
-                self._wakes.recv(1)
+                retry_short(self._wakes.recv, 4096)
             elif deadline is not None:
                 self._on_late = None
                 if self.came < self._size:

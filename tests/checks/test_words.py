@@ -51,7 +51,7 @@ SUBJECT = re.compile(r"[A-Za-z0-9_./, -]+: [A-Z][a-z]+ .+|Revert \".+")
 MOST_SUBJECT = 72  # characters
 
 MOST = {
-    "half sentences that begin a docstring": 1,
+    "half sentences that begin a docstring": 0,
     "half sentences that describe a field or parameter": 0,
     "functions of one word": 15,
     "class names of several classes": 3,
