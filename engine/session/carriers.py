@@ -68,7 +68,7 @@ def compare_carriers(carriers: Sequence[tuple[int, int]]) -> None:
         ranks.setdefault(each, []).append(rank)
     if len(ranks) > 1:
         told = "; ".join(
-            f"{readable.ranks(who)}: {channels} channels, {'with' if sums else 'no'} sums"
+            f"{readable.format_ranks(who)}: {channels} channels, {'with' if sums else 'no'} sums"
             for (channels, sums), who in ranks.items()
         )
         raise ConfigError(f"the ranks' carriers (the setting lanes) differ. {told}. Install the same one on every host")
