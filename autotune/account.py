@@ -51,6 +51,6 @@ def shrink_to_mean(logs: NDArray[np.float64], errors: NDArray[np.float64]) -> ND
     return np.asarray(mean + real * (logs - mean))
 
 
-def steps_lost(excess: Sequence[float], counts: Sequence[int]) -> list[float]:
+def compute_steps_lost(excess: Sequence[float], counts: Sequence[int]) -> list[float]:
     """Return the steps that each trial has lost, without gains: its excess times its number of steps."""
     return [max(0.0, math.expm1(min(each, MOST))) * count for each, count in zip(excess, counts, strict=True)]

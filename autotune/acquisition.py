@@ -47,7 +47,7 @@ def draw_candidates(space: Space, centres: Array, rng: np.random.Generator) -> A
     return np.concatenate([everywhere, *(draw_neighbours(space, centre, 0.12, NEAR, rng) for centre in centres)])
 
 
-def within_reach(space: Space, x: Array, good: Array) -> Array:
+def select_within_reach(space: Space, x: Array, good: Array) -> Array:
     """Return the settings whose numbers are all near those of a good one: shapes (m, w), (n, w) to (k, w), k > 0.
 
     Step times may grow by orders of magnitude towards the end of a range, without any sign near the default. A search

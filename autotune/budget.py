@@ -20,7 +20,7 @@ LEAST_LIMIT = 0.05  # excess over the standing setting below which a trial is no
 NOISY = 2.0  # the same in standard deviations of a step: three steps would often exceed fewer by chance
 
 
-def at_once(settings: Settings) -> float:
+def get_terrible_loss(settings: Settings) -> float:
     """Return the number of steps from which the loss of one trial counts as terrible."""
     return AT_ONCE * settings.regret_budget * settings.horizon
 
@@ -85,7 +85,7 @@ class Budget:
         self._kept_back = max(KEPT_BACK * self.allowance, uncut)
         needed = owed + self._kept_back + (ENOUGH - KEPT_BACK) * self.allowance
         self.lacking = 0.0 if needed <= self.allowance else max(0.0, needed / max(settings.refill, 1e-9) - ran)
-        self.at_once = at_once(settings)
+        self.at_once = get_terrible_loss(settings)
 
     @property
     def spent(self) -> bool:

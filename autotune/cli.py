@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if given.command == "replay":
             if given.policy is not None or given.changes:
-                return _what_if(given.log, given.policy or "tuner", given.changes)
+                return _run_what_if(given.log, given.policy or "tuner", given.changes)
             return _replay_log(given.log)
         if given.command == "best":
             return _print_best(given.log, given.format)
@@ -57,23 +57,23 @@ def _replay_log(log: Path) -> int:
     return 0
 
 
-def _what_if(log: Path, name: str, changes: Sequence[str]) -> int:
+def _run_what_if(log: Path, name: str, changes: Sequence[str]) -> int:
     from autotune.policies import apply_changes, make_policy
-    from autotune.show import console_for, show_what_if
-    from autotune.whatif import what_if
+    from autotune.show import create_console, show_what_if
+    from autotune.whatif import run_what_if
 
     rows = journal.read(log)
     row = apply_changes(rows[0], changes, name)
-    found = what_if(rows, make_policy(name, row), name, row["seed"], row["max_trials"])
-    show_what_if(found, name, row, console_for(sys.stdout))
+    found = run_what_if(rows, make_policy(name, row), name, row["seed"], row["max_trials"])
+    show_what_if(found, name, row, create_console(sys.stdout))
     return 0
 
 
 def _show_log(log: Path, drawn: Path | None) -> int:
-    from autotune.show import console_for, show_log, show_samples
+    from autotune.show import create_console, show_log, show_samples
 
-    console = console_for(sys.stdout)
-    if horovod_csv.looks_like(log):
+    console = create_console(sys.stdout)
+    if horovod_csv.is_horovod_log(log):
         show_samples(horovod_csv.read(log), console)
         return 0
     rows = journal.read(log)
@@ -101,13 +101,13 @@ def _print_known_results(cache: Path | None, forget: bool) -> int:
     if forget:
         print_text(f"{result_cache.remove_results(home)} results removed from {home}")
         return 0
-    from autotune.show import console_for, show_known
+    from autotune.show import create_console, show_known
 
     results, skipped = result_cache.read(home)
     for each in skipped:
         print_text(f"autotune: not used: {each}", file=sys.stderr)
     if results:
-        show_known(results, console_for(sys.stdout))
+        show_known(results, create_console(sys.stdout))
     print_text(f"{len(results)} result{'s' * (len(results) != 1)} in {home}")
     return 0
 

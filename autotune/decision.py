@@ -28,7 +28,7 @@ def read_chosen_knobs(log: Path) -> tuple[Knobs, bool]:
     OSError
         The file cannot be read.
     """
-    if horovod_csv.looks_like(log):
+    if horovod_csv.is_horovod_log(log):
         return horovod_csv.find_best_sample(horovod_csv.read(log)).knobs, True
     rows = journal.read(log)
     decisions = summarize_log(rows).decisions

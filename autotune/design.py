@@ -74,7 +74,7 @@ def move_half_way(space: Space, knobs: Knobs, default: Knobs) -> Knobs:
     return space.decode(middle)
 
 
-def first_epoch(space: Space, default: Knobs, first: Sequence[Knobs], max_trials: int, seed: int) -> Epoch:
+def build_first_epoch(space: Space, default: Knobs, first: Sequence[Knobs], max_trials: int, seed: int) -> Epoch:
     """Return the first epoch: the default, the settings given to be tried first, and settings half way to corners."""
     most = max(1, max_trials // 4)
     far = build_corners(space, most, np.random.default_rng([seed, 0]))

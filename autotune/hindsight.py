@@ -10,12 +10,12 @@ import numpy as np
 
 from autotune.log_summary import LogSummary
 from autotune.policy import Tuner
-from autotune.replay import tuner_of
+from autotune.replay import create_tuner
 
 
 def load_tuner(rows: Sequence[dict[str, Any]]) -> Tuner:
     """Return a tuner with default settings that has learned from a log's trials."""
-    tuner = tuner_of({**rows[0], "settings": {}})
+    tuner = create_tuner({**rows[0], "settings": {}})
     tuner.load(rows)
     return tuner
 

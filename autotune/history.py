@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.account import compute_excesses, steps_lost
+from autotune.account import compute_excesses, compute_steps_lost
 from autotune.score import USUAL, TrialScore
 from autotune.space import Knobs, Space
 from autotune.surrogate import Surrogate
@@ -73,19 +73,19 @@ class History:
 
     def compute_losses(self, epoch: int) -> list[float]:
         """Return the steps that each trial of an epoch has lost."""
-        return steps_lost(self._compute_excesses(epoch), [told.steps for told in self.select_epoch(epoch)])
+        return compute_steps_lost(self._compute_excesses(epoch), [told.steps for told in self.select_epoch(epoch)])
 
     def compute_loss_error(self, epoch: int) -> float:
         """Return the uncertainty of an epoch's loss, in steps: all trials share the error of the standing setting."""
         now = self.select_epoch(epoch)
-        error = standing_error(now)
+        error = compute_standing_error(now)
         together = zip(self._compute_excesses(epoch), now, strict=True)
         return error * sum(told.steps for each, told in together if told.key != told.standing and each > -SURE * error)
 
     def compute_gain(self, epoch: int) -> float:
         """Return the steps that trials of an epoch have gained on the standing setting, beyond its uncertainty."""
         now = self.select_epoch(epoch)
-        doubt = SURE * standing_error(now)
+        doubt = SURE * compute_standing_error(now)
         together = zip(self._compute_excesses(epoch), now, strict=True)
         return -sum(math.expm1(min(0.0, each + doubt)) * told.steps for each, told in together)
 
@@ -117,7 +117,7 @@ class History:
         for (number, _), several in groups.items():
             least[number] = min(least[number], average_logs(several) - references[number])
         for (number, _), several in groups.items():
-            logs, error = np.array([told.score.log for told in several]), pooled_error(several)
+            logs, error = np.array([told.score.log for told in several]), pool_errors(several)
             mean = average_logs(several)
             y.append(least[number] + soften_excess(mean - references[number] - least[number]))
             wall = max(0.0, mean - references[number] - least[number] - BAD)
@@ -181,15 +181,15 @@ def average_logs(several: Sequence[CompletedTrial]) -> float:
 SOFT = 0.004  # expected noise between trials, in logarithms: it bounds the weight of one trial
 
 
-def pooled_error(several: Sequence[CompletedTrial]) -> float:
+def pool_errors(several: Sequence[CompletedTrial]) -> float:
     """Return the standard error of one trial, such that as many equal trials would be as certain as these together."""
     return math.sqrt(len(several) / sum(1.0 / told.score.error**2 for told in several))
 
 
-def standing_error(now: Sequence[CompletedTrial]) -> float:
+def compute_standing_error(now: Sequence[CompletedTrial]) -> float:
     """Return the standard error of the standing setting over all its trials among these; 0 if there are none."""
     stood = [told for told in now if told.key == told.standing]
-    return pooled_error(stood) / math.sqrt(len(stood)) if stood else 0.0
+    return pool_errors(stood) / math.sqrt(len(stood)) if stood else 0.0
 
 
 def soften_excess(y: float) -> float:

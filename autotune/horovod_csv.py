@@ -26,7 +26,7 @@ class HorovodSample:
     score: float
 
 
-def looks_like(path: str | os.PathLike[str]) -> bool:
+def is_horovod_log(path: str | os.PathLike[str]) -> bool:
     """Return whether a file begins like such a log."""
     try:
         begin = read_bytes(path, LIMIT)[:4096]

@@ -31,7 +31,7 @@ class TrialLine:
     exposed : float
         Share of a step spent waiting for communication; NaN: not measured.
     lost : float
-        Steps lost against the standing setting (`account.steps_lost`).
+        Steps lost against the standing setting (`account.compute_steps_lost`).
     """
 
     id: int
@@ -70,7 +70,7 @@ class LogSummary:
     saved: float = 0.0
     spent: float = 0.0
 
-    def best_so_far(self) -> list[float]:
+    def compute_best_so_far(self) -> list[float]:
         """Return after each trial the least ratio measured in its epoch so far."""
         best: list[float] = []
         for line in self.lines:
@@ -78,7 +78,7 @@ class LogSummary:
             best.append(min(before, line.ratio) if line.status == "ok" else before)
         return best
 
-    def lost_so_far(self) -> list[float]:
+    def compute_lost_so_far(self) -> list[float]:
         """Return after each trial the steps lost by all trials so far."""
         return list(accumulate(line.lost for line in self.lines))
 

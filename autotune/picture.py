@@ -70,7 +70,8 @@ def _draw_trials(axes: Any, summary: LogSummary) -> None:
             yerr=[0.0 if math.isnan(line.error) else line.error * line.ratio / line.seconds for _, line in told],
             fmt="o", color=colour, label=phase, capsize=2, markersize=4,
         )  # fmt: skip
-    axes.step(range(len(summary.lines)), summary.best_so_far(), where="post", color="tab:orange", label="least so far")
+    best = summary.compute_best_so_far()
+    axes.step(range(len(best)), best, where="post", color="tab:orange", label="least so far")
     axes.axhline(1.0, color="black", linewidth=0.8, linestyle=":")
     _draw_drifts(axes, summary)
     axes.set(xlabel="trial", ylabel="measured time, of what stood before", title="trials")
@@ -83,7 +84,7 @@ def _draw_regret(axes: Any, summary: LogSummary, regret: Sequence[float]) -> Non
     axes.set(xlabel="trial", ylabel="regret of the best measured so far (%)", title="regret")
     axes.set_ylim(bottom=0.0)
     beside = axes.twinx()
-    lost = summary.lost_so_far()
+    lost = summary.compute_lost_so_far()
     (second,) = beside.step(range(len(lost)), lost, where="post", color="tab:red", linestyle="--")
     beside.set_ylabel("steps lost by slower trials")
     beside.set_ylim(bottom=0.0)

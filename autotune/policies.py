@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from autotune.bounded_reader import parse_decimal, parse_natural, shorten_text
-from autotune.replay import tuner_of
+from autotune.replay import create_tuner
 from autotune.score import estimate_location
 from autotune.space import Knobs, Space
 from autotune.trials import LARGEST_SEED, MOST_TRIALS, Phase, PolicyError, Settings, Trial
@@ -147,9 +147,9 @@ def make_policy(name: str, opened: Mapping[str, Any]) -> Policy:
         The row is invalid.
     """
     if name == "tuner":
-        return tuner_of(dict(opened))
+        return create_tuner(dict(opened))
     factory = POLICIES.get(name) or _import_factory(name)
-    tuner = tuner_of({**opened, "settings": {}})
+    tuner = create_tuner({**opened, "settings": {}})
     policy = factory(tuner.space, dict(tuner.default), tuner.seed, tuner.max_trials)
     missing = [each for each in INTERFACE if not hasattr(policy, each)]
     if missing:

@@ -23,12 +23,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.design import first_epoch
+from autotune.design import build_first_epoch
 from autotune.drift import PageHinkley
 from autotune.history import pool_scores
 from autotune.proof import Proof
 from autotune.proposals import Proposals
-from autotune.score import TrialScore, checked_samples
+from autotune.score import TrialScore, check_samples
 from autotune.search_state import SearchState
 from autotune.space import Knobs, Space
 from autotune.trials import CompletedTrial, Epoch, Phase, Settings, Trial
@@ -87,7 +87,7 @@ class Tuner:
         self._deployed = self.default
         self._done = False
         self._watch: PageHinkley | None = None
-        epoch = first_epoch(space, self.default, self.first, max_trials, seed)
+        epoch = build_first_epoch(space, self.default, self.first, max_trials, seed)
         self._state = SearchState(space, seed, self.settings, epoch, self.first)
         self._proposals = Proposals(self._state)
         self._write = journal if journal is not None else lambda row: None
@@ -144,7 +144,7 @@ class Tuner:
         knobs, phase, why = self._propose_setting()
         if as_logged is not None and phase == "search":
             logged, tolerance = self.space.check(as_logged[0]), as_logged[1]
-            improvement = self._proposals.expected_improvement
+            improvement = self._proposals.compute_improvement
             if improvement(logged) >= (1.0 - tolerance) * improvement(knobs):
                 knobs = logged
         return self._issue_trial(knobs, phase, why)
@@ -174,7 +174,7 @@ class Tuner:
             raise ValueError(f"trial {trial_id} is not waiting to be told; these are: {open_}")
         if status not in ("ok", "aborted"):
             raise ValueError(f"a trial's status is 'ok' or 'aborted', not {status!r}")
-        values = checked_samples(samples, f"trial {trial_id}")
+        values = check_samples(samples, f"trial {trial_id}")
         told = {} if exposed is None else {"exposed": float(exposed)}
         if not 0.0 <= told.get("exposed", 0.0) <= 1.0:
             raise ValueError(f"exposed is a share of a step, 0 to 1, not {exposed}")
@@ -204,7 +204,7 @@ class Tuner:
             Whether there are new trials: after a drift, when the budget of a paused search has refilled, or in the
             background.
         """
-        values = checked_samples(samples, "what is deployed")
+        values = check_samples(samples, "what is deployed")
         if steps is not None and steps < len(values):
             raise ValueError(f"{steps} steps have passed, fewer than the {len(values)} samples")
         if self._done:
@@ -258,17 +258,17 @@ class Tuner:
             given = epoch.number == 0 and epoch.design[0] in self.first
             return epoch.design[0], "design", "given to be tried first" if given else "near a corner of the space"
         proof = state.build_proof()
-        if proof.standing_is_vague() and state.left > 2:
+        if proof.is_standing_vague() and state.left > 2:
             return epoch.standing, "default", "steps are noisy: what everything is compared with, measured again"
         challenger = proof.find_challenger()
-        knobs, hope = self._proposals.most_promising()
+        knobs, hope = self._proposals.find_most_promising()
         if challenger is not None:
-            unsure = hope < self.settings.hope or (budget.spent and proof.in_reach(challenger))
+            unsure = hope < self.settings.hope or (budget.spent and proof.is_in_reach(challenger))
             wanted = unsure and not proof.is_proven(challenger)
             if wanted or state.left <= proof.count_reserved_trials(challenger):
                 return self._choose_confirmation(proof, challenger)
         if not budget.spent and state.left > EXPLORING and state.searched % EXPLORING == EXPLORING - 1:
-            unknown = self._proposals.least_known()
+            unknown = self._proposals.find_least_known()
             if unknown is not None:
                 return unknown, "search", "little is known there, and it may be as fast as the best"
         return knobs, "search", f"may be faster by {hope:.2%} of a step on average"
@@ -299,9 +299,9 @@ class Tuner:
         settled = challenger is None or challenger == deployed
         if state.left == 0:
             self._finish(deployed, "no trials are left", settled)
-        elif budget.overdrawn and (challenger is None or settled or not proof.in_reach(challenger)):
+        elif budget.overdrawn and (challenger is None or settled or not proof.is_in_reach(challenger)):
             self._pause_search(deployed)
-        elif settled and (hope := self._proposals.most_promising()[1]) < self.settings.hope:
+        elif settled and (hope := self._proposals.find_most_promising()[1]) < self.settings.hope:
             if budget.spent:  # more promising settings may cost more than is left
                 self._pause_search(deployed)
             else:

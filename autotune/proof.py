@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from autotune.history import BAD, History, average_logs, pool_scores, pooled_error
+from autotune.history import BAD, History, average_logs, pool_errors, pool_scores
 from autotune.space import Knobs
 from autotune.surrogate import Surrogate
 from autotune.trials import CompletedTrial, Epoch, Settings, make_setting_key
@@ -45,7 +45,7 @@ class Proof:
         at = self._history.encode_settings([knobs, self._epoch.standing if other is None else other])
         return self._surrogate.predict_difference(at[0], at[1], self._epoch.number)
 
-    def least_gain(self) -> float:
+    def compute_least_gain(self) -> float:
         """Return a lower bound of the share of a step that the challenger gains; 0 if there is none."""
         challenger = self.find_challenger()
         if challenger is None:
@@ -93,7 +93,7 @@ class Proof:
         gap, deviation = self.compute_gap(knobs)
         return gap < -max(self._settings.worth, deviation)
 
-    def standing_is_vague(self) -> bool:
+    def is_standing_vague(self) -> bool:
         """Return whether the standing setting, the reference of all others, should be measured again.
 
         To compare it with k others, sqrt(k) trials would be best; pairs that confirm follow later.
@@ -102,7 +102,7 @@ class Proof:
         if challenger is not None and self._is_clear(challenger):
             return False
         mine = [told for told in self._now if told.key == make_setting_key(self._epoch.standing)]
-        error = pooled_error(mine) / math.sqrt(len(mine)) if mine else 0.0
+        error = pool_errors(mine) / math.sqrt(len(mine)) if mine else 0.0
         return error > self._settings.worth and OFTEN * len(mine) ** 2 < len(self._now) - len(mine)
 
     def _is_clear(self, knobs: Knobs) -> bool:
@@ -133,7 +133,7 @@ class Proof:
         least = min(2 * LEAST_PAIRS, affordable)
         return least if needed > OUT_OF_REACH * affordable else min(max(int(needed), least), affordable)
 
-    def in_reach(self, challenger: Knobs) -> bool:
+    def is_in_reach(self, challenger: Knobs) -> bool:
         """Return whether a challenger can be proven within the trials of one search."""
         return self._count_needed_trials(challenger) <= OUT_OF_REACH * self._count_affordable_trials()
 

@@ -8,7 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from autotune.acquisition import NEAREST, draw_candidates, draw_neighbours, log_expected_improvement, within_reach
+from autotune.acquisition import (
+    NEAREST,
+    draw_candidates,
+    draw_neighbours,
+    log_expected_improvement,
+    select_within_reach,
+)
 from autotune.search_state import SearchState
 from autotune.space import Knobs
 from autotune.surrogate import Surrogate
@@ -34,7 +40,7 @@ class Proposals:
         self._state = state
         self._found: tuple[object, tuple[Knobs, float]] | None = None
 
-    def most_promising(self) -> tuple[Knobs, float]:
+    def find_most_promising(self) -> tuple[Knobs, float]:
         """Return the setting with the greatest expected improvement within the budget, and that improvement."""
         state, surrogate = self._state, self._state.get_surrogate()
         if self._found is not None and self._found[0] is surrogate:
@@ -45,13 +51,13 @@ class Proposals:
         best = means.min(axis=1)
         value = self._compute_value(surrogate, x, best)
         closer = draw_neighbours(state.space, x[int(np.argmax(value))], 0.04, NEAREST, rng)
-        closer = within_reach(state.space, closer, state.select_good_settings())
+        closer = select_within_reach(state.space, closer, state.select_good_settings())
         x, value = np.concatenate([x, closer]), np.concatenate([value, self._compute_value(surrogate, closer, best)])
         k = int(np.argmax(value))
         self._found = surrogate, (state.space.decode(x[k]), float(math.exp(value[k])))
         return self._found[1]
 
-    def least_known(self) -> Knobs | None:
+    def find_least_known(self) -> Knobs | None:
         """Return the setting farthest from all measured ones, among those expected to be nearly as fast as the best."""
         state, surrogate = self._state, self._state.get_surrogate()
         rng = np.random.default_rng([state.seed, state.asked, state.epoch.number, 1])
@@ -62,7 +68,7 @@ class Proposals:
         apart = ((x[:, None] - seen[None]) ** 2).sum(axis=2).min(axis=1)
         return state.space.decode(x[int(np.argmax(apart))]) if len(x) else None
 
-    def expected_improvement(self, knobs: Knobs) -> float:
+    def compute_improvement(self, knobs: Knobs) -> float:
         """Return the expected improvement of one setting, as a share."""
         state, surrogate = self._state, self._state.get_surrogate()
         number = state.epoch.number
@@ -75,7 +81,7 @@ class Proposals:
         seen = state.history.encode_settings(state.history.list_measured(number))
         means, _ = surrogate.predict_mixture(seen, number)
         x = draw_candidates(state.space, seen[np.argsort(means, kind="stable")[:3]], rng)
-        return within_reach(state.space, x, state.select_good_settings()), seen
+        return select_within_reach(state.space, x, state.select_good_settings()), seen
 
     def _compute_value(self, surrogate: Surrogate, x: Array, best: Array) -> Array:
         """Return log expected improvement, reduced for settings that would probably exceed the budget."""

@@ -44,7 +44,7 @@ class Replay:
     differences: list[str]
 
 
-def tuner_of(row: dict[str, Any], journal: Any = None) -> Tuner:
+def create_tuner(row: dict[str, Any], journal: Any = None) -> Tuner:
     """Create the tuner that began a log with this row.
 
     Raises
@@ -88,7 +88,7 @@ def replay_log(rows: Sequence[dict[str, Any]]) -> Replay:
     differing = [name for name in EXACT_IN if here[name] != there.get(name)]
     differences = [f"{name} {there.get(name)} there, {here[name]} here" for name in differing]
     produced: list[dict[str, Any]] = []
-    tuner = tuner_of(rows[0], produced.append)
+    tuner = create_tuner(rows[0], produced.append)
     exact = _compare_rows(rows[0], produced[0], 1, not differences)
     for k, row in enumerate(rows):
         line = k + 1

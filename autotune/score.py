@@ -15,7 +15,7 @@ USUAL = 0.05  # standard deviation of one sample's logarithm, as long as nothing
 MOST = 256  # maximum samples of which every pair is averaged
 
 
-def checked_samples(samples: Sequence[float], what: str) -> list[float]:
+def check_samples(samples: Sequence[float], what: str) -> list[float]:
     """Convert samples to floats; raise a ValueError that names `what` if there are none, or one is not a duration."""
     values = [float(sample) for sample in samples]
     if not values:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune import design
-from autotune.budget import Budget, at_once
+from autotune.budget import Budget, get_terrible_loss
 from autotune.history import History, average_logs
 from autotune.proof import Proof
 from autotune.space import Knobs, Space
@@ -84,7 +84,7 @@ class SearchState:
         if corner is not None and epoch.corners > 0 and slower < WORSE:
             epoch.design.append(corner)
             epoch.corners -= 1
-        terrible = self.history.compute_losses(epoch.number)[-1] > at_once(self.settings)
+        terrible = self.history.compute_losses(epoch.number)[-1] > get_terrible_loss(self.settings)
         if terrible:  # the rest of the design may be as bad
             epoch.design = design.move_design_half_way(self.space, epoch.design, epoch.standing, self.first)
 
@@ -120,7 +120,7 @@ class SearchState:
         if self._balance is None or self._balance[0] != state:
             stood = [told for told in self.list_trials() if told.trial.knobs == epoch.standing]
             standing = average_logs(stood) if stood else 0.0
-            gain = self.build_proof().least_gain() if stood else 0.0
+            gain = self.build_proof().compute_least_gain() if stood else 0.0
             steps = self.history.compute_median_steps(epoch.number)
             cost = self.lost - self.history.compute_gain(epoch.number)
             doubt = self.history.compute_loss_error(epoch.number)

@@ -111,12 +111,12 @@ class Session:
     def _handle_begin(self, message: dict[str, Any]) -> dict[str, Any]:
         tuner = _import_tuner()
         from autotune.space import Space
-        from autotune.transport_model import first_setting
+        from autotune.transport_model import find_first_setting
         from autotune.trials import LARGEST_SEED, MOST_TRIALS
 
         space = Space.from_description(message["space"])
         default, first, about = message["default"], list(message["first"]), dict(message["about"])
-        found = first_setting(message["traffic"], space, default) if message.get("traffic") else None
+        found = find_first_setting(message["traffic"], space, default) if message.get("traffic") else None
         if found is not None:
             about["link"] = asdict(found[0]) | {"suggests": found[1]}
             first += [found[1]] if found[1] not in (default, *first) else []

@@ -29,7 +29,7 @@ SCORES = {"seconds per step": "ms/step", "seconds per period": "ms/period", "bus
 UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 
-def text_of(knobs: Knobs) -> str:
+def format_knobs(knobs: Knobs) -> str:
     """Format knobs on one line."""
     return " ".join(f"{name}={_format_value(name, value)}" for name, value in knobs.items())
 
@@ -53,7 +53,7 @@ class PlainConsole(Console):
             yield Segment(text if control else "\n".join(map(replace_unprintable, text.split("\n"))), style, control)
 
 
-def console_for(file: TextIO) -> Console:
+def create_console(file: TextIO) -> Console:
     """Return a console that wraps lines at the width of a terminal, and nowhere else."""
     return PlainConsole(file=file) if file.isatty() else PlainConsole(file=file, width=WIDE, soft_wrap=True)
 
@@ -78,7 +78,7 @@ def show_log(rows: Sequence[dict[str, Any]], console: Console) -> None:
         measured_link = f"{1e6 * link['latency']:.3g} us and {link['bandwidth'] / 1e9:.3g} GB/s"
         console.print(f"the transport, as batches of the warm-up have it: {measured_link}", highlight=False)
     for knobs in head["first"]:
-        console.print(f"tried first: {text_of(knobs)}", highlight=False)
+        console.print(f"tried first: {format_knobs(knobs)}", highlight=False)
     score = _get_score_heading(head)
     measured = any(not math.isnan(line.exposed) for line in summary.lines)
     shares = ["" if math.isnan(line.exposed) else f"{line.exposed:.0%}" for line in summary.lines]
@@ -87,7 +87,7 @@ def show_log(rows: Sequence[dict[str, Any]], console: Console) -> None:
         console.print(line, highlight=False, markup=False)
     for row in summary.decisions:
         why = escape(replace_unprintable(row["why"]))
-        told = f"after trial {row['last']}: [bold]{row['decision']}[/] {text_of(row['knobs'])}: {why}"
+        told = f"after trial {row['last']}: [bold]{row['decision']}[/] {format_knobs(row['knobs'])}: {why}"
         told += f"; {escape(replace_unprintable(str(row['because'])))}" if "because" in row else ""
         console.print(told, highlight=False)
     console.print(_format_curves(summary, compute_regrets(rows, summary)), highlight=False)
@@ -107,8 +107,8 @@ def show_what_if(found: WhatIf, name: str, opened: dict[str, Any], console: Cons
     said = [
         f"{len(found.lines)} trials of {name}: {of['log']} answered by what the log has measured, "
         f"{of['again']} by samples used again, {of['model']} by the model",
-        f"it would have deployed {text_of(found.best)}"
-        + (", as the log did" if found.best == found.logged else f"; the log deployed {text_of(found.logged)}"),
+        f"it would have deployed {format_knobs(found.best)}"
+        + (", as the log did" if found.best == found.logged else f"; the log deployed {format_knobs(found.logged)}"),
         f"a step's time by the model: {_format_ratio(found.of_default)} of the default's, "
         f"{_format_ratio(found.of_logged)} of what the log deployed; "
         f"the log has {found.trials_of_best or 'no'} trial{'s' * (found.trials_of_best != 1)} of it",
@@ -130,11 +130,11 @@ def show_known(results: Sequence[Known], console: Console) -> None:
     for known in sorted(results, key=lambda known: datetime.fromisoformat(known.when), reverse=True):
         job = known.job
         gain = "nothing is proven faster than the default" if known.gain is None else f"{known.gain:.0%} less time"
-        held = f"; held: {text_of(job.held)}" if job.held else ""
+        held = f"; held: {format_knobs(job.held)}" if job.held else ""
         console.print(
             f"{known.when.partition('+')[0]}  model {job.model[:8]}, {job.tensors} tensors, {job.bytes / 1e6:.3g} MB; "
             f"{job.ranks} ranks, {job.cpus} CPUs, {job.processor}, version {job.version}{held}\n"
-            f"  {gain}: {text_of(known.knobs)}\n",
+            f"  {gain}: {format_knobs(known.knobs)}\n",
             highlight=False, markup=False,
         )  # fmt: skip
 
@@ -149,7 +149,7 @@ def show_samples(samples: Sequence[horovod_csv.HorovodSample], console: Console)
     for sample in samples:
         bar = "▇" * max(1, round(BAR * sample.score / most)) if most > 0 else ""
         bar += " best" if sample is best else ""
-        table.add_row(str(sample.line), text_of(sample.knobs), f"{sample.score:.4g}", bar)
+        table.add_row(str(sample.line), format_knobs(sample.knobs), f"{sample.score:.4g}", bar)
     console.print(table)
     console.print("a log of Horovod's: each row was measured once, and the best of them looks better than it is")
 
@@ -179,7 +179,7 @@ def _build_table(
 
 def _format_curves(summary: LogSummary, regret: Sequence[float]) -> str:
     """Format the least ratio, the regret and the loss, one character per trial."""
-    best, lost = summary.best_so_far(), summary.lost_so_far()
+    best, lost = summary.compute_best_so_far(), summary.compute_lost_so_far()
     if not any(value < math.inf for value in best):
         return "no trial was told to its end"
     return (

@@ -189,10 +189,10 @@ class Surrogate:
         kernel += MEAN_SD**2 * self._same
         found = np.zeros((len(draws), n * n))
         found[:, self._below] = kernel
-        found[:, :: n + 1] += self._of_one(draws) / self._counts
+        found[:, :: n + 1] += self._compute_trial_variance(draws) / self._counts
         return found.reshape(len(draws), n, n)
 
-    def _of_one(self, draws: Array) -> Array:
+    def _compute_trial_variance(self, draws: Array) -> Array:
         """Return the variance of one trial of each observation around the surface: shape (s, n)."""
         return np.asarray(self._errors**2 + np.exp(2 * draws[:, -1])[:, None] + JITTER)
 
@@ -214,6 +214,6 @@ class Surrogate:
         root = np.linalg.cholesky(with_y)
         whitened, diagonal = root[:, n, :n], np.diagonal(root, axis1=1, axis2=2)[:, :n]
         likely = -0.5 * np.sum(whitened**2, axis=1) - np.log(diagonal).sum(axis=1)
-        of_one = self._of_one(draws)
+        of_one = self._compute_trial_variance(draws)
         within = -0.5 * ((self._counts - 1) * np.log(of_one) + self._scatter / of_one).sum(axis=1)
         return np.asarray(likely + within)

@@ -109,7 +109,9 @@ def suggest_knobs(link: Link, total: float, arriving: float) -> Knobs:
     return {"fusion_threshold": math.ceil(batch), "cycle_time_ms": 1e3 * cycle if cycle > WAITING else 0.0}
 
 
-def first_setting(traffic: Mapping[str, Any], space: Space, default: Mapping[str, Any]) -> tuple[Link, Knobs] | None:
+def find_first_setting(
+    traffic: Mapping[str, Any], space: Space, default: Mapping[str, Any]
+) -> tuple[Link, Knobs] | None:
     """Return the first setting to try, based on the job's traffic.
 
     Parameters

@@ -117,7 +117,7 @@ class Evidence:
         #: Seconds of the default in its first trial, same as in the log's summary.
         self.reference = math.exp((default or self.tuner.history)[0].score.log)
 
-    def trials_of(self, knobs: Mapping[str, Any]) -> int:
+    def count_trials(self, knobs: Mapping[str, Any]) -> int:
         """Return the number of trials of a setting in the log."""
         return len(self._logged.get(self.tuner.space.encode(knobs).tobytes(), ()))
 
@@ -150,7 +150,7 @@ class Evidence:
         return [float(each) for each in np.exp(first + mean[0] + drawn)]
 
 
-def what_if(rows: Sequence[dict[str, Any]], policy: Policy, name: str, seed: int, max_trials: int) -> WhatIf:
+def run_what_if(rows: Sequence[dict[str, Any]], policy: Policy, name: str, seed: int, max_trials: int) -> WhatIf:
     """Let a policy search with the answers of a log.
 
     Parameters
@@ -173,7 +173,7 @@ def what_if(rows: Sequence[dict[str, Any]], policy: Policy, name: str, seed: int
     PolicyError
         The policy asks for or deploys a setting outside the space, or asks for too many trials.
     """
-    mine = first_search(rows)
+    mine = select_first_search(rows)
     evidence = Evidence(mine, seed)
     space = evidence.tuner.space
     made: list[dict[str, Any]] = [mine[0]]
@@ -208,7 +208,7 @@ def what_if(rows: Sequence[dict[str, Any]], policy: Policy, name: str, seed: int
         logged=logged,
         of_default=evidence.compare_settings(best, evidence.tuner.default),
         of_logged=evidence.compare_settings(best, logged),
-        trials_of_best=evidence.trials_of(best),
+        trials_of_best=evidence.count_trials(best),
         lost=sum(lost),
         lost_by_model=sum(steps for steps, source in zip(lost, sources, strict=True) if source == "model"),
         lost_in_log=sum(map(_compute_loss, _scale_ratios(summarize_log(mine).lines, evidence.reference))),
@@ -217,7 +217,7 @@ def what_if(rows: Sequence[dict[str, Any]], policy: Policy, name: str, seed: int
     )
 
 
-def first_search(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def select_first_search(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the rows of a log up to its first drift, or to the first background round."""
     for k, row in enumerate(rows):
         if row["row"] == "decide":

@@ -21,7 +21,7 @@ from benchmarks.collective import report as collective_report
 from benchmarks.collective import run as collective
 from benchmarks.collective.contenders import NAMES
 from benchmarks.common import records
-from benchmarks.common.processes import RankError, termination_as_interrupt
+from benchmarks.common.processes import RankError, interrupt_on_termination
 from benchmarks.common.tables import Table
 from benchmarks.frameworks import report as frameworks_report
 from benchmarks.frameworks import run as frameworks
@@ -389,7 +389,7 @@ def main() -> None:
     options = _build_parser().parse_args()
     console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
     try:
-        with termination_as_interrupt():
+        with interrupt_on_termination():
             if options.command == "all":
                 options.write, options.markdown, options.only = None, False, None
             for name in ALL if options.command == "all" else (options.command,):

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.common import stats
 from benchmarks.common.tables import MISSING, Table, format_digits, format_duration, format_size
-from benchmarks.training.report import TITLES, ratio_to_peer
+from benchmarks.training.report import TITLES, compute_ratio_to_peer
 
 KIB, MIB = 1 << 10, 1 << 20
 RANKS = 2
@@ -46,7 +46,7 @@ def build_table(collective: dict[str, Any] | None, training: dict[str, Any] | No
     )
     lines: list[Requirement] = []
     if collective:
-        lines += itertools.chain(_against_limits(collective), _against_gloo(collective), _check_latency(collective))
+        lines += itertools.chain(_check_limits(collective), _check_against_gloo(collective), _check_latency(collective))
         lines += itertools.chain(_check_calls(collective), _check_idle(collective))
     if training:
         lines += _check_training(training)
@@ -79,7 +79,7 @@ def compare_rows(
     )
 
 
-def _against_limits(content: dict[str, Any]) -> Iterator[Requirement]:
+def _check_limits(content: dict[str, Any]) -> Iterator[Requirement]:
     nbytes = 100 * MIB
     rows = [
         row for case in ("private_cached", "private_streaming") if (row := _find_row(content, "limits", case, nbytes))
@@ -95,7 +95,7 @@ def _against_limits(content: dict[str, Any]) -> Iterator[Requirement]:
     )
 
 
-def _against_gloo(content: dict[str, Any]) -> Iterator[Requirement]:
+def _check_against_gloo(content: dict[str, Any]) -> Iterator[Requirement]:
     for nbytes in (16 * MIB, 100 * MIB):
         ours, gloo = _find_row(content, "engine", "private", nbytes), _find_row(content, "gloo", "private", nbytes)
         yield from compare_rows(f"allreduce, {format_size(nbytes)}, private", ours, gloo, 0.25, "gloo")
@@ -133,7 +133,7 @@ def _check_idle(content: dict[str, Any]) -> Iterator[Requirement]:
 def _check_training(content: dict[str, Any]) -> Iterator[Requirement]:
     for workload in content["workloads"]:
         for variant, title in (("engine", ""), ("engine_view", ", bucket views")):
-            share = ratio_to_peer(workload, variant)
+            share = compute_ratio_to_peer(workload, variant)
             if share is not None and content["settings"]["ranks"] == RANKS:
                 interval = f"[{format_digits(share.low / 0.25)}, {format_digits(share.high / 0.25)}]"
                 work = f"training overhead, {TITLES[workload['workload']]}{title}"

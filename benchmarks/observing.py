@@ -16,7 +16,7 @@ from matplotlib import pyplot as plt
 from rich.console import Console
 
 from benchmarks.common import binding, environment, paths, progress, records, stats
-from benchmarks.common.processes import Group, other_build
+from benchmarks.common.processes import Group, get_build_variables
 from benchmarks.common.stats import Interval
 from benchmarks.common.tables import Table, format_duration
 from benchmarks.training.run import summarize_blocks
@@ -70,7 +70,7 @@ class _Variants:
             label = f"observing-{workload}-{name}"
             variables = {"ENGINE_METRICS": str(int(name == COUNTED))}
             if name == OTHER:
-                variables |= other_build(settings.against)
+                variables |= get_build_variables(settings.against)
             group = Group(label, settings.ranks, module, arguments, "engine", binding.list_processors(), variables)
             self._groups[name] = stack.enter_context(group)
             if workload == "training":
@@ -129,7 +129,7 @@ def build_tables(content: dict[str, Any]) -> list[Table]:
         f"What it costs to be watched, {settings['ranks']} ranks: a step with {settings['tensors']} tensors of 1 KiB",
         ["workload, variant", "step, median", "p99", "ratio", "processor time", "ratio of processor times"],
     )
-    for row, base in _with_base(content["results"]):
+    for row, base in _pair_with_base(content["results"]):
         ratios = [_format_interval(stats.estimate_ratio(row[kind], base[kind])) for kind in ("rounds", "processor")]
         table.rows.append(
             [
@@ -156,7 +156,7 @@ def draw_figure(content: dict[str, Any]) -> Path:
         1, len(workloads), figsize=(6 * len(workloads), 4.5), squeeze=False, sharey=True, layout="constrained"
     )
     for axes, workload in zip(panels[0], workloads, strict=True):
-        pairs = [(row, base) for row, base in _with_base(content["results"]) if row["workload"] == workload]
+        pairs = [(row, base) for row, base in _pair_with_base(content["results"]) if row["workload"] == workload]
         pairs = [(row, base) for row, base in pairs if row is not base]
         for k, (kind, label) in enumerate((("rounds", "time"), ("processor", "processor time"))):
             found = [stats.estimate_ratio(row[kind], base[kind]) for row, base in pairs]
@@ -177,7 +177,7 @@ def draw_figure(content: dict[str, Any]) -> Path:
     return path
 
 
-def _with_base(results: Sequence[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+def _pair_with_base(results: Sequence[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """Yield each row with the row of its workload to which it is compared."""
     rows = {(row["workload"], row["variant"]): row for row in results}
     for row in results:

@@ -19,7 +19,7 @@ DIRECTORY = Path(__file__).parent / "dashboards"
 
 def find_problems(dashboard: Dashboard) -> Iterator[str]:
     """Yield the errors of a dashboard, one line each."""
-    from grafana.build import layout_problems, list_annotations, render_dashboard
+    from grafana.build import find_layout_problems, list_annotations, render_dashboard
 
     for panel in dashboard.panels:
         where = f"{dashboard.title}, panel '{panel.title}'"
@@ -30,10 +30,12 @@ def find_problems(dashboard: Dashboard) -> Iterator[str]:
             yield from (f"{where}: {problem}: {query.expr}" for problem in promql.find_problems(query.expr))
     for name, _, expr, _, _ in list_annotations(dashboard):
         yield from (f"{dashboard.title}, annotation '{name}': {problem}" for problem in promql.find_problems(expr))
-    yield from (f"{dashboard.title}: {problem}" for problem in layout_problems(json.loads(render_dashboard(dashboard))))
+    yield from (
+        f"{dashboard.title}: {problem}" for problem in find_layout_problems(json.loads(render_dashboard(dashboard)))
+    )
 
 
-def rule_problems() -> Iterator[str]:
+def find_rule_problems() -> Iterator[str]:
     """Yield the errors of the rules, one line each."""
     for rule in promql.load_rules():
         name = rule.get("alert") or rule["record"]
@@ -50,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     from grafana.build import render_dashboard
 
-    wrong = [*rule_problems(), *(problem for dashboard in DASHBOARDS for problem in find_problems(dashboard))]
+    wrong = [*find_rule_problems(), *(problem for dashboard in DASHBOARDS for problem in find_problems(dashboard))]
     for problem in wrong:
         print(problem, file=sys.stderr)
     if wrong:

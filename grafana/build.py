@@ -40,11 +40,11 @@ def round_trip(given: str) -> str:
     """Return the dashboard after the SDK has read and written it, which silently drops what it does not know."""
     register_default_plugins()
     dashboard = models.Dashboard.from_json(json.loads(given))
-    dashboard.panels = [_without_old(panel) for panel in dashboard.panels or []]
+    dashboard.panels = [_remove_old_field(panel) for panel in dashboard.panels or []]
     return json.dumps(dashboard, cls=JSONEncoder, indent=2) + "\n"
 
 
-def _without_old(panel: Any) -> Any:
+def _remove_old_field(panel: Any) -> Any:
     """Remove a field that the SDK always writes, but that is not in the schema since version 13."""
     if panel.type_val == "table":
         panel.options.footer = None
@@ -140,7 +140,7 @@ def _place_panels(dashboard: Dashboard) -> Iterator[models.Panel | models.RowPan
                 line, column, deepest = line + deepest, 0, 0
             place = models.GridPos(h=panel.height, w=panel.width, x=column, y=line)
             made = _KINDS[panel.kind](panel).id(number).grid_pos(place).build()
-            yield _without_old(made)
+            yield _remove_old_field(made)
             number, column, deepest = number + 1, column + panel.width, max(deepest, panel.height)
         line += deepest
 
@@ -247,7 +247,7 @@ _KINDS = {
 }
 
 
-def layout_problems(given: dict[str, Any]) -> Iterator[str]:
+def find_layout_problems(given: dict[str, Any]) -> Iterator[str]:
     """Yield the errors in the positions of a dashboard's panels."""
     cells: dict[tuple[int, int], str] = {}
     for panel in given["panels"]:

@@ -49,7 +49,7 @@ class Asked:
         return f"{self.dashboard} / {self.title} / {self.query.legend or self.query.expr}"
 
 
-def panel_queries() -> Iterator[Asked]:
+def list_panel_queries() -> Iterator[Asked]:
     """Yield every query of every panel of every dashboard."""
     for dashboard in DASHBOARDS:
         for panel in dashboard.panels:

@@ -83,14 +83,14 @@ def _encode_default(problem: Problem) -> dict[str, Any]:
     return found
 
 
-def optuna_gp(problem: Problem, seed: int, trials: int, measure: Measure) -> dict[str, Any]:
+def search_with_gp(problem: Problem, seed: int, trials: int, measure: Measure) -> dict[str, Any]:
     """Search with Optuna's GPSampler."""
     import optuna
 
     return _search_with_optuna(problem, optuna.samplers.GPSampler(seed=seed), trials, measure)
 
 
-def optuna_tpe(problem: Problem, seed: int, trials: int, measure: Measure) -> dict[str, Any]:
+def search_with_tpe(problem: Problem, seed: int, trials: int, measure: Measure) -> dict[str, Any]:
     """Search with Optuna's TPESampler."""
     import optuna
 
@@ -119,13 +119,13 @@ def search_like_horovod(problem: Problem, seed: int, trials: int, measure: Measu
     for point in _propose_like_horovod(seen, scores, rng):
         if len(seen) == trials:
             break
-        knobs = _of_horovod(problem, point)
+        knobs = _clamp_knobs(problem, point)
         seen.append(point)
         scores.append(1.0 / float(np.mean(measure(knobs, math.inf)[0])))
-    return _of_horovod(problem, seen[int(np.argmax(scores))])
+    return _clamp_knobs(problem, seen[int(np.argmax(scores))])
 
 
-def _of_horovod(problem: Problem, point: tuple[float, float]) -> dict[str, Any]:
+def _clamp_knobs(problem: Problem, point: tuple[float, float]) -> dict[str, Any]:
     """Return Horovod's knobs clamped to the ranges of the space, with the default for the other knobs."""
     values = round(point[0] * (1 << 20)), point[1]
     knobs = [problem.space.knobs[name] for name in HOROVODS]
@@ -155,8 +155,8 @@ def _propose_like_horovod(
 
 CONTENDERS = {
     "ours": search_with_tuner,
-    "optuna_gp": optuna_gp,
-    "optuna_tpe": optuna_tpe,
+    "optuna_gp": search_with_gp,
+    "optuna_tpe": search_with_tpe,
     "random": search_at_random,
     "horovod": search_like_horovod,
 }

@@ -22,7 +22,7 @@ ALLOWED = 0.02
 """Share of the minute that a search may lose."""
 
 
-def best_default(step: float) -> Problem:
+def make_best_default(step: float) -> Problem:
     """Return a problem whose default takes `step` seconds and all else more, on a busy machine."""
     home, there, _ = get_positions(DEFAULT)
 
@@ -33,10 +33,10 @@ def best_default(step: float) -> Problem:
     return make_synthetic_problem(step_seconds, "heavy")
 
 
-def lost_minute(step: float, seed: int) -> tuple[float, bool]:
+def run_minute(step: float, seed: int) -> tuple[float, bool]:
     """Run a job of a minute; return the share of it that trials have lost, and whether the default was left."""
     steps = round(MINUTE / step)
-    job = SimulatedJob(best_default(step), seed, steps, TRIALS, LENGTH)
+    job = SimulatedJob(make_best_default(step), seed, steps, TRIALS, LENGTH)
     while job.steps < steps:
         job.run_search()
         job.observe_once()
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     print("| step | lost: median | 90 % | worst | over 2 % | left the default |\n|---|---|---|---|---|---|")
     for step in given.steps:
-        found = [lost_minute(step, seed) for seed in range(given.first_seed, given.first_seed + given.seeds)]
+        found = [run_minute(step, seed) for seed in range(given.first_seed, given.first_seed + given.seeds)]
         lost, left = 100 * np.array([share for share, _ in found]), sum(away for _, away in found)
         over = int(np.sum(lost > 100 * ALLOWED))
         figures = f"{np.median(lost):.2f} % | {np.quantile(lost, 0.9):.1f} % | {lost.max():.1f} %"

@@ -20,7 +20,7 @@ from benchmarks.collective.operations import (
     Operations,
     Prepared,
     Values,
-    in_place,
+    prepare_in_place,
 )
 from benchmarks.common import native
 
@@ -80,7 +80,7 @@ class EngineCollectiveBackend(CollectiveBackend):
             tensor = torch.empty(count, dtype=torch.float32)
         name = f"{case}.{nbytes}"
         allreduce, operation = self._engine.allreduce_, self._engine.Sum
-        return in_place(tensor.numpy(), lambda: allreduce(tensor, op=operation, name=name))
+        return prepare_in_place(tensor.numpy(), lambda: allreduce(tensor, op=operation, name=name))
 
     def close(self) -> None:
         self._engine.shutdown()
@@ -107,7 +107,9 @@ class CompressionBackend(EngineCollectiveBackend):
             getattr(self._engine.Compression, case),
         )
         name = f"{case}.{nbytes}"
-        return in_place(tensor.numpy(), lambda: allreduce(tensor, op=operation, name=name, compression=compression))
+        return prepare_in_place(
+            tensor.numpy(), lambda: allreduce(tensor, op=operation, name=name, compression=compression)
+        )
 
 
 class GlooBackend(CollectiveBackend):
@@ -127,7 +129,7 @@ class GlooBackend(CollectiveBackend):
 
         tensor = torch.empty(nbytes // 4, dtype=torch.float32)
         allreduce = torch.distributed.all_reduce
-        return in_place(tensor.numpy(), lambda: allreduce(tensor))
+        return prepare_in_place(tensor.numpy(), lambda: allreduce(tensor))
 
     def close(self) -> None:
         import torch.distributed
@@ -150,7 +152,7 @@ class MpiBackend(CollectiveBackend):
         values = np.empty(nbytes // 4, dtype=np.float32)
         buffer = [values, self._mpi.FLOAT]
         allreduce, here, operation = self._mpi.COMM_WORLD.Allreduce, self._mpi.IN_PLACE, self._mpi.SUM
-        return in_place(values, lambda: allreduce(here, buffer, op=operation))
+        return prepare_in_place(values, lambda: allreduce(here, buffer, op=operation))
 
     def close(self) -> None:
         self._mpi.Finalize()
@@ -211,10 +213,10 @@ class SocketsBackend(CollectiveBackend):
                 time.sleep(0.05)
 
 
-def share_of(case: str, rank: int, ranks: int) -> tuple[int, ...]:
+def select_share(case: str, rank: int, ranks: int) -> tuple[int, ...]:
     """Return the ranks that reduce together with this one, or that reduce while this one is idle.
 
-    >>> share_of("world", 3, 4), share_of("halves", 3, 4), share_of("half", 3, 4)
+    >>> select_share("world", 3, 4), select_share("halves", 3, 4), select_share("half", 3, 4)
     ((0, 1, 2, 3), (2, 3), (0, 1))
     """
     middle = ranks // 2
@@ -234,10 +236,10 @@ class Subsets(CollectiveBackend):
 
     def prepare(self, case: str, nbytes: int) -> Prepared:
         values = np.empty(nbytes // 4, dtype=np.float32)
-        ranks = share_of(case, self._rank, self._ranks)
+        ranks = select_share(case, self._rank, self._ranks)
         if self._rank not in ranks:
-            return in_place(values, lambda: None, ranks)
-        return in_place(values, self.sum(values, case == "world"), ranks)
+            return prepare_in_place(values, lambda: None, ranks)
+        return prepare_in_place(values, self.sum(values, case == "world"), ranks)
 
     @abstractmethod
     def sum(self, values: Values, world: bool) -> Callable[[], Any]:
@@ -249,7 +251,7 @@ class EngineSubsets(Subsets, EngineCollectiveBackend):
 
     def __init__(self, rank: int, ranks: int, meeting_place: str, largest: int) -> None:
         super().__init__(rank, ranks, meeting_place, largest)
-        halves = [self._engine.add_process_set(share_of("halves", first, ranks)) for first in (0, ranks - 1)]
+        halves = [self._engine.add_process_set(select_share("halves", first, ranks)) for first in (0, ranks - 1)]
         self._half = next(half for half in halves if half.included())
 
     def sum(self, values: Values, world: bool) -> Callable[[], Any]:
@@ -268,7 +270,7 @@ class GlooSubsets(Subsets, GlooBackend):
 
         super().__init__(rank, ranks, meeting_place, largest)
         middle = ranks // 2
-        halves = [torch.distributed.new_group(share_of("halves", first, ranks)) for first in (0, ranks - 1)]
+        halves = [torch.distributed.new_group(select_share("halves", first, ranks)) for first in (0, ranks - 1)]
         self._half = halves[rank >= middle]
 
     def sum(self, values: Values, world: bool) -> Callable[[], Any]:

@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from benchmarks.collective.backends import BACKENDS
 from benchmarks.common import native
-from benchmarks.common.processes import Group, Launcher, RankError, other_build
+from benchmarks.common.processes import Group, Launcher, RankError, get_build_variables
 
 LAUNCHERS: dict[str, Launcher] = {
     "engine": "engine",
@@ -61,7 +61,7 @@ class GroupContender(Contender):
         backend = "engine" if name == BEFORE else name
         self.cases = BACKENDS[backend].cases
         arguments = ["--contender", backend, "--largest", str(largest), "--crowd", str(crowd or ranks)]
-        module, variables = "benchmarks.collective.worker", other_build(place) if place else None
+        module, variables = "benchmarks.collective.worker", get_build_variables(place) if place else None
         self.group = Group(name, ranks, module, arguments, LAUNCHERS[backend], processors, variables)
 
     def time_first_call(self, case: str, nbytes: int) -> float:

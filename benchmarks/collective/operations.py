@@ -54,7 +54,7 @@ class Prepared:
     ranks: tuple[int, ...] = ()
 
 
-def in_place(values: Values, run: Callable[[], Any], ranks: tuple[int, ...] = ()) -> Prepared:
+def prepare_in_place(values: Values, run: Callable[[], Any], ranks: tuple[int, ...] = ()) -> Prepared:
     """Return an allreduce whose result replaces its values."""
     return Prepared(values, run, lambda _: [values], ranks=ranks)
 

@@ -58,12 +58,16 @@ def build_tables(content: dict[str, Any]) -> list[Table]:
     for ranks, busy in _list_settings(content):
         rows = _select_rows(content, ranks, busy)
         where = f"{ranks} ranks{', every core busy computing' if busy else ''}"
-        found.append(_by_size(rows, f"Allreduce of float32, {where}: median (p99)", _median_p99))
+        found.append(_build_size_table(rows, f"Allreduce of float32, {where}: median (p99)", _format_median))
         if any(row["contender"] == BEFORE for row in rows):
             found.append(_build_ratio_table(rows, f"Allreduce of float32, {where}: ratios of medians"))
         if not busy:
-            found.append(_by_size(rows, f"Allreduce of float32, {where}: first call at each size", _format_first_call))
-            found.append(_by_size(rows, f"Allreduce of float32, {where}: bus bandwidth in GB/s", _bus_bandwidth))
+            found.append(
+                _build_size_table(rows, f"Allreduce of float32, {where}: first call at each size", _format_first_call)
+            )
+            found.append(
+                _build_size_table(rows, f"Allreduce of float32, {where}: bus bandwidth in GB/s", _format_bandwidth)
+            )
     found += [
         _build_operation_table(content, ranks) for ranks in sorted({row["ranks"] for row in content["operations"]})
     ]
@@ -99,7 +103,7 @@ def draw_figure(content: dict[str, Any]) -> Path | None:
     if settings:
         panels[0].legend(fontsize="small")
     for axes, ranks in zip(panels[len(settings) :], others, strict=False):
-        _operation_panel(axes, [row for row in content["operations"] if row["ranks"] == ranks])
+        _draw_operation_panel(axes, [row for row in content["operations"] if row["ranks"] == ranks])
         axes.set_title(f"Other operations, {ranks} ranks")
     for axes in panels[count:]:
         axes.set_axis_off()
@@ -121,7 +125,7 @@ def _select_rows(content: dict[str, Any], ranks: int, busy: bool) -> list[dict[s
     return [row for row in content["sizes"] if row["ranks"] == ranks and row["busy"] == busy]
 
 
-def _by_size(rows: Sequence[dict[str, Any]], title: str, cell: Any) -> Table:
+def _build_size_table(rows: Sequence[dict[str, Any]], title: str, cell: Any) -> Table:
     present = {(row["contender"], row["case"]) for row in rows}
     keys = [key for key in LABELS if key in present]
     cells = {(row["bytes"], row["contender"], row["case"]): cell(row) for row in rows}
@@ -147,7 +151,7 @@ def _build_ratio_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
     return table
 
 
-def _median_p99(row: dict[str, Any]) -> str:
+def _format_median(row: dict[str, Any]) -> str:
     return f"{format_duration(row['median'])} ({format_duration(row['p99'])})"
 
 
@@ -155,7 +159,7 @@ def _format_first_call(row: dict[str, Any]) -> str:
     return format_duration(row["first"])
 
 
-def _bus_bandwidth(row: dict[str, Any]) -> str:
+def _format_bandwidth(row: dict[str, Any]) -> str:
     """Format 2 (n - 1) / n times the algorithm bandwidth; for memcpy, the copied bytes per second."""
     factor = 1.0 if row["case"] == "memcpy" else 2 * (row["ranks"] - 1) / row["ranks"]
     return format_digits(row["bytes"] * factor / row["median"] / 1e9)
@@ -172,7 +176,7 @@ def _build_operation_table(content: dict[str, Any], ranks: int) -> Table:
     for case, nbytes in dict.fromkeys((case, nbytes) for case, nbytes, _ in rows):
         own = rows.get((case, nbytes, "engine"))
         peers = [rows.get((case, nbytes, peer)) for peer in PEERS]
-        times = [_median_p99(row) if row else MISSING for row in (own, *peers)]
+        times = [_format_median(row) if row else MISSING for row in (own, *peers)]
         shares = [format_ratio(own, row) for row in peers]
         table.rows.append([f"{case}, {format_size(nbytes)}", *times, *shares])
     return table
@@ -202,7 +206,7 @@ def _build_call_table(content: dict[str, Any]) -> Table:
     return table
 
 
-def _operation_panel(axes: Axes, rows: Sequence[dict[str, Any]]) -> None:
+def _draw_operation_panel(axes: Axes, rows: Sequence[dict[str, Any]]) -> None:
     """Draw the engine's median as a share of each other contender's, by size, one line per operation."""
     own = {(row["case"], row["bytes"]): row["median"] for row in rows if row["contender"] == "engine"}
     cases = list(dict.fromkeys(row["case"] for row in rows))

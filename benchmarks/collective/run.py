@@ -128,7 +128,7 @@ def run(settings: CollectiveSettings, console: Console) -> Path:
                 for name in chosen:
                     results["operations"] += _measure_operation(settings, contenders, ranks, name, advance)
             if _measures_engine(settings, ranks, processors):
-                _engine_only(settings, contenders, ranks, results, console)
+                _measure_engine_only(settings, contenders, ranks, results, console)
     results["seconds"] = round(time.perf_counter() - begun, 1)
     return records.write("collective", settings.record(), before, results)
 
@@ -211,7 +211,7 @@ def _calibrate_iterations(settings: CollectiveSettings, contender: Contender, ca
     return int(min(settings.most, max(settings.least, settings.block_seconds / each)))
 
 
-def _engine_only(
+def _measure_engine_only(
     settings: CollectiveSettings, contenders: Sequence[Contender], ranks: int, results: dict[str, Any], console: Console
 ) -> None:
     engine = next(c for c in contenders if c.name == "engine")

@@ -11,12 +11,12 @@ def list_processors() -> list[int]:
     return sorted(os.sched_getaffinity(0))
 
 
-def processors_of(rank: int, ranks: int, processors: Sequence[int]) -> list[int]:
+def select_processors(rank: int, ranks: int, processors: Sequence[int]) -> list[int]:
     """Return a rank's processors: one of its own if there are enough, else all, as `enginerun` does.
 
-    >>> [processors_of(r, 2, [0, 1, 2, 3]) for r in range(2)]
+    >>> [select_processors(r, 2, [0, 1, 2, 3]) for r in range(2)]
     [[0], [1]]
-    >>> processors_of(3, 4, [0, 1])
+    >>> select_processors(3, 4, [0, 1])
     [0, 1]
     """
     return [processors[rank]] if ranks <= len(processors) else list(processors)
@@ -24,4 +24,4 @@ def processors_of(rank: int, ranks: int, processors: Sequence[int]) -> list[int]
 
 def bind_rank(rank: int, ranks: int, processors: Sequence[int]) -> None:
     """Bind the calling thread, and all threads that it starts from now on."""
-    os.sched_setaffinity(0, processors_of(rank, ranks, processors))
+    os.sched_setaffinity(0, select_processors(rank, ranks, processors))

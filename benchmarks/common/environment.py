@@ -30,7 +30,7 @@ def record() -> dict[str, Any]:
         "cpu_quota": _read_quota(),
         "load_before": round(os.getloadavg()[0], 2),
         "kernel": platform.release(),
-        "compiler": _first_line([os.environ.get("CC") or shutil.which("cc") or "gcc", "--version"]),
+        "compiler": _read_first_line([os.environ.get("CC") or shutil.which("cc") or "gcc", "--version"]),
         "python": platform.python_version(),
         "packages": {name: _get_version(name) for name in PACKAGES},
         "command": "python -m benchmarks " + " ".join(sys.argv[1:]),
@@ -86,7 +86,7 @@ def _get_version(name: str) -> str | None:
         return None
 
 
-def _first_line(command: list[str]) -> str | None:
+def _read_first_line(command: list[str]) -> str | None:
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[0]
     except (OSError, subprocess.CalledProcessError, IndexError):
@@ -94,8 +94,8 @@ def _first_line(command: list[str]) -> str | None:
 
 
 def _get_revision() -> str:
-    commit = _first_line(["git", "-C", str(paths.ROOT), "rev-parse", "--short=12", "HEAD"])
+    commit = _read_first_line(["git", "-C", str(paths.ROOT), "rev-parse", "--short=12", "HEAD"])
     if commit is None:
         return "unknown"
-    changed = _first_line(["git", "-C", str(paths.ROOT), "status", "--porcelain", "--untracked-files=no"])
+    changed = _read_first_line(["git", "-C", str(paths.ROOT), "status", "--porcelain", "--untracked-files=no"])
     return f"{commit}, with local changes" if changed else commit

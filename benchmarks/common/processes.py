@@ -40,7 +40,7 @@ class DisagreementError(RuntimeError):
     """Error of ranks or variants that should have the same parameters, but do not."""
 
 
-def other_build(place: str) -> dict[str, str]:
+def get_build_variables(place: str) -> dict[str, str]:
     """Return the variables with which processes find the engine installed in a directory, instead of this one."""
     folders = (str(Path(place).resolve()), os.environ.get("PYTHONPATH"), str(paths.ROOT))
     editable = paths.ROOT / "build" / f"cp{sys.version_info.major}{sys.version_info.minor}"
@@ -267,7 +267,7 @@ def find_mpirun() -> str:
 
 
 @contextlib.contextmanager
-def termination_as_interrupt() -> Iterator[None]:
+def interrupt_on_termination() -> Iterator[None]:
     """Make SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does, so that every group is closed."""
 
     def raise_interrupt(number: int, frame: FrameType | None) -> None:

@@ -86,7 +86,7 @@ def estimate_overhead(of: Sequence[float], floor: Sequence[float]) -> Interval:
     return bootstrap_interval(rounds, lambda r: np.median(r[..., 0] - r[..., 1], axis=-1))
 
 
-def overhead_ratio(of: Sequence[float], peer: Sequence[float], floor: Sequence[float]) -> Interval:
+def estimate_overhead_ratio(of: Sequence[float], peer: Sequence[float], floor: Sequence[float]) -> Interval:
     """Estimate the ratio of two overheads over the same floor, paired by round."""
     rounds = np.stack([np.asarray(v, dtype=np.float64) for v in (of, peer, floor)], axis=-1)
 

@@ -96,7 +96,7 @@ class BindingRank:
 
         self.compare_devices(run_on)
 
-    def in_place(self) -> None:
+    def check_in_place(self) -> None:
         """Reduce and broadcast in place."""
 
         def run_on(device: str) -> list[torch.Tensor]:
@@ -230,7 +230,7 @@ class BindingRank:
 
         self.compare_devices(run_on)
 
-    def in_sets(self) -> None:
+    def check_process_sets(self) -> None:
         """Reduce in a process set of each rank alone, and in that of all ranks."""
         sets = [self.engine.global_process_set]
         sets += [self.hvd.add_process_set([rank]) for rank in range(self.size) if self.size > 1]
@@ -265,7 +265,7 @@ class BindingRank:
 
         self.compare_devices(run_on)
 
-    def on_streams(self) -> None:
+    def check_streams(self) -> None:
         """Work on streams of its own, where the results are used, too."""
         if self.device == "cpu":
             return
@@ -324,7 +324,7 @@ class BindingRank:
         if problems:
             raise Wrong(problems[0])
 
-    def refused_capture(self) -> None:
+    def check_refused_capture(self) -> None:
         """Check that a collective within a capture is refused, but not one beside another thread's capture."""
         if self.device == "cpu":
             return
@@ -343,7 +343,7 @@ class BindingRank:
             raise Wrong("it was not refused")
         self.compare_devices(lambda device: self.hvd.allreduce(self.draw_values((9,), torch.float32, 51).to(device)))
 
-    def captured_beside(self) -> None:
+    def check_capture_beside(self) -> None:
         """Capture in a thread while collectives are in flight."""
         if self.device == "cpu":
             return
@@ -493,7 +493,7 @@ class BindingRank:
             yield f"allreduce of {shape}", partial(self.check_reduction, torch.float32, sum_, shape)
         factors = {"prescale_factor": 0.5, "postscale_factor": 4.0}
         yield "allreduce with factors", partial(self.check_reduction, torch.float32, sum_, (1000,), **factors)
-        yield "in place", self.in_place
+        yield "in place", self.check_in_place
         yield "300 at a time, in another order on each rank", self.check_many
         yield "groups", self.check_groups
         for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.bool):
@@ -504,13 +504,13 @@ class BindingRank:
         yield "gradients through operations", self.check_gradients
         yield "SyncBatchNorm", self.check_batch_norm
         yield "join", self.check_join
-        yield "process sets", self.in_sets
+        yield "process sets", self.check_process_sets
         yield "values that are there late", self.check_late_values
-        yield "streams", self.on_streams
+        yield "streams", self.check_streams
         yield "memory used again", self.check_memory_reuse
         yield "threads", self.check_threads
-        yield "a capture refused", self.refused_capture
-        yield "a capture beside", self.captured_beside
+        yield "a capture refused", self.check_refused_capture
+        yield "a capture beside", self.check_capture_beside
         yield "optimizer", self.check_training
         yield "optimizer, kept gradients", partial(self.check_training, kept=True)
         yield "optimizer, side by side", partial(self.check_training, gradient_as_bucket_view=True)

@@ -44,13 +44,13 @@ def measure_part(task: Task) -> dict[str, Any]:
     ]
     task.tell(found)
     found["problems"] += device.read_reports()
-    groups["engine"] = _of_ranks("benchmarks.gpu.engine_calls", 1, {}, task, found, 0.4)
+    groups["engine"] = _measure_ranks("benchmarks.gpu.engine_calls", 1, {}, task, found, 0.4)
     for size in (1, 2):
         name = f"NCCL, {size} rank{'s' if size > 1 else ''}"
         try:
             where, variables = ("", {}) if size == 1 else ranks.find_placement(task.here)
             name += f" {where}" if where else ""
-            groups[name] = _of_ranks("benchmarks.gpu.nccl_calls", size, variables, task, found, 0.7)
+            groups[name] = _measure_ranks("benchmarks.gpu.nccl_calls", size, variables, task, found, 0.7)
         except Skipped as error:
             groups[name] = str(error)
         task.tell(found)
@@ -58,7 +58,7 @@ def measure_part(task: Task) -> dict[str, Any]:
     return found
 
 
-def _of_ranks(
+def _measure_ranks(
     module: str, size: int, variables: dict[str, str], task: Task, found: dict[str, Any], share: float
 ) -> Rows | str:
     """Return the rows of the ranks of a module, and add their problems to `found`; without NCCL, the reason."""

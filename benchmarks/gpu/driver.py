@@ -69,7 +69,7 @@ class CudaDriver:
             The call failed; the text has the function's name and its error code.
         """
         if code := getattr(self.library, name)(*arguments):
-            raise DriverError(f"{name} returned {code_name(self.library, code)}")
+            raise DriverError(f"{name} returned {get_code_name(self.library, code)}")
 
     def read_number(self, name: str, *arguments: Any) -> int:
         """Call a function that writes an int, and return the int."""
@@ -146,12 +146,12 @@ def read_kernels() -> bytes:
     return Path(PTX).read_bytes()
 
 
-def kernel_names() -> list[str]:
+def list_kernel_names() -> list[str]:
     """Return the names of the engine's kernels."""
     return [name.decode() for name in re.findall(rb"\.entry (\w+)", read_kernels())]
 
 
-def code_name(loaded: ctypes.CDLL, code: int) -> str:
+def get_code_name(loaded: ctypes.CDLL, code: int) -> str:
     """Return the name of an error code of the driver."""
     name = ctypes.c_char_p()
     if loaded.cuGetErrorName(code, ctypes.byref(name)) == 0 and name.value:

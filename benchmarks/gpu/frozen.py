@@ -48,7 +48,7 @@ def measure_part(task: Task) -> dict[str, Any]:
     for size in (1, 2):
         try:
             where, variables = ("", {}) if size == 1 else ranks.find_placement(task.here)
-            worlds[str(size)] = {"where": where, **_of_ranks(size, variables, task)}
+            worlds[str(size)] = {"where": where, **_measure_ranks(size, variables, task)}
         except Skipped as error:
             worlds[str(size)] = {"skipped": str(error)}
         except ranks.RankProcessError as error:
@@ -64,7 +64,7 @@ def measure_part(task: Task) -> dict[str, Any]:
     return found | frozen_steps.measure_workloads(task, found)
 
 
-def _of_ranks(size: int, variables: dict[str, str], task: Task) -> dict[str, Any]:
+def _measure_ranks(size: int, variables: dict[str, str], task: Task) -> dict[str, Any]:
     """Return the results of rank 0, with the problems of all ranks."""
     with tempfile.TemporaryDirectory() as scratch:
         (known := Path(scratch, "here.json")).write_text(json.dumps(task.here), encoding="utf-8")

@@ -184,4 +184,4 @@ def measure_workload(
 
 
 if __name__ == "__main__":
-    steps.be_rank(measure_workload)
+    steps.run_rank(measure_workload)

@@ -34,12 +34,12 @@ def describe_machine() -> dict[str, Any]:
     except OSError as error:
         return {"none": f"no GPU: {error}; install NVIDIA's driver, or name its library with ENGINE_CUDA_LIBRARY"}
     if code := library.cuInit(0):
-        return {"none": f"no GPU: cuInit returned {driver.code_name(library, code)}"}
+        return {"none": f"no GPU: cuInit returned {driver.get_code_name(library, code)}"}
     found: dict[str, Any] = {"stand_in": driver.is_stand_in(library), "cards": [_describe_card(0)], "nccl_version": 0}
     count = ctypes.c_int()
     library.cuDeviceGetCount(ctypes.byref(count))
     found["cards"] += [_describe_card(ordinal) for ordinal in range(1, count.value)]
-    found["driver"] = _kernel_module()
+    found["driver"] = _read_module_version()
     torch, found["torch"], found["why_no_torch"] = _import_torch(found["stand_in"])
     from engine.gpu.libraries import cuda_text, load, nccl_text  # loads the extension, which the tables do without
 
@@ -72,7 +72,7 @@ def _describe_card(ordinal: int) -> dict[str, Any]:
     }
 
 
-def _kernel_module() -> str | None:
+def _read_module_version() -> str | None:
     """Return the version of the driver's kernel module, such as 570.86.15."""
     with contextlib.suppress(OSError):
         words = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8").partition("Kernel Module")[2].split()

@@ -111,7 +111,7 @@ class Ranks:
 
         Raises
         ------
-        RankFailedError
+        RankProcessError
             A rank did not; the text has its last lines.
         """
         deadline = time.monotonic() + max(seconds, 1.0)

@@ -231,10 +231,10 @@ def _build_frozen_tables(found: Found) -> list[Table]:
             f"The ways take turns. Until the device has passed, to the unfrozen way: {ratios}. The first freeze has "
             f"taken {first} of the device's memory, another one {second}."
         )
-    return made + _frozen_steps(found.get("workloads"))
+    return made + _build_frozen_step_tables(found.get("workloads"))
 
 
-def _frozen_steps(workloads: Found | str | None) -> list[Table]:
+def _build_frozen_step_tables(workloads: Found | str | None) -> list[Table]:
     table = Table("Frozen training steps on one rank", ["model", "tensors", "bytes", "compared", "ratio", "step"])
     if isinstance(workloads, str):
         table.note = f"skipped: {workloads}"

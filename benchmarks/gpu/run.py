@@ -87,7 +87,7 @@ def run(settings: GpuSettings, console: Console, merge: bool = False) -> Path:
         with progress.show_progress(console, "GPU", len(chosen)) as advance:
             for number, (name, part) in enumerate(chosen.items()):
                 limit = get_share(end - time.monotonic(), [each.weight for each in list(chosen.values())[number:]])
-                found = part_in_process(name, part, here, limit, settings.quick, Path(scratch))
+                found = run_part_in_process(name, part, here, limit, settings.quick, Path(scratch))
                 found |= {"command": before["command"], "date": before["date"], "revision": before["revision"]}
                 kept[name] = found
                 _print_part(console, name, part, found)
@@ -111,7 +111,7 @@ def get_share(left: float, weights: Sequence[float]) -> float:
 def _describe_machine(scratch: Path) -> dict[str, Any]:
     """Describe the machine, in a process of its own."""
     file = scratch / "here.json"
-    status, said = in_process([sys.executable, "-m", "benchmarks.gpu.here", str(file)], LOOK, scratch / "look.log")
+    status, said = run_in_process([sys.executable, "-m", "benchmarks.gpu.here", str(file)], LOOK, scratch / "look.log")
     if not file.exists():
         raise NoGpuError(
             f"no GPU: the driver could not be asked what there is: it {_describe_status(status)}\n{_get_tail(said)}"
@@ -132,7 +132,7 @@ def _provide_kernels(here: dict[str, Any]) -> None:
     os.environ[KERNELS] = str(kernels.build(where, Path(here["cuda_library"]).parent))
 
 
-def part_in_process(
+def run_part_in_process(
     name: str, part: GpuPart, here: dict[str, Any], limit: float, quick: bool, scratch: Path
 ) -> dict[str, Any]:
     """Measure one part within `limit` seconds: its `outcome`, `why`, `seconds`, and its results."""
@@ -143,7 +143,7 @@ def part_in_process(
     known.write_text(json.dumps(here), encoding="utf-8")
     command = [sys.executable, "-m", "benchmarks.gpu.part", part.module, "--out", str(file), "--here", str(known)]
     command += ["--seconds", str(GRACE * limit), *(["--quick"] if quick else [])]
-    status, said = in_process(command, limit, paths.get_output_path(f"logs/gpu-{name}.log"))
+    status, said = run_in_process(command, limit, paths.get_output_path(f"logs/gpu-{name}.log"))
     found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     if status is None:
         found |= {"outcome": "hung", "why": f"it has not ended within {limit:.0f} s, and was killed", "said": said}
@@ -157,7 +157,7 @@ def part_in_process(
     return found | {"seconds": round(time.monotonic() - began, 1), "limit": round(limit, 1)}
 
 
-def in_process(command: Sequence[str], limit: float, log: Path) -> tuple[int | None, str]:
+def run_in_process(command: Sequence[str], limit: float, log: Path) -> tuple[int | None, str]:
     """Run a command; return its status (None if it timed out and was killed with its children), and its last lines."""
     places_of_modules = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(paths.ROOT))))
     variables = {"PYTHONPATH": places_of_modules, "PYTHONSAFEPATH": "1"}

@@ -112,7 +112,7 @@ def measure_workload(name: str, where: Path, rounds: int, seconds: float, device
     return {"title": workload.title, **bench.size(), "difference": difference, **found}
 
 
-def be_rank(train: Callable[[str, Path, int, float], dict[str, Any]]) -> None:
+def run_rank(train: Callable[[str, Path, int, float], dict[str, Any]]) -> None:
     """Run as the rank that the command line describes, and write its measurements.
 
     Parameters
@@ -128,4 +128,4 @@ def be_rank(train: Callable[[str, Path, int, float], dict[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
-    be_rank(measure_workload)
+    run_rank(measure_workload)

@@ -54,8 +54,8 @@ def measure_idle_job(places: HostPlaces, seconds: float) -> list[dict[str, Any]]
             start_new_session=True,
         )
     try:
-        _until_up(job, log, places.ranks)
-        places_of = {str(host): places.process_number(host) for host in range(places.hosts)}
+        _wait_until_up(job, log, places.ranks)
+        places_of = {str(host): places.get_process_id(host) for host in range(places.hosts)}
         time.sleep(2.0)  # The end of the start-up does not count as idle time.
         before, start = _read_used_time(job.pid, places_of), time.perf_counter()
         time.sleep(seconds)
@@ -76,7 +76,7 @@ def measure_idle_job(places: HostPlaces, seconds: float) -> list[dict[str, Any]]
     ]
 
 
-def _until_up(job: subprocess.Popen[bytes], log: Path, ranks: int) -> None:
+def _wait_until_up(job: subprocess.Popen[bytes], log: Path, ranks: int) -> None:
     deadline = time.monotonic() + START_LIMIT
     while len(re.findall(r"stdout>:up$", log.read_text(), re.MULTILINE)) < ranks:
         if job.poll() is not None or time.monotonic() > deadline:

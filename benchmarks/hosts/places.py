@@ -61,7 +61,7 @@ class HostPlaces:
         self.hosts = hosts.count
         self._started = 0
 
-    def process_number(self, host: int) -> int:
+    def get_process_id(self, host: int) -> int:
         """Return the process id that a host's first process has on this machine."""
         return self._hosts.pids[host]
 
@@ -87,9 +87,9 @@ class HostPlaces:
     def build_commands(self, program: Sequence[str], launcher: Launcher, ranks: int) -> Commands:
         """Yield the commands that start the ranks: mpirun on the first host, or each rank with torchrun's variables."""
         assert ranks == self.ranks
-        return self._by_mpirun(program) if launcher == "mpi" else self._one_by_one(program)
+        return self._build_mpirun_command(program) if launcher == "mpi" else self._build_rank_commands(program)
 
-    def _one_by_one(self, program: Sequence[str]) -> Commands:
+    def _build_rank_commands(self, program: Sequence[str]) -> Commands:
         self._started += 1
         common = {
             "MASTER_ADDR": self._hosts.address(0),
@@ -111,7 +111,7 @@ class HostPlaces:
             command = [*self._hosts.entering(host), "env", f"--chdir={paths.ROOT}", *program]
             yield command, common | {name: str(value) for name, value in own.items()}
 
-    def _by_mpirun(self, program: Sequence[str]) -> Commands:
+    def _build_mpirun_command(self, program: Sequence[str]) -> Commands:
         options = ["-np", str(self.ranks), "--host", self._format_slots(), "--allow-run-as-root", "--bind-to", "none"]
         options += ["--prtemca", "plm_ssh_agent", str(self._agent), "--prtemca", "prte_if_include", "eth0"]
         # Ranks that share a processor, with each other or with the kernel's work, must yield it while they wait.

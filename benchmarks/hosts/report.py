@@ -19,7 +19,7 @@ from benchmarks.common.environment import describe
 from benchmarks.common.tables import MISSING, Table, format_digits, format_duration, format_size
 from benchmarks.hosts.places import CABLES
 from benchmarks.hosts.run import HOSTS
-from benchmarks.training.report import TITLES, ratio_to_peer
+from benchmarks.training.report import TITLES, compute_ratio_to_peer
 
 Row = dict[str, Any]
 KIB, MIB = 1 << 10, 1 << 20
@@ -87,7 +87,7 @@ def _list_contenders(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(row["contender"] for row in rows))
 
 
-def _by_size(rows: Sequence[Row], title: str, columns: dict[str, Callable[[dict[str, Row]], str]]) -> Table:
+def _build_size_table(rows: Sequence[Row], title: str, columns: dict[str, Callable[[dict[str, Row]], str]]) -> Table:
     """Return a table with a row for each size; `columns` format cells from the rows of all contenders."""
     table = Table(title, ["size", *columns])
     for nbytes in sorted({row["bytes"] for row in rows}):
@@ -103,7 +103,7 @@ def _build_time_table(rows: Sequence[Row], cable: str, per_host: int) -> Table:
         )
 
     columns = {LABELS.get(name, name): make_cell(name) for name in _list_contenders(rows)}
-    return _by_size(rows, f"Allreduce of float32, {_describe_world(cable, per_host)}: median (p99)", columns)
+    return _build_size_table(rows, f"Allreduce of float32, {_describe_world(cable, per_host)}: median (p99)", columns)
 
 
 def _build_ratio_table(rows: Sequence[Row], cable: str, per_host: int) -> Table:
@@ -118,7 +118,9 @@ def _build_ratio_table(rows: Sequence[Row], cable: str, per_host: int) -> Table:
         for other in names
         if other != own and other in LABELS
     }
-    return _by_size(rows, f"Allreduce of float32, {_describe_world(cable, per_host)}: ratios of medians", columns)
+    return _build_size_table(
+        rows, f"Allreduce of float32, {_describe_world(cable, per_host)}: ratios of medians", columns
+    )
 
 
 def _build_compression_table(rows: Sequence[Row]) -> Table:
@@ -147,7 +149,7 @@ def _build_training_table(rows: Sequence[Row]) -> Table:
             f"{format_duration(each.value)} [{format_duration(each.low)}, {format_duration(each.high)}]"
             for each in over
         ]
-        ratio = ratio_to_peer(row, "engine")
+        ratio = compute_ratio_to_peer(row, "engine")
         table.rows.append([*cells, _format_interval(ratio) if ratio else MISSING])
     return table
 
@@ -191,7 +193,7 @@ def _check_requirements(rows: Sequence[Row]) -> Iterator[Requirement]:
         work = f"fp16, {format_size(halves['none']['bytes'])}, {where}"
         yield from compare_rows(work, halves["fp16"], halves["none"], 1 / 1.7, "none")
     for row in _select_part(rows, "training"):
-        ratio = ratio_to_peer(row, "engine")
+        ratio = compute_ratio_to_peer(row, "engine")
         if ratio:
             yield Requirement(
                 f"training overhead, {TITLES[row['workload']]}, {HOSTS} hosts x 1",

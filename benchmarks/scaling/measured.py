@@ -25,7 +25,7 @@ from benchmarks.common.tables import Table, format_size
 from benchmarks.hosts.contenders import ContenderVariant, HostContender
 from benchmarks.hosts.places import CABLES, HostPlaces, create_hosts
 from benchmarks.scaling.published import BANDWIDTH, BATCH, MODELS, Model
-from benchmarks.scaling.run import step_of
+from benchmarks.scaling.run import make_step
 from engine.foresee.model import Network, Prediction, predict
 from engine.foresee.recorded import Recorded, choose_steps
 from engine.trace.reading import Recording, read
@@ -111,7 +111,7 @@ def _take_steps(
     """Take steps of a model; return the seconds and the bytes that a host sends in one, and the recording."""
     if math.isfinite(bandwidth):
         places.limit_bandwidth(bandwidth)
-    step = step_of(model, BATCH)
+    step = make_step(model, BATCH)
     request = {
         "do": "steps",
         "moments": [tensor.ready for tensor in step.tensors],

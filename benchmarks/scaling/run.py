@@ -34,7 +34,7 @@ class ScalingSettings:
     batch: int = BATCH
 
 
-def step_of(model: Model, batch: int) -> Step:
+def make_step(model: Model, batch: int) -> Step:
     """Return a step on one GPU, without communication."""
     seconds = batch / model.images
     layers = model.layers()
@@ -72,8 +72,8 @@ def run(settings: ScalingSettings) -> Path:
     before = environment.record()
     begun = time.perf_counter()
     network = Network(settings.bandwidth, settings.latency)
-    steps = {model.name: step_of(model, settings.batch) for model in MODELS}
-    halves = {model.name: step_of(model, settings.batch // 2) for model in MODELS}
+    steps = {model.name: make_step(model, settings.batch) for model in MODELS}
+    halves = {model.name: make_step(model, settings.batch // 2) for model in MODELS}
     known = {model.name: model.efficiency for model in MODELS}
     name, servers = FITTED_ON
     effective = fit_bandwidth(steps[name], servers, known[name][servers], settings.latency)

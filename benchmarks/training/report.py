@@ -45,12 +45,14 @@ def build_tables(content: dict[str, Any]) -> list[Table]:
     return found
 
 
-def ratio_to_peer(workload: dict[str, Any], variant: str) -> stats.Interval | None:
+def compute_ratio_to_peer(workload: dict[str, Any], variant: str) -> stats.Interval | None:
     """Return the overhead of a variant as a share of DDP's; None if something was not measured."""
     variants = workload["variants"]
     if not {variant, PEER, FLOOR} <= variants.keys():
         return None
-    return stats.overhead_ratio(variants[variant]["rounds"], variants[PEER]["rounds"], variants[FLOOR]["rounds"])
+    return stats.estimate_overhead_ratio(
+        variants[variant]["rounds"], variants[PEER]["rounds"], variants[FLOOR]["rounds"]
+    )
 
 
 def draw_figure(content: dict[str, Any]) -> Path | None:
@@ -94,7 +96,7 @@ def _build_workload_table(workload: dict[str, Any]) -> Table:
             table.rows.append([*cells, MISSING, MISSING, MISSING])
             continue
         over = stats.estimate_overhead(row["rounds"], variants[FLOOR]["rounds"])
-        share = None if name == PEER else ratio_to_peer(workload, name)
+        share = None if name == PEER else compute_ratio_to_peer(workload, name)
         table.rows.append(
             [
                 *cells,

@@ -30,7 +30,7 @@ class Source:
         self.url, self.run, self.end, self.start = url.rstrip("/"), run, end, end - 60 * minutes
         self.step = max(5.0, (self.end - self.start) / POINTS)
 
-    def filled_in(self, expr: str) -> str:
+    def fill_in(self, expr: str) -> str:
         interval = f"{max(20, round(self.step + 5))}s"
         return expr.replace("$run", self.run).replace("$rank", ".*").replace("$__rate_interval", interval)
 
@@ -39,13 +39,11 @@ class Source:
             found: list[dict[str, Any]] = json.load(answer)["data"]["result"]
         return found
 
-    def over_time(self, expr: str) -> list[dict[str, Any]]:
-        return self._query_api(
-            "query_range", query=self.filled_in(expr), start=self.start, end=self.end, step=self.step
-        )
+    def query_over_time(self, expr: str) -> list[dict[str, Any]]:
+        return self._query_api("query_range", query=self.fill_in(expr), start=self.start, end=self.end, step=self.step)
 
     def query_now(self, expr: str) -> list[dict[str, Any]]:
-        return self._query_api("query", query=self.filled_in(expr), time=self.end)
+        return self._query_api("query", query=self.fill_in(expr), time=self.end)
 
 
 def add_answers(board: dict[str, Any], source: Source) -> dict[str, Any]:
@@ -60,7 +58,7 @@ def add_answers(board: dict[str, Any], source: Source) -> dict[str, Any]:
                     "values": [[t, float(v)] for t, v in one["values"]],
                 }
                 for target in panel["targets"]
-                for one in source.over_time(target["expr"])
+                for one in source.query_over_time(target["expr"])
             ]
     marks = [
         {"color": mark["iconColor"], "time": moment}
@@ -92,7 +90,7 @@ def _merge_rows(panel: dict[str, Any], source: Source) -> Iterator[dict[str, Any
 
 
 def _find_moments(mark: dict[str, Any], source: Source) -> Iterator[float]:
-    for one in source.over_time(mark["target"]["expr"]):
+    for one in source.query_over_time(mark["target"]["expr"]):
         for moment, value in one["values"]:
             at = float(value) / 1000 if mark.get("useValueForTime") else moment
             if source.start <= at <= source.end:

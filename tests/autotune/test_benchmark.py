@@ -167,7 +167,7 @@ def test_optuna_gets_the_whole_space(recordings: Path) -> None:
         tried.append(knobs)
         return np.array([problem.seconds(knobs)]), False
 
-    best = contenders.optuna_tpe(problem, 0, 30, measure)
+    best = contenders.search_with_tpe(problem, 0, 30, measure)
     assert tried[0] == problem.default
     assert all(problem.space.check(knobs) == knobs for knobs in tried)
     assert {knobs["cycle_time_ms"] == 0 for knobs in tried} == {True, False}
@@ -203,7 +203,7 @@ def test_a_trial_is_cut_short_as_soon_as_its_median_is_slow() -> None:
 
 
 def test_a_minute_that_cannot_win_keeps_its_default() -> None:
-    lost, left = minutes.lost_minute(0.2, 0)
+    lost, left = minutes.run_minute(0.2, 0)
     assert 0.0 < lost < 0.05 and not left
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from autotune import Choice, Integer, Real, Settings, Space, Tuner
-from autotune.account import compute_excesses, steps_lost
+from autotune.account import compute_excesses, compute_steps_lost
 from autotune.budget import Budget
 from autotune.design import build_corners, build_orthogonal_array
 from autotune.log_summary import summarize_log
@@ -218,14 +218,14 @@ def test_a_machine_that_becomes_slower_costs_the_trials_nothing() -> None:
     logs = [0.0, 0.1, math.log(1.5), math.log(1.5), math.log(1.5)]
 
     def lost() -> list[float]:
-        return steps_lost(compute_excesses(settings, ["default"] * 5, logs, [0.01] * 5), [100] * 5)
+        return compute_steps_lost(compute_excesses(settings, ["default"] * 5, logs, [0.01] * 5), [100] * 5)
 
     found = lost()
     assert found == pytest.approx([0.0, 0.0, 0.0, 0.0, 0.0], abs=0.1)
     logs[3] = math.log(3.0)
     assert lost()[3] == pytest.approx(100.0, rel=0.01)
     logs = [0.04, 0.05, -0.03, 0.05, 0.02]  # noise of the default does not mean that the machine is slower
-    noisy = steps_lost(compute_excesses(settings, ["default"] * 5, logs, [0.04] * 5), [100] * 5)
+    noisy = compute_steps_lost(compute_excesses(settings, ["default"] * 5, logs, [0.04] * 5), [100] * 5)
     assert noisy[1] == noisy[3] == pytest.approx(100 * math.expm1(0.04))
 
 
@@ -244,13 +244,13 @@ def test_corners_are_settings_near_the_ends_of_the_ranges() -> None:
 
 
 def test_a_story_is_told_on_whole_lines_with_a_legend() -> None:
-    from autotune.show import console_for, show_log
+    from autotune.show import create_console, show_log
 
     rows: list[dict[str, Any]] = []
     tuner = Tuner(SPACE, DEFAULT, max_trials=6, journal=rows.append)
     search(tuner, flat, np.random.default_rng(0))
     file = io.StringIO()
-    show_log(rows, console_for(file))
+    show_log(rows, create_console(file))
     lines = file.getvalue().splitlines()
     assert any("confirm, the best so far and what stood, measured again" in line for line in lines)
     assert any("fusion_threshold=128 MiB cycle_time_ms=1 stores=cached" in line for line in lines)

@@ -276,9 +276,9 @@ def test_regret_is_by_what_is_believed_at_the_end_of_each_search(log: Path) -> N
     for first, last in ((0, second - 1), (second, -1)):
         assert regret[first] > 0.05 > 0.02 > regret[last] >= 0.0
     # The regret changes only when another setting looks best.
-    best = summary.best_so_far()
+    best = summary.compute_best_so_far()
     assert all(regret[k] == regret[k - 1] for k in range(1, second) if best[k] == best[k - 1])
-    lost = summary.lost_so_far()
+    lost = summary.compute_lost_so_far()
     assert lost == sorted(lost) and lost[0] == 0.0 < lost[-1]
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.space import Choice, Integer, Real, Space
-from autotune.transport_model import Link, first_setting, fit_link, suggest_knobs
+from autotune.transport_model import Link, find_first_setting, fit_link, suggest_knobs
 from engine.tuning.batches import summarize_traffic
 
 
@@ -73,26 +73,26 @@ BATCHES = [(size, 1e-4 + size / 1e9) for size in (1e5, 1e6, 1e7)] * 4
 
 
 def test_where_to_look_first_is_in_the_space_and_leaves_other_knobs() -> None:
-    found = first_setting({"batches": BATCHES, "bytes": 1e8, "arriving": 0.05}, SPACE, DEFAULT)
+    found = find_first_setting({"batches": BATCHES, "bytes": 1e8, "arriving": 0.05}, SPACE, DEFAULT)
     assert found is not None
     link, knobs = found
     assert knobs == SPACE.check(knobs) and knobs["stores"] == "auto"
     expected = suggest_knobs(link, 1e8, 0.05)
     assert knobs["fusion_threshold"] == pytest.approx(expected["fusion_threshold"], rel=1e-3)
     assert knobs["cycle_time_ms"] == pytest.approx(expected["cycle_time_ms"], rel=1e-3)
-    small = first_setting({"batches": BATCHES, "bytes": 1e4, "arriving": 0.05}, SPACE, DEFAULT)
+    small = find_first_setting({"batches": BATCHES, "bytes": 1e4, "arriving": 0.05}, SPACE, DEFAULT)
     assert small is not None and small[1]["fusion_threshold"] == 1 << 16
 
 
 @pytest.mark.parametrize("lacks", [{"batches": []}, {"bytes": 0}, {"arriving": None}])
 def test_without_a_model_there_is_nothing_to_try_first(lacks: dict[str, Any]) -> None:
-    assert first_setting({"batches": BATCHES, "bytes": 1e8, "arriving": 0.05} | lacks, SPACE, DEFAULT) is None
+    assert find_first_setting({"batches": BATCHES, "bytes": 1e8, "arriving": 0.05} | lacks, SPACE, DEFAULT) is None
 
 
 def test_a_space_without_its_knobs_has_nothing_to_try_first() -> None:
     space = Space(stores=Choice(["auto", "cached"]))
     traffic = {"batches": BATCHES, "bytes": 1e8, "arriving": 0.05}
-    assert first_setting(traffic, space, {"stores": "auto"}) is None
+    assert find_first_setting(traffic, space, {"stores": "auto"}) is None
 
 
 def row(started: float, nbytes: int = 100, **changes: Any) -> dict[str, Any]:

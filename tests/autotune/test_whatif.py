@@ -14,7 +14,7 @@ from autotune import Tuner, cli, journal
 from autotune.journal import Journal, JournalError
 from autotune.policies import apply_changes, make_policy
 from autotune.trials import PolicyError
-from autotune.whatif import Evidence, WhatIf, first_search, what_if
+from autotune.whatif import Evidence, WhatIf, run_what_if, select_first_search
 
 from .surfaces import DEFAULT, SPACE, bowl, cliff, measured, search
 
@@ -38,11 +38,11 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def go(log: Path, name: str = "tuner", *changes: str) -> WhatIf:
     rows = journal.read(log)
     row = apply_changes(rows[0], changes, name)
-    return what_if(rows, make_policy(name, row), name, row["seed"], row["max_trials"])
+    return run_what_if(rows, make_policy(name, row), name, row["seed"], row["max_trials"])
 
 
 def test_the_same_policy_does_what_it_did_up_to_the_drift(log: Path) -> None:
-    found, rows = go(log), first_search(journal.read(log))
+    found, rows = go(log), select_first_search(journal.read(log))
     asked = [row for row in rows if row["row"] == "ask"]
     assert [(line.id, line.phase, line.knobs, line.why) for line in found.lines] == [
         (row["id"], row["phase"], row["knobs"], row["why"]) for row in asked
@@ -175,16 +175,16 @@ def test_a_policy_of_ones_own_needs_no_more_than_the_interface(
 def test_a_policy_that_leaves_the_space_or_never_ends_is_refused(log: Path) -> None:
     rows = journal.read(log)
     with pytest.raises(PolicyError, match=r"--policy mine: trial 1 has a bad 'cycle_time_ms': it is 0\.05 to"):
-        what_if(rows, Stubborn(DEFAULT, DEFAULT | {"cycle_time_ms": 99.0}), "mine", 0, 5)
+        run_what_if(rows, Stubborn(DEFAULT, DEFAULT | {"cycle_time_ms": 99.0}), "mine", 0, 5)
     policy = Stubborn(DEFAULT)
     with pytest.raises(PolicyError, match="--policy mine has asked for 5 trials, as many as it may, and is not done"):
-        what_if(rows, policy, "mine", 0, 5)
+        run_what_if(rows, policy, "mine", 0, 5)
     # One trial of the default is in the log; its samples are used again.
     assert policy.told == [(0, 30, "ok")] * 5
     policy = Stubborn(DEFAULT, {"stores": "cached"})
     policy.done = True  # type: ignore[misc]
     with pytest.raises(PolicyError, match="--policy mine: what it deploys lacks 'fusion_threshold', 'cycle_time_ms'"):
-        what_if(rows, policy, "mine", 0, 5)
+        run_what_if(rows, policy, "mine", 0, 5)
 
 
 def test_other_settings_are_those_of_the_policy(log: Path) -> None:

@@ -32,7 +32,7 @@ from benchmarks.autotune import report as autotune_report
 from benchmarks.autotune import run as autotune
 from benchmarks.collective import operations, run, worker
 from benchmarks.collective import report as collective_report
-from benchmarks.collective.backends import share_of
+from benchmarks.collective.backends import select_share
 from benchmarks.common import binding, paths, records, stats
 from benchmarks.frameworks import report as frameworks_report
 from benchmarks.frameworks import run as frameworks
@@ -77,8 +77,8 @@ def test_a_group_is_divided_tensor_by_tensor() -> None:
 
 
 def test_the_halves_of_a_world() -> None:
-    assert [share_of("halves", rank, 4) for rank in range(4)] == [(0, 1), (0, 1), (2, 3), (2, 3)]
-    assert {share_of("half", rank, 4) for rank in range(4)} == {(0, 1)}
+    assert [select_share("halves", rank, 4) for rank in range(4)] == [(0, 1), (0, 1), (2, 3), (2, 3)]
+    assert {select_share("half", rank, 4) for rank in range(4)} == {(0, 1)}
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_policies_search_for_a_known_bottom(console: Console) -> None:
 def test_another_build_is_the_one_that_runs(tmp_path: Path) -> None:
     (tmp_path / "engine").mkdir()
     (tmp_path / "engine" / "__init__.py").write_text("place = 'there'")
-    variables = {**os.environ, **observing.other_build(str(tmp_path))}
+    variables = {**os.environ, **observing.get_build_variables(str(tmp_path))}
     program = "import engine, benchmarks.observing; print(engine.place)"
     done = subprocess.run([sys.executable, "-P", "-c", program], env=variables, text=True, capture_output=True)
     assert done.stdout == "there\n", done.stderr

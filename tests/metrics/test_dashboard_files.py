@@ -14,9 +14,9 @@ pytest.importorskip("grafana_foundation_sdk", reason="needs Grafana's SDK, of th
 
 from grafana import __main__ as command
 from grafana import promql
-from grafana.build import layout_problems, render_dashboard, round_trip
+from grafana.build import find_layout_problems, render_dashboard, round_trip
 from grafana.common import Panel, Query
-from grafana.queries import DASHBOARDS, panel_queries, shorten_durations
+from grafana.queries import DASHBOARDS, list_panel_queries, shorten_durations
 
 FILES = sorted((ROOT / "grafana/dashboards").glob("*.json"))
 
@@ -116,15 +116,15 @@ def test_generation_fails_when_a_panel_lacks_something(monkeypatch: pytest.Monke
 
 def test_panels_that_overlap_or_lie_outside_are_refused() -> None:
     board = json.loads(render_dashboard(DASHBOARDS[0]))
-    assert list(layout_problems(board)) == []
+    assert list(find_layout_problems(board)) == []
     board["panels"][2]["gridPos"]["x"] -= 1
-    assert "covers" in next(layout_problems(board))
+    assert "covers" in next(find_layout_problems(board))
     board["panels"][2]["gridPos"].update(x=22, w=4, y=500)
-    assert "outside" in next(layout_problems(board))
+    assert "outside" in next(find_layout_problems(board))
 
 
 def test_every_panel_has_queries_with_ranges() -> None:
-    asked = list(panel_queries())
+    asked = list(list_panel_queries())
     assert len(asked) > 60
     assert all(one.query.low <= one.query.high and one.unit and one.title for one in asked)
     assert "$" not in "".join(one.make_expression("a") for one in asked)

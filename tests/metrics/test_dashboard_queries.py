@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from grafana.queries import Asked, panel_queries
+from grafana.queries import Asked, list_panel_queries
 
 from .prometheus_server import ROOT, Programs, Server
 from .synthetic_run import MINUTES, NAME, STEP, history
 
 START = 1_700_000_000.0
 END = START + 60 * MINUTES
-ASKED = list(panel_queries())
+ASKED = list(list_panel_queries())
 
 
 @pytest.fixture(scope="module")

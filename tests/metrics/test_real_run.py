@@ -20,7 +20,7 @@ from .prometheus_server import Programs, Server
 pytest.importorskip("torch", reason="needs torch")
 pytest.importorskip("prometheus_client", reason="needs prometheus_client")
 
-from grafana.queries import Asked, panel_queries, shorten_durations
+from grafana.queries import Asked, list_panel_queries, shorten_durations
 
 from ..ranks import Job, start_ranks
 from ..waiting import let_pass, measured, until
@@ -102,7 +102,7 @@ def test_file_sd_leads_to_every_rank(run: Run) -> None:
     assert sizes == {"0": 4.0, "1": 4.0, "2": 4.0, "3": 4.0}
 
 
-ASKED = [asked for asked in panel_queries() if "engine_elastic_" not in asked.query.expr]  # the job is not elastic
+ASKED = [asked for asked in list_panel_queries() if "engine_elastic_" not in asked.query.expr]  # the job is not elastic
 
 
 @pytest.mark.parametrize("asked", ASKED, ids=Asked.format_label)
