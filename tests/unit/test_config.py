@@ -193,7 +193,7 @@ def test_a_timeline_is_asked_for_by_a_path() -> None:
 def test_the_table_names_every_variable() -> None:
     table = config.describe()
     for entry in dataclasses.fields(config.Config):
-        assert f"`{config.variable(entry.name)}`" in table
+        assert f"`{config.variable_name(entry.name)}`" in table
 
 
 @pytest.mark.parametrize(
