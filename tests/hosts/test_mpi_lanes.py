@@ -78,7 +78,7 @@ def test_a_rank_that_stands_still_for_a_while_is_waited_for(mpi: Path, tmp_path:
     assert all((tmp_path / f"done.{rank}").exists() for rank in range(2))
 
 
-@pytest.mark.parametrize("step", ["library", "begin", "_duplicate", "_handle"])
+@pytest.mark.parametrize("step", ["prepare_library", "initialise_mpi", "_duplicate_communicator", "_handle"])
 def test_what_fails_on_one_rank_is_told_to_all_at_once_and_can_be_tried_again(
     step: str, mpi: Path, tmp_path: Path
 ) -> None:
