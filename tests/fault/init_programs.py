@@ -50,15 +50,15 @@ Each is a module or class, the name of the called function, and its member if th
 MEETING = {
     "own pidfd": (messages.linux, "pidfd_open"),
     "listening": (local_server.LocalServer, "_listen"),
-    "turn": (local_server.LocalServer, "_turn"),
+    "turn": (local_server.LocalServer, "_handle_events"),
     "hello": (local_server.LocalServer, "_add_member"),
     "segment": (startup.setup, "create_segment"),
     "create": (startup, "_create_memory"),
-    "hosting": (local_server.LocalServer, "_gathered"),
-    "passing": (local_server.LocalServer, "_pass"),
+    "hosting": (local_server.LocalServer, "_make_result"),
+    "passing": (local_server.LocalServer, "_send_descriptors"),
     "passed": (local_server, "close_all"),
-    "joining": (local_client.LocalClient, "_message"),
-    "verdict": (local_client.LocalClient, "_verdict"),
+    "joining": (local_client.LocalClient, "_receive_message"),
+    "verdict": (local_client.LocalClient, "_receive_welcome"),
     "joined": (local_client, "Gathered"),
 }
 """Steps of the rendezvous. Some are taken by one rank only: on the others nothing fails."""
