@@ -236,3 +236,13 @@ def test_a_host_that_says_without_end_why_it_fails_keeps_nobody_waiting(monkeypa
     host.errors = 1000
     monkeypatch.setattr(host, "hear_errors", lambda: [next(portions)])
     host.last_output()
+
+
+@pytest.mark.parametrize("end", ["", "\\n"])
+def test_what_a_host_said_last_is_known_after_it_was_closed(end):
+    """The loop that reads its stderr may have been told of its end first."""
+    host = RemoteHost(0, HostRanks("a", (), False), ["sh", "-c", f"printf 'first\\nthe cause{end}' >&2; exit 255"])
+    host.start()
+    until(host.has_ended, "the end of the command", 20.0)
+    host.close()
+    assert host.last_output() == "first / the cause"

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from ...host import linux, network, processes
+from ...host.sockets import wait_readable
 from ..process.rank_end import describe_code
 from ..process.spawn import start_command
 from .channel import Channel, ChannelError
@@ -194,12 +195,17 @@ class RemoteHost:
 
         The caller must have unregistered `errors` from selectors, since it is read here and may be closed.
         """
-        for _ in range(SAID_READS):
-            if self.errors < 0 or not self.hear_errors():
-                break
+        self._drain_errors()
         noise = [] if self.channel is None else self.channel.decoder.noise.decode(errors="backslashreplace").split("\n")
         lines = [*(line.strip()[:LINE_CHARACTERS] for line in noise[-SAID_LINES:]), *self._said]
         return " / ".join(line for line in lines if line)
+
+    def _drain_errors(self) -> None:
+        """Read what stderr holds now, within limits."""
+        for _ in range(SAID_READS):
+            if self.errors < 0 or not wait_readable([self.errors], 0.0):
+                break
+            self.hear_errors()
 
     def describe_trouble(self) -> str:
         """Return one line on why it cannot take part: its output, the command that was tried, and what may mend it."""
@@ -285,6 +291,7 @@ class RemoteHost:
         self._close_channel()
 
     def _close_channel(self) -> None:
+        self._drain_errors()  # the loop may have been told of the end before it read the last lines
         if self.channel is not None:
             self.channel.close()
         for descriptor in (self.errors, self.carrier):
