@@ -1,7 +1,7 @@
 /* What the GPU plane runs on the device: pack tensors into a slab, unpack them, and reduce the parts of all ranks in rank order.
  *
  * `make gpu-kernels` compiles this to kernels.ptx, which is what is shipped: no CUDA compiler is needed to build or to install.
- * The numbers are those of the CPU's kernels (kernels/kernels.h says which, docs/operations.md is the table for users), bit by
+ * The numbers are those of the CPU's kernels (kernels/kernels.h says which, docs/reference/operations.md is the table for users), bit by
  * bit but for the sign and payload of a NaN.
  *
  * - Every kernel is one-dimensional, takes any grid and any block, and has no barrier and no shared memory: a thread alone can

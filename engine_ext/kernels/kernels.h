@@ -4,7 +4,7 @@
  * operations is rank order, nothing is reassociated or contracted, conversions round to nearest even. Only the sign and
  * payload of a NaN may differ between levels; whether a value is NaN may not.
  *
- * What is computed (docs/operations.md has the table for users):
+ * What is computed (docs/reference/operations.md has the table for users):
  * - float16 and bfloat16 accumulate in float32 and are rounded once; float32 and float64 accumulate in themselves.
  * - float32 and float64 may travel as float16 or bfloat16: every rank's values are rounded to that, reduced as that, and the
  *   result is widened. float64 goes through float32 on the way.

@@ -47,3 +47,17 @@ def test_page_says_its_kind_below_its_title(page: Path) -> None:
 def test_generated_parts_are_what_the_sources_give(capsys: pytest.CaptureFixture[str]) -> None:
     stale = docs_reference.main(check=True)
     assert not stale, capsys.readouterr().out
+
+
+def test_pages_that_sources_name_exist() -> None:
+    """Errors, comments and other pages name pages by their path."""
+    folders = ("engine", "engine_ext", "autotune", "benchmarks", "grafana", "tools", "examples", "tests")
+    suffixes = {".py", ".pyi", ".pyx", ".pxd", ".h", ".c", ".cu", ".md"}
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in suffixes]
+    named = {
+        (path.relative_to(ROOT).as_posix(), name)
+        for path in [*files, *ROOT.glob("*.md"), ROOT / "Makefile"]
+        for name in re.findall(r"\bdocs/[\w/-]+\.md\b", path.read_text())
+    }
+    assert len(named) > 20
+    assert {place for place in named if not (ROOT / place[1]).exists()} == set()
