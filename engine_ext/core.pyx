@@ -61,7 +61,7 @@ from engine_ext.snapshots cimport (
 )
 from engine_ext.transport.arena cimport Arena, arena_close, arena_forked, arena_open, arena_populate_share
 from engine_ext.transport.carrier cimport (
-    ENGINE_CARRIER_CAPSULE, ENGINE_CARRIER_VERSION, engine_carrier, engine_carrier_provider,
+    ENGINE_CARRIER_CAPSULE, ENGINE_CARRIER_DONE, ENGINE_CARRIER_VERSION, engine_carrier, engine_carrier_provider,
 )
 from engine_ext.transport.lanes cimport lanes_messages, lanes_open, lanes_use
 from engine_ext.transport.shm cimport shared_memory_open
@@ -147,6 +147,7 @@ cdef class Engine:
         cdef int status, r, size = <int>len(numbers)
         cdef int[MAX_RANKS] host_of
         cdef Transport* transport
+        cdef object failure = None
         self.rank, self.size, self.numbers, self.number, self.offset = rank, size, numbers, numbers[rank], offset
         e.alive = <uint64_t*>mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
         if <void*>e.alive == MAP_FAILED:
@@ -182,9 +183,13 @@ cdef class Engine:
         if e.segment.hosts > 1:
             self.connect()
             transport = lanes_open(&e.network.lanes, &e.segment, e.network.to, e.network.of, e.network.bell)
-            if self.settings["carrier"] is not None:
-                self.use_carrier()
-            expect_summing(e, &knobs)
+            try:
+                if self.settings["carrier"] is not None:
+                    self.use_carrier()
+            except BaseException as error:
+                failure = error         # the other ranks hear of it over connections that work
+            else:
+                expect_summing(e, &knobs)
         else:
             transport = shared_memory_open(&e.transport, &e.segment)
         if (table_open(&e.table, &e.segment, e.clock) != Status.OK
@@ -204,6 +209,11 @@ cdef class Engine:
         if world is not None:
             process_set_enter(e)
         calls_admit(e, calls)
+        if failure is not None:
+            if world is None:
+                self.abort(f"its carrier (the setting lanes) cannot be opened: {type(failure).__name__}: {failure}")
+            self.close(0.0)
+            raise failure
         return 0
 
     cdef int connect(self) except -1:
@@ -252,6 +262,7 @@ cdef class Engine:
             raise MemoryError(f"the carrier has no memory for its channel {channel}")
         if (carrier.send == NULL or carrier.receive == NULL or carrier.progress == NULL or carrier.close == NULL
                 or (carrier.sum == NULL) != (carrier.sum_memory == NULL) or (carrier.sum == NULL) != (carrier.summed == NULL)):
+            self.hold_carrier(carrier.close == NULL or carrier.close(carrier) == ENGINE_CARRIER_DONE)
             raise EngineError("the carrier lacks a function: it has send, receive, progress and close, and all three of "
                               "sum_memory, sum and summed or none")
         if not lanes_use(&self.state.network.lanes, carrier):
@@ -660,6 +671,7 @@ cdef class Engine:
                 if e.network != NULL and settled:
                     over = connections_close(e.network)
             self.hold_carrier(over)
+            self.settings["carrier"] = None     # a child that is forked later does not end what is its parent's
             for part in self.shared:
                 (<Part>part).detached = True
             arena_close(&e.arena)

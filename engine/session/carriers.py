@@ -61,17 +61,21 @@ def open_provider(
     return provider
 
 
-def compare_carriers(carriers: Sequence[tuple[int, int]]) -> None:
-    """Raise ConfigError if ranks' carriers have unequal numbers of channels, or only some can sum."""
-    ranks: dict[tuple[int, int], list[int]] = {}
+def compare_carriers(carriers: Sequence[tuple[int, int] | None]) -> None:
+    """Raise ConfigError if ranks' carriers have unequal numbers of channels, only some can sum, or only some are there."""
+    ranks: dict[tuple[int, int] | None, list[int]] = {}
     for rank, each in enumerate(carriers):
         ranks.setdefault(each, []).append(rank)
     if len(ranks) > 1:
-        told = "; ".join(
-            f"{readable.format_ranks(who)}: {channels} channels, {'with' if sums else 'no'} sums"
-            for (channels, sums), who in ranks.items()
-        )
+        told = "; ".join(f"{readable.format_ranks(who)}: {_describe(each)}" for each, who in ranks.items())
         raise ConfigError(f"the ranks' carriers (the setting lanes) differ. {told}. Install the same one on every host")
+
+
+def _describe(carrier: tuple[int, int] | None) -> str:
+    if carrier is None:
+        return "none"
+    channels, sums = carrier
+    return f"{channels} channels, {'with' if sums else 'no'} sums"
 
 
 def _find_function(name: str) -> Callable[..., Any]:

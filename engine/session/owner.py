@@ -19,6 +19,7 @@ from ..net.rendezvous import CancellationToken
 from ..text import logs
 from . import arguments, child_processes, optimizers, pending, startup
 from .arguments import ProcessSets
+from .carriers import compare_carriers
 from .pending import PendingSession
 from .session import EngineSession
 
@@ -127,7 +128,7 @@ class SessionOwner:
         except BaseException as error:
             failure = session.engine.failure if session.joined else None
             session.end_failed_start(error)
-            if failure is not None:
+            if failure is not None and not isinstance(error, ConfigError):
                 raise RendezvousError(f"engine.init() has failed, so no rank starts: {failure}") from None
             if not session.announced and isinstance(error, Exception):
                 startup.tell_failure(session.world, session.generation, error)
@@ -176,8 +177,10 @@ class SessionOwner:
             except BaseException as error:
                 session.end_failed_start(error)
                 raise
+            waiting.state.carrier = session.engine.carrier
             try:
                 everybody = pending.exchange_states(session.engine, waiting.state, cancel)
+                compare_carriers([each.carrier for each in everybody])
             except BaseException as error:
                 session.close_after(error)
                 raise

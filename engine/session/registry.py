@@ -11,7 +11,7 @@ from itertools import accumulate, chain
 from typing import Any
 
 from ..collectives.process_sets import ProcessSet, check_ranks, global_process_set, parse_ranks
-from ..errors import EngineError, NotInitializedError, RendezvousError
+from ..errors import EngineError, NotInitializedError, RendezvousError, WorldError
 from ..errors.formatting import format_whole_exception
 from ..gpu.device import Device
 from ..host.patience import Patience
@@ -155,7 +155,9 @@ class ProcessSetRegistry:
         lanes, trunks = self._connect(ranks)  # The engine owns them from now on, even if it cannot start.
         try:
             formed = self._world.form(ranks, process_set._call_number, lanes, trunks)
-        except (OSError, MemoryError) as error:
+        except WorldError:
+            raise
+        except Exception as error:  # A carrier from outside may raise any.
             failure = format_whole_exception(error)
         told = self._first_told("formed", failure)
         if told is not None:

@@ -51,6 +51,8 @@ class RankState:
         Sizes of the worlds in which a search of the tuner has ended, as far as the rank knows.
     optimizers : int
         Number of its wrapped optimizers.
+    carrier : tuple of (int, bool) or None
+        Number of channels of its carrier of large tensors, and whether that can sum; None without one.
     """
 
     last: int | None = None
@@ -59,6 +61,7 @@ class RankState:
     spent: Spent = field(default_factory=Spent)
     searched: tuple[int, ...] = ()
     optimizers: int = 0
+    carrier: tuple[int, bool] | None = None
 
 
 @dataclass

@@ -227,9 +227,11 @@ class Timeline:
             for track in self._tracks:
                 self._write(self._finish, track)
             self._write(self._put, "]\n")
-        elif self._offset == 0:  # Nothing was ever written.
-            self.path.unlink(missing_ok=True)
-        os.close(self._file)
+        try:
+            if self._thread is None and self._offset == 0:  # Nothing was ever written.
+                self.path.unlink(missing_ok=True)
+        finally:
+            os.close(self._file)
 
     def _run(self) -> None:
         while not self._ending.wait(PERIOD):

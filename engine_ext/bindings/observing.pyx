@@ -51,6 +51,8 @@ cdef int set_fields(counters_page* page, dict fields) except -1:
 
 cdef int mark_step(State* e, int number) except -1:
     """A step of optimizer `number` has ended."""
+    if number < 0:
+        raise ValueError(f"an optimizer's number is 0 or more, not {number}")
     expect_open(e)
     end_step(e, number)
     return 0

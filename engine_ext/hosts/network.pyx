@@ -21,7 +21,7 @@ from engine_ext.platform.posix cimport engine_thread_start, nanosleep, timespec,
 from engine_ext.shared.layout cimport CAUSE_DIED, CAUSE_LOST, CAUSE_RAISED, MAX_RANKS, REASON_BYTES
 from engine_ext.shared.segment cimport Segment, abort_world, settle_claim, wake, wake_others
 from engine_ext.transport.lanes cimport (
-    lane_is_cut, lanes_doze, lanes_failure_cause, lanes_poll, lanes_send_failure_cause, lanes_wake,
+    Lane, lane_is_cut, lane_is_delivered, lanes_doze, lanes_failure_cause, lanes_poll, lanes_send_failure_cause, lanes_wake,
 )
 from engine_ext.transport.link cimport (
     ENDED, OPEN, Link, engine_failure_cause, link_check_acks, link_flush, link_leave, link_receive, link_state,
@@ -306,6 +306,9 @@ cdef void report_lost_peer(Network* network) noexcept nogil:
     cdef int k
     if network.lost_peer < 0 or not overdue_ns(now_ns(), network.lost_at, GRACE_NS):
         return
+    if network.world.closed:                # its lanes are no more
+        network.lost_peer = -1
+        return
     cause = lanes_failure_cause(&network.world.lanes)
     if cause != NULL:
         abort_world(network.segment.world, <int>(cause.abort & 0xFFFF) - 1, <int>(cause.abort >> 16 & 0xFFFF), cause.reason)
@@ -367,33 +370,66 @@ cdef void leave_trunks(Network* network) noexcept nogil:
         link_flush(&network.links[k])
 
 
+cdef void report_undelivered(Network* network, const Lane* lane) noexcept nogil:
+    """Report that the carrier has not sent what the peer waits for. In a process set the connection's end says that."""
+    cdef char[REASON_BYTES] text
+    if network.world == network and load_acquire(network.segment.abort) == 0:
+        describe_end(network.segment, lane.links, True, text)
+        abort_world(network.segment, lane.links.peer, CAUSE_DIED, text)
+        network_send_failure_cause(network)
+
+
+cdef bint leave_lanes(Network* network, bint last) noexcept nogil:
+    """Say on each lane that this rank is done, once the carrier has sent what it was given: then all that was announced arrives.
+    Whether nothing is left to be said. After a failure lanes end without FRAME_LEFT: a peer that does not know of it yet waits a
+    moment for the cause. `last`: nobody waits for the carrier any more."""
+    cdef const Segment* segment = network.segment
+    cdef Lane* lane
+    cdef int n, k
+    cdef bint whole = True
+    for n in range(network.lane_count // network.list[0].count):
+        lane = &network.list[n]
+        if lane.left:
+            continue
+        if load_acquire(segment.claim) != 0 or load_acquire(segment.abort) != 0:
+            return True
+        if lane_is_delivered(lane):
+            lane.left = True
+            for k in range(lane.count):
+                link_leave(&lane.links[k])
+                link_flush(&lane.links[k])
+        elif last or load32_acquire(&lane.failed):
+            report_undelivered(network, lane)
+        else:
+            whole = False
+    return whole
+
+
 cdef void network_leave(Network* network, uint64_t ns) noexcept nogil:
     """Say to the other hosts that this rank is done, and wait until they have what it had to say, at most `ns`; after a failure
     for a moment. A leader speaks for the other ranks of its host until they have left, too."""
     cdef uint64_t begun = now_ns()
     cdef Segment* segment
     cdef timespec pause
-    cdef int k
-    cdef bint left = False
+    cdef bint left = False, said
     if network == NULL:
         return
     segment = network.segment
     pause.tv_sec, pause.tv_nsec = 0, POLL_NS
-    # After a failure lanes end without FRAME_LEFT: a peer that does not know of it yet waits a moment for the cause.
-    for k in range(network.lane_count if load_acquire(segment.claim) == 0 and load_acquire(segment.abort) == 0 else 0):
-        link_leave(&network.links[k])
-        link_flush(&network.links[k])
+    said = leave_lanes(network, False)
     while age_ns(now_ns(), begun) < (ns if load_acquire(segment.abort) == 0 else min(ns, <uint64_t>FAILED_NS)):
         network_relay(network)
-        if not left and connections_delivered(network) and (
+        if not left and said and connections_delivered(network) and (
                 not network.leads or crew_has_left(network) or load_acquire(segment.abort) != 0):
             network_relay(network)            # what has come since: the failure cause, if there is one
             leave_trunks(network)
             left = True
-        if left and connections_delivered(network):
+        if left and said and connections_delivered(network):
             return
         network_rest(network)                 # nobody else has the network thread watch what is not acknowledged
         nanosleep(&pause, NULL)
+        said = leave_lanes(network, False)
+    leave_lanes(network, True)
     if not left:
         network_relay(network)
         leave_trunks(network)

@@ -41,7 +41,7 @@ typedef struct engine_carrier engine_carrier;
 /* One channel between ranks. `rank` is always the other one's, in the world. */
 struct engine_carrier {
   uint32_t least_bytes;             /* shorter parts go over the connection; less than 16 KiB means 16 KiB */
-  /* Begin to send. BUSY: these bytes go over the connection instead. */
+  /* Begin to send: DONE, or BUSY: these bytes go over the connection instead. It does not say FAILED: `progress` does. */
   int (*send)(engine_carrier *carrier, int rank, const void *source, uint32_t nbytes);
   /* Begin to receive the next message from `rank`, which was sent with as many bytes. FAILED, or DONE: it has begun. */
   int (*receive)(engine_carrier *carrier, int rank, void *target, uint32_t nbytes);

@@ -26,6 +26,7 @@ cdef struct Lane:               # what passes between this rank and one of anoth
     uint64_t given              # atomic: messages that the carrier was given
     uint64_t sent               # atomic: those of them that have been sent; the network thread writes it
     uint32_t failed             # atomic: 1 once the carrier cannot go on with this lane; the network thread writes it
+    bint left                   # this rank has said that it is done
     # what comes in, by connection: the network thread alone
     Progress[MAX_SOCKETS] reported  # the peer's progress behind the bytes that have come
     Progress[MAX_SOCKETS] due   # its progress behind bytes that are on their way; not above `reported`: there are none
@@ -53,6 +54,7 @@ cdef bint lanes_use(Lanes* t, engine_carrier* carrier) noexcept nogil
 cdef bint lanes_close(Lanes* t) noexcept nogil
 cdef uint64_t lanes_messages(const Lanes* t) noexcept nogil
 cdef bint lanes_delivered(const Lanes* t) noexcept nogil
+cdef bint lane_is_delivered(const Lane* lane) noexcept nogil
 cdef bint lane_is_cut(const Lane* lane) noexcept nogil
 cdef void lanes_send_failure_cause(Lanes* t, const engine_failure_cause* failure_cause) noexcept nogil
 cdef const engine_failure_cause* lanes_failure_cause(const Lanes* t) noexcept nogil

@@ -426,13 +426,16 @@ cdef uint64_t lanes_messages(const Lanes* t) noexcept nogil:
     return total
 
 
+cdef bint lane_is_delivered(const Lane* lane) noexcept nogil:
+    """Whether the carrier has sent all that it was given: it will arrive without this rank."""
+    return load_relaxed(&lane.given) == load_acquire(&lane.sent)
+
+
 cdef bint lanes_delivered(const Lanes* t) noexcept nogil:
     """Whether the carrier has sent all that it can."""
-    cdef const Lane* lane
     cdef int r
     for r in range(t.memory.segment.size if t.carrier != NULL else 0):
-        lane = t.of[r]
-        if lane != NULL and load_relaxed(&lane.given) != load_acquire(&lane.sent) and not load32_acquire(&lane.failed):
+        if t.of[r] != NULL and not lane_is_delivered(t.of[r]) and not load32_acquire(&t.of[r].failed):
             return False
     return True
 

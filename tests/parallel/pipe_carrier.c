@@ -3,7 +3,7 @@
  *     cc -shared -fPIC -I .../engine_ext/transport $(python3-config --includes) pipe_carrier.c -o pipe_carrier.so
  *     ENGINE_LANES=pipe_carrier:open_provider PIPES=/a/directory enginerun ...
  *
- * It shows what a carrier has to do, and can be told to fail (FAULT). It serves ranks of one machine, and is no faster than what
+ * It shows what a carrier has to do, and can be told to fail (FAULT, on FAULTY_RANK or on all ranks). It serves ranks of one machine, and is no faster than what
  * it replaces.
  */
 #define PY_SSIZE_T_CLEAN
@@ -19,7 +19,7 @@
 
 #include "carrier.h"
 
-enum { RING = ENGINE_CARRIER_MESSAGES, FAILS_AFTER = 5 };
+enum { RING = ENGINE_CARRIER_MESSAGES, FAILS_AFTER = 5, LATE = 300 };
 
 typedef struct {
   char *bytes;
@@ -83,6 +83,8 @@ static int move(queue *q, int writes, uint64_t *count) {
 
 static int progress(engine_carrier *functions, int rank, uint64_t *sent, uint64_t *arrived) {
   carrier *c = (carrier *)functions;
+  if (!strcmp(c->fault, "stand")) return ENGINE_CARRIER_DONE;
+  if (!strcmp(c->fault, "late")) return c->calls++ < LATE ? (usleep(1000), ENGINE_CARRIER_DONE) : ENGINE_CARRIER_FAILED;
   if (move(&c->sends[rank], 1, sent) < 0 || move(&c->receives[rank], 0, arrived) < 0) return ENGINE_CARRIER_FAILED;
   c->passed += (int)*arrived;
   if (!strcmp(c->fault, "fail") && c->passed >= FAILS_AFTER) return ENGINE_CARRIER_FAILED;
@@ -121,13 +123,14 @@ static engine_carrier *open_channel(engine_carrier_provider *functions, uint32_t
   (void)memory, (void)nbytes; /* what a network card would have to know */
   if (!c) return NULL;
   c->functions = (engine_carrier){0, send_message, receive_message, progress, close_carrier, NULL, NULL, NULL};
-  if (!strcmp(p->fault, "half")) c->functions.sum = sum_nothing;
+  if (!strcmp(p->fault, "half") || (channel && !strcmp(p->fault, "half set"))) c->functions.sum = sum_nothing;
   c->fault = p->fault;
   c->size = p->size;
   c->sends = calloc((size_t)p->size, sizeof *c->sends);
   c->receives = calloc((size_t)p->size, sizeof *c->receives);
   if (!c->sends || !c->receives || !strcmp(p->fault, "memory")) return NULL;
   if (!strcmp(p->fault, "raise")) return PyErr_SetString(PyExc_OSError, "the pipes are gone"), NULL;
+  if (channel && !strcmp(p->fault, "raise set")) return PyErr_SetString(PyExc_RuntimeError, "no queue is left"), NULL;
   for (int r = 0; r < p->size; r++) {
     c->sends[r].pipe = r == p->rank ? -1 : open_pipe(p, channel, p->rank, r);
     c->receives[r].pipe = r == p->rank ? -1 : open_pipe(p, channel, r, p->rank);
@@ -140,7 +143,7 @@ static void free_provider(PyObject *capsule) { free(PyCapsule_GetPointer(capsule
 /* open_provider(*, rank, size, generation, seconds, other_failed): what `lanes=pipe_carrier:open_provider` calls on each rank. */
 static PyObject *open_provider(PyObject *module, PyObject *args, PyObject *named) {
   static char *names[] = {"rank", "size", "generation", "seconds", "other_failed", NULL};
-  const char *directory = getenv("PIPES"), *fault = getenv("FAULT");
+  const char *directory = getenv("PIPES"), *fault = getenv("FAULT"), *faulty = getenv("FAULTY_RANK");
   PyObject *other_failed;
   provider *p = calloc(1, sizeof *p);
   double seconds;
@@ -151,7 +154,7 @@ static PyObject *open_provider(PyObject *module, PyObject *args, PyObject *named
     return NULL;
   }
   snprintf(p->directory, sizeof p->directory, "%s", directory ? directory : ".");
-  snprintf(p->fault, sizeof p->fault, "%s", fault ? fault : "");
+  snprintf(p->fault, sizeof p->fault, "%s", fault && (!faulty || atoi(faulty) == p->rank) ? fault : "");
   p->functions.version = strcmp(p->fault, "version") ? ENGINE_CARRIER_VERSION : ENGINE_CARRIER_VERSION + 1;
   p->functions.channels = strcmp(p->fault, "more") ? 2 : 3; /* the world's, and one for a process set; others use connections */
   p->functions.open = open_channel;

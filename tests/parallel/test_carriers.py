@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -40,6 +41,31 @@ engine.shutdown()
 engine.init()
 assert (engine.allreduce(np.full(300_000, engine.rank() + 1.0), engine.Sum) == 6).all()
 print("carried")
+"""
+FAILING_START = """
+import tests.pretended_hosts
+import engine
+
+try:
+    engine.init()
+except Exception as error:
+    print(f"<{type(error).__name__}: {error}>", flush=True)
+"""
+FAILING_SET = """
+import tests.pretended_hosts
+import numpy as np
+import engine
+from engine.errors import EngineError
+
+engine.init()
+try:
+    engine.add_process_set([0, 1])
+except EngineError as error:
+    print(f"<{error}>", flush=True)
+both = engine.add_process_set([0, 1])
+if both.included():
+    assert (engine.allreduce(np.ones(300_000), engine.Sum, process_set=both) == 2).all()
+print("works", flush=True)
 """
 
 
@@ -142,9 +168,40 @@ def test_a_carrier_that_fails_ends_the_world_and_names_a_rank(fault: str, carrie
     assert world.end(5.0, patience=20.0)
 
 
+@pytest.mark.parametrize("fault", ["late", "stand"])
+def test_a_rank_that_leaves_before_its_carrier_has_sent_is_a_failure_for_those_who_wait(
+    fault: str, carriers: Any
+) -> None:
+    """A root is done when its part is on the way. It says that it leaves when the carrier has sent it, or fails them."""
+    world = ThreadWorld(3, (0, 1, 2), carriers=carriers(3, {1: fault}))
+
+    def work(rank: int) -> str:
+        native = engine.session.runtime.current_engine()
+        try:
+            engine.broadcast(np.ones(40_000), 1, "the last")
+        except CollectiveError as error:
+            return str(error)
+        native.close(1.0)
+        return "left"
+
+    results = world.run(work)
+    assert results[1] == "left"
+    for rank in (0, 2):
+        assert re.search(r"the carrier of large tensors .* has failed between it and", results[rank]), results
+    assert world.end(5.0, patience=20.0)
+
+
 def test_memory_that_a_carrier_still_uses_stays_mapped(carriers: Any) -> None:
     with ThreadWorld(2, (0, 1), carriers=carriers(2, {0: "stuck", 1: "stuck"})) as world:
         world.run(lambda rank: engine.allreduce(np.ones(LARGE), engine.Sum, "once"))
+
+
+def test_an_engine_that_is_closed_has_no_provider_that_a_forked_child_would_end(carriers: Any) -> None:
+    providers = carriers(2)
+    alone = [sys.getrefcount(each) for each in providers]
+    with ThreadWorld(2, (0, 1), carriers=providers) as world:
+        assert [sys.getrefcount(each) for each in providers] > alone
+    assert len(world.engines) == 2 and [sys.getrefcount(each) for each in providers] == alone
 
 
 @pytest.mark.parametrize(
@@ -175,10 +232,10 @@ def test_sums_of_a_carrier_that_has_none_are_refused(carriers: Any) -> None:
         ThreadWorld(2, (0, 1), carriers=carriers(2), between_hosts="mpi")
 
 
-def job(lanes: str, *path: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+def job(lanes: str, *path: Path, program: str = PROGRAM, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run the program on three ranks, each as if on a host of its own."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, path)), "PRETENDED_HOSTS": "3", **variables}
-    words = [sys.executable, "-m", "engine.launch", "-np", "3", "--lanes", lanes, sys.executable, "-c", PROGRAM]
+    words = [sys.executable, "-m", "engine.launch", "-np", "3", "--lanes", lanes, sys.executable, "-c", program]
     return subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100, check=False)
 
 
@@ -187,6 +244,37 @@ def test_a_setting_names_the_carrier(library: Path, tmp_path: Path) -> None:
     done = job("pipe_carrier:open_provider", library.parent, PIPES=str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("carried") == 3
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause"),
+    [
+        ("version", "EngineError: the carrier was built for version 2"),
+        ("raise", "OSError: the pipes are gone"),
+        ("half", "EngineError: the carrier lacks a function"),
+    ],
+)
+def test_all_ranks_hear_why_one_has_no_carrier(fault: str, cause: str, library: Path, tmp_path: Path) -> None:
+    variables = {"PIPES": str(tmp_path), "FAULT": fault, "FAULTY_RANK": "1"}
+    done = job("pipe_carrier:open_provider", library.parent, program=FAILING_START, **variables)
+    assert done.stdout.count(":<") == 3 and done.stdout.count(f"<{cause}") == 1, done.stdout + done.stderr
+    reason = f"rank 1 failed: its carrier (the setting lanes) cannot be opened: {cause}"
+    assert done.stdout.count(reason) == 2, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause"),
+    [("raise set", "RuntimeError: no queue is left"), ("half set", "EngineError: the carrier lacks a function")],
+)
+def test_a_process_set_without_a_carrier_is_refused_on_all_ranks_and_another_works(
+    fault: str, cause: str, library: Path, tmp_path: Path
+) -> None:
+    """The provider has no channel for the second set, which uses connections."""
+    variables = {"PIPES": str(tmp_path), "FAULT": fault, "FAULTY_RANK": "1"}
+    done = job("pipe_carrier:open_provider", library.parent, program=FAILING_SET, **variables)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count(":<") == 3 and done.stdout.count("works") == 3, done.stdout + done.stderr
+    assert done.stdout.count(f"[0, 1] cannot be formed: on rank 1: {cause}") == 3
 
 
 @pytest.mark.parametrize(

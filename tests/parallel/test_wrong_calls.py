@@ -10,6 +10,7 @@ import pytest
 
 import engine
 from engine.errors import ConfigError, DuplicateNameError, UnsupportedTensorError
+from engine.session import runtime
 
 from ..on_ranks import on_ranks
 from .arrays import refused, works
@@ -51,6 +52,11 @@ class Hostile:
 @pytest.mark.parametrize("value", [1.5, 3, True, [1.0, 2.0], (1.0,), 1j], ids=lambda value: type(value).__name__)
 def test_numbers_and_lists(value: Any, call: str, size: int) -> None:
     wrong(lambda: CALLS[call](value), f"a {type(value).__name__} is no tensor", size)
+
+
+def test_negative_number_of_an_optimizer(size: int) -> None:
+    native = runtime.current_engine()
+    wrong(lambda: native.mark_step(-1), "an optimizer's number is 0 or more, not -1", size, ValueError)
 
 
 @pytest.mark.parametrize("value", [None, "text", object(), {"a": 1}, {1.0}], ids=lambda value: type(value).__name__)

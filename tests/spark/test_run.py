@@ -174,7 +174,7 @@ def test_a_job_that_is_asked_for_in_the_moment_of_another_says_so_later(spark, r
     from engine.spark import slots
 
     thread, release = held_slot(spark, tmp_path)
-    counted = slots._busy
+    counted = slots._count_busy
     looks = [0]
     monkeypatch.setattr(slots, "_count_busy", lambda context: looks.pop() if looks else counted(context))
     err = Watched("hold 1 of 2", release.touch)
