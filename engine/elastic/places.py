@@ -96,8 +96,3 @@ def assign_ranks(world: int, members: Mapping[int, Slot], age: Callable[[str], i
         on_host[slot.host] += 1
         across[local_rank] += 1
     return places
-
-
-def find_moved_workers(before: Mapping[int, WorldPlace], after: Mapping[int, WorldPlace]) -> list[int]:
-    """Return workers of both worlds whose local rank has changed: a program may have chosen its GPU by it."""
-    return [worker for worker in after if worker in before and before[worker].local_rank != after[worker].local_rank]

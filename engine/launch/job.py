@@ -264,6 +264,9 @@ class JobRun:
             except Interrupted as error:
                 driver.abandon_job()
                 return Outcome([], error.signum, hurried=True)
+            except BaseException:
+                driver.abandon_job()
+                raise
             if outcome.failed and outcome.signum is None and not outcome.hurried:
                 metrics.wait_for_scrape(wakeup)
             metrics.stop()  # while signals cannot end this process, and the guardian would clean up
@@ -375,8 +378,10 @@ def _guard_job(job: Job, metrics: Metrics, host: str | None) -> Iterator[tuple[G
     try:
         with catch_signals(SIGNALS, lambda *_: None) as wakeup:
             yield guardian, wakeup
-    finally:
+    except LaunchError:
         guardian.stop()
+        raise
+    guardian.stop()  # not after another error, which may leave processes: they are ended with this one
 
 
 def _collect_settings(options: Options, chosen: Mapping[str, Any]) -> dict[str, str]:

@@ -62,7 +62,7 @@ def open_provider(
 
 
 def compare_carriers(carriers: Sequence[tuple[int, int] | None]) -> None:
-    """Raise ConfigError if ranks' carriers have unequal numbers of channels, only some can sum, or only some are there."""
+    """Raise ConfigError if only some ranks have a carrier, or one that can sum, or their numbers of channels differ."""
     ranks: dict[tuple[int, int] | None, list[int]] = {}
     for rank, each in enumerate(carriers):
         ranks.setdefault(each, []).append(rank)

@@ -22,7 +22,7 @@ def make_param(name: str, doc: str, convert: Any = TypeConverters.identity) -> P
 
 
 class SavedStage(Params, MLWritable, MLReadable[Any]):
-    """SavedStage of a pipeline that can be saved and loaded; its parameters are its class attributes of type `Param`.
+    """Stage of a pipeline that can be saved and loaded; its parameters are its class attributes of type `Param`.
 
     `OBJECT_NAMES` names attributes of any type. They are pickled, in `OBJECTS` beside the parameters. So loading a
     stage runs code: load only stages that trusted users have saved. Spark writes both, so that a path means one place.

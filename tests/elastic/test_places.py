@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 
 import pytest
 
-from engine.elastic.places import Slot, assign_ranks, find_moved_workers
+from engine.elastic.places import Slot, WorldPlace, assign_ranks
 
 SLOTS = [Slot(host, number) for host in "ab" for number in range(3)]
 PATTERNS = [pattern for pattern in itertools.product([False, True], repeat=6) if any(pattern)]
@@ -34,6 +35,11 @@ def test_every_pattern_of_holes(pattern: tuple[bool, ...]) -> None:
         across = [place for place in places if place.local_rank == local_rank]
         assert [place.cross_rank for place in across] == list(range(len(across)))
         assert {place.cross_size for place in across} <= {len(across)}
+
+
+def find_moved_workers(before: Mapping[int, WorldPlace], after: Mapping[int, WorldPlace]) -> list[int]:
+    """Return workers of both worlds whose local rank has changed: a program may have chosen its GPU by it."""
+    return [worker for worker in after if worker in before and before[worker].local_rank != after[worker].local_rank]
 
 
 @pytest.mark.parametrize("gone", range(6))

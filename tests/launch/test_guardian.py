@@ -7,6 +7,8 @@ import sys
 
 from engine.launch.process.guardian import _GuardianInput
 
+from ..waiting import until
+
 
 def test_what_comes_in_parts_is_understood_once_it_is_whole():
     """A read may end within a line; half the number of a process group would be that of another."""
@@ -53,3 +55,23 @@ print("dismissed", time.monotonic() - begun < 30.0)
 def test_a_guardian_that_is_stopped_holds_up_no_end_of_a_job():
     done = subprocess.run([sys.executable, "-c", STOPPED], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("dismissed True\n", "")
+
+
+BROKEN = """
+import sys
+from engine.launch.cli import main
+from engine.launch.metrics import Metrics
+
+def start(self, loop):
+    raise ZeroDivisionError("a fault of the launcher")
+
+Metrics.start = start
+sys.exit(main(["-np", "2", "sh", "-c", "sleep 3917 & wait"]))
+"""
+
+
+def test_a_fault_of_the_launcher_leaves_no_process_of_a_rank():
+    """Not even a child of one, which the end of its rank does not end."""
+    done = subprocess.run([sys.executable, "-c", BROKEN], capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0 and "a fault of the launcher" in done.stderr
+    until(lambda: subprocess.run(["pgrep", "-f", "sleep 3917"], stdout=subprocess.DEVNULL).returncode == 1, "all ended")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from engine.host import network, processes
-from engine.launch.cli.doctor import list_differences, try_connections
+from engine.launch.cli.doctor import examine_host, list_differences, try_connections
+from engine.launch.hosts.channel import Channel, Message
 
 from ..metrics.fake_pages import training
 from ..metrics.written_pages import content
@@ -462,6 +465,35 @@ def test_doctor_reaches_a_host_while_others_are_silent():
         found = try_connections({**targets, "answering": answering.getsockname()}, 1.0)
     assert found.pop("answering") == ("127.0.0.1", "")
     assert {why.partition(";")[0] for _, why in found.values()} == {"no answer from 127.0.0.1"} and len(found) == 4
+
+
+def test_doctor_reaches_hosts_where_no_further_thread_is_allowed(monkeypatch):
+    def refuse(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with network.listen("127.0.0.1", 0, backlog=8) as answering:
+        found = try_connections(dict.fromkeys("abc", answering.getsockname()), 1.0)
+    assert found == dict.fromkeys("abc", ("127.0.0.1", ""))
+
+
+def test_doctor_examines_a_host_that_is_called_more_often_than_its_backlog_holds():
+    """Each other host calls the first one twice; there may be 255 of them."""
+    (ours, theirs), order = socket.socketpair(), Message("examine", {"interface": "lo"})
+    agent, launcher = Channel(theirs.fileno(), theirs.fileno()), Channel(ours.fileno(), ours.fileno())
+    thread = threading.Thread(target=examine_host, args=(agent, order), daemon=True)
+    thread.start()
+    (facts,) = itertools.islice(launcher.wait_for_messages(), 1)
+    with ExitStack() as opened:
+        for _ in range(3):
+            for _ in range(200):
+                place = "127.0.0.1", facts.get_number("port", 0, 65535)
+                opened.enter_context(socket.create_connection(place, 2.0))
+            launcher.send("reach", targets={})
+            assert next(iter(launcher.wait_for_messages())).kind == "reached"
+    ours.shutdown(socket.SHUT_RDWR)
+    thread.join(10.0)
+    assert not thread.is_alive()
 
 
 def test_doctor_without_hosts_is_check_build(launcher):

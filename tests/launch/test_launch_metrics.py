@@ -23,6 +23,7 @@ from engine.launch.cli.options import load, parse
 from engine.launch.errors import LaunchError
 from engine.launch.process.reader_loop import ReaderLoop
 from engine.metrics import page
+from engine.metrics.export import endpoint
 
 from ..waiting import measured, until
 from .launch_jobs import Launcher
@@ -340,6 +341,15 @@ def test_serving_without_the_library_says_how_to_get_it(monkeypatch, capsys, tmp
     assert capsys.readouterr().err == (
         "enginerun: error: metrics need prometheus_client: pip install '.[metrics]' in the source tree\n"
     )
+
+
+def test_an_endpoint_that_the_system_allows_no_thread_ends_the_job_with_a_reason(monkeypatch, capsys):
+    def refuse(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(endpoint.Endpoint, "start", refuse)
+    assert cli.main(["-np", "1", "--metrics-port", "0", "true"]) == 2
+    assert "error: cannot start a thread that exports metrics; there are too many" in capsys.readouterr().err
 
 
 def test_counting_needs_no_library(launcher):

@@ -172,7 +172,7 @@ def test_a_carrier_that_fails_ends_the_world_and_names_a_rank(fault: str, carrie
 def test_a_rank_that_leaves_before_its_carrier_has_sent_is_a_failure_for_those_who_wait(
     fault: str, carriers: Any
 ) -> None:
-    """A root is done when its part is on the way. It says that it leaves when the carrier has sent it, or fails them."""
+    """A root is done when its part is on the way. It leaves when the carrier has sent that, or the world fails."""
     world = ThreadWorld(3, (0, 1, 2), carriers=carriers(3, {1: fault}))
 
     def work(rank: int) -> str:
@@ -294,5 +294,7 @@ def test_a_setting_that_names_no_carrier_is_refused_with_what_to_do(lanes: str, 
 
 def test_carriers_that_differ_are_refused() -> None:
     compare_carriers([(2, False)] * 3)
+    with pytest.raises(ConfigError, match="ranks 0 and 2: none; rank 1: 2 channels, with sums"):
+        compare_carriers([None, (2, True), None])
     with pytest.raises(ConfigError, match="rank 1: 3 channels, no sums"):
         compare_carriers([(2, False), (3, False), (2, False)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import platform
 import socket
@@ -61,11 +62,20 @@ def examine_host(channel: Channel, order: Message) -> None:
         address=address,
         port=listening.getsockname()[1],
     )
+    listening.setblocking(False)
     for message in channel.wait_for_messages():
+        _drop_connections(listening)
         if message.kind != "reach":
             raise ChannelError(f"the launcher asks for {message.kind!r} out of turn")
         channel.send("reached", tried=try_connections(message.head["targets"]))
     listening.close()
+
+
+def _drop_connections(listening: socket.socket) -> None:
+    """Close what other hosts have opened: with 130 hosts the first one is called more often than its backlog holds."""
+    with contextlib.suppress(OSError):
+        while True:
+            listening.accept()[0].close()
 
 
 def _list_lacks() -> Iterable[str]:
@@ -85,8 +95,8 @@ def _list_lacks() -> Iterable[str]:
 def try_connections(targets: Mapping[str, Sequence[Any]], limit: float = CONNECT) -> dict[str, tuple[str, str]]:
     """Try to connect to other hosts, all at once.
 
-    Each host has a thread, which looks up its name, too. Nobody waits for a thread beyond the limit, because a name
-    server may be silent for longer.
+    Each host has a thread, as far as the system allows threads, which looks up its name, too. Nobody waits for a
+    thread beyond the limit, because a name server may be silent for longer.
 
     Parameters
     ----------
@@ -105,13 +115,21 @@ def try_connections(targets: Mapping[str, Sequence[Any]], limit: float = CONNECT
             raise ChannelError(f"the launcher speaks of a port {port!r} of {name!r}")
     found: dict[str, tuple[str, str]] = {}
 
-    def try_one(name: str, address: str, port: int) -> None:
-        found[name] = _try_connection(address, port, limit)
-
-    threads = [threading.Thread(target=try_one, args=(name, *place), daemon=True) for name, place in targets.items()]
-    for thread in threads:
-        thread.start()
     end = time.monotonic() + limit + MOMENT
+
+    def try_one(name: str, address: str, port: int) -> None:
+        if (left := end - MOMENT - time.monotonic()) > 0:
+            found[name] = _try_connection(address, port, left)
+
+    threads = []
+    for name, place in targets.items():
+        thread = threading.Thread(target=try_one, args=(name, *place), daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # no further thread: one host after the other
+            try_one(name, *place)
+        else:
+            threads.append(thread)
     for thread in threads:
         thread.join(max(0.0, end - time.monotonic()))
     return {name: found.get(name, ("", NO_ANSWER.format(address))) for name, (address, _) in targets.items()}

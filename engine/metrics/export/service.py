@@ -132,7 +132,7 @@ class Service:
         Raises
         ------
         MetricsError
-            The file for file_sd cannot be written.
+            The file for file_sd cannot be written, or the system allows no further thread.
         """
         if self._announced is not None and self._endpoint is not None:
             try:
@@ -141,10 +141,16 @@ class Service:
                 raise MetricsError(
                     f"cannot write {str(self._announced)!r} for Prometheus's file_sd: {linux.explain_briefly(error)}"
                 ) from error
-        if self._endpoint is not None:
-            self._endpoint.start()
-        if self._textfile is not None:
-            self._textfile.start()
+        try:
+            if self._endpoint is not None:
+                self._endpoint.start()
+            if self._textfile is not None:
+                self._textfile.start()
+        except RuntimeError as error:
+            raise MetricsError(
+                "cannot start a thread that exports metrics; there are too many processes and threads: see "
+                "'ulimit -u', and the container's limit (pids.max)"
+            ) from error
 
     def end(self) -> bool:
         """Report from now on that the job has ended.

@@ -37,3 +37,6 @@ def _unpickle_value(data: bytes, backend: str, custom_objects: dict[str, Any]) -
 
     with keras.saving.custom_object_scope(custom_objects):
         return pickle.loads(data)
+
+
+_opened = _unpickle_value  # its name in models and estimators that earlier revisions have saved
