@@ -351,7 +351,7 @@ def refused(action, kind, *words):
 names = "tensorflow.data jax ray.other spark.lightning torch.elastic.other"
 more = "runner.launch runner.elastic.driver runner.common.util version.other common.elastic torch.mpi_ops.other"
 for name in f"{names} {more}".split():
-    refused(lambda: importlib.import_module(f"horovod.{name}"), ImportError, "no module 'horovod.", "migration.md")
+    refused(lambda: importlib.import_module(f"horovod.{name}"), ImportError, "no module 'horovod.", "horovod-modules.md")
 refused(lambda: importlib.import_module("horovod.torch.reducer"), ImportError, "'horovod.torch.reducer'")
 refused(lambda: importlib.import_module("horovod.runner.launch"), ImportError, "use enginerun")
 import horovod.torch.elastic, engine.torch.elastic
