@@ -49,6 +49,20 @@ def is_slow(item: pytest.Item) -> bool:
     return bool(item.get_closest_marker("slow") or SLOW_FIXTURES.intersection(getattr(item, "fixturenames", ())))
 
 
+def mark_outside_samples(items: list[pytest.Item]) -> None:
+    """Mark as slow what is outside the sample of a test's parameters, which is spread evenly, up to the last set."""
+    groups: dict[tuple[Path, str], list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sample") and not is_slow(item):
+            groups.setdefault((item.path, item.name.partition("[")[0]), []).append(item)
+    for group in groups.values():
+        (count,) = group[0].get_closest_marker("sample").args  # type: ignore[union-attr]
+        chosen = {len(group) * (number + 1) // count - 1 for number in range(count)}
+        for at, item in enumerate(group):
+            if len(group) > count and at not in chosen:
+                item.add_marker("slow")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the tests of `make quick`: those in one process, and those on shared ranks.
@@ -58,6 +72,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.path.parent.name in QUICK or item.get_closest_marker("on_ranks"):
             item.add_marker("quick")
+    mark_outside_samples(items)
     if not any("::" in argument for argument in config.args):
         wanted = config.getoption("--slow")
         config.hook.pytest_deselected(items=[item for item in items if is_slow(item) != wanted])

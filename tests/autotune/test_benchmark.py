@@ -187,6 +187,7 @@ def test_horovods_policy_is_not_run_without_its_knobs(recordings: Path) -> None:
     assert {surface for surface, _, contender, _ in cases if contender == "ours"} == set(run.list_surfaces()[-2:])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["slower", "faster"])
 def test_a_drift_is_noticed_and_what_is_found_then_is_better(kind: str) -> None:
     row = drift.run_search("narrow", "3 %", kind, 0, trials=20, steps=30, observed=400, horizon=2000)
@@ -230,6 +231,7 @@ def test_an_alarm_opens_a_search_and_the_watch_goes_on(monkeypatch: pytest.Monke
     assert drift._collect_alarms(Jumpy(), problem, 30, 5, np.random.default_rng(0)) == [40, 40]  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_part_that_is_run_again_replaces_its_own_and_leaves_the_rest(console: Console) -> None:
     few = run.AutotuneSettings(
         parts=("searches",), surfaces=("valley", "narrow"), noises=("3 %",), contenders=("random",), seeds=2, trials=3
@@ -253,6 +255,7 @@ def test_a_part_that_is_run_again_replaces_its_own_and_leaves_the_rest(console: 
     assert {row["surface"] for row in alone["searches"]} == {"narrow"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("recordings")
 def test_tables_have_recorded_surfaces_and_drifts(console: Console) -> None:
     settings = run.AutotuneSettings(

@@ -37,6 +37,7 @@ def watched(tuner: Tuner, surface: Callable[[dict[str, Any]], float], rng: np.ra
     return found
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("seed", range(4))
 def test_a_terrible_setting_costs_time_and_not_the_search(seed: int) -> None:
     rng, rows = np.random.default_rng(seed), []
@@ -166,6 +167,7 @@ def test_where_only_two_large_values_together_help_they_are_found() -> None:
         assert together(tuner.best()) < 0.11
 
 
+@pytest.mark.slow
 def test_a_long_job_searches_on_and_its_log_is_reproduced() -> None:
     def dent(knobs: dict[str, Any]) -> float:
         a, b, _ = shares(knobs)
@@ -191,6 +193,7 @@ def test_rounds_become_rarer_and_leave_the_default_where_nothing_matters() -> No
     assert watched(alone, flat, rng, 5000) == 0
 
 
+@pytest.mark.slow
 def test_a_round_replaces_what_is_better_than_the_default_by_what_is_better_still() -> None:
     """Three percent are too little on a busy machine to prove a setting better, as replacing the default requires."""
     space = Space(kind=Choice(["x", "y", "z"]))

@@ -242,6 +242,7 @@ def test_show_tells_the_story_and_draws_it(log: Path, tmp_path: Path, capsys: py
     assert file.read_bytes()[:4] == b"\x89PNG"
 
 
+@pytest.mark.slow
 def test_a_log_of_another_version_is_shown(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = changed(log, tmp_path / "log.jsonl", lambda rows: rows[0]["settings"].update(luck=1))
     assert cli.main(["show", str(path), "--picture", str(tmp_path / "log.svg")]) == 0
@@ -358,6 +359,7 @@ def with_hostile_texts(value: Any, text: str) -> Any:
     return value + text if isinstance(value, str) else value
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("text", ["\x1b[2K\r\x9b1A\u202e", "[/]"])
 def test_texts_of_a_log_do_not_control_the_terminal(
     log: Path, tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]

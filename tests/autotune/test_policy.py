@@ -65,6 +65,7 @@ def many_hosts(total: float, backward: float, latency: float) -> Surface:
     return seconds
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("cycle", [1.0, 5.0])
 @pytest.mark.parametrize("latency", [1e-3, 3e-3, 8e-3])
 def test_a_search_grows_along_a_slope_where_steps_may_take_a_hundred_times_the_best(

@@ -67,6 +67,7 @@ def test_a_search_begins_with_what_the_last_one_has_found(tmp_path: Path, capsys
     assert "recalled:thisjob:on" in shown and "triedfirst:fusion_threshold=" in shown
 
 
+@pytest.mark.slow
 def test_a_cache_that_cannot_be_written_is_told_once_and_tuning_goes_on() -> None:
     options = [*FEW, "--autotune-cache", "/proc/nowhere"]
     finished = run_ranks(1, tuned_programs.until_over, options=options)

@@ -271,6 +271,7 @@ result_cache.store_result(home, replace(FOUND, trials=1000 * number + 999))
 """
 
 
+@pytest.mark.slow
 def test_jobs_that_write_at_once_leave_one_whole_result(tmp_path: Path) -> None:
     home, end = tmp_path / "home", tmp_path / "end"
     command = [sys.executable, "-P", "-c", WRITER, str(home)]

@@ -36,6 +36,7 @@ def told(log: Path) -> list[dict[str, Any]]:
     return [row for row in journal.read(log) if row["row"] == "tell"]
 
 
+@pytest.mark.slow
 def test_without_an_optimizer_periods_of_the_traffic_are_tuned(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -120,6 +121,7 @@ def test_rank_0_measures_the_slowest_rank_and_sees_who_waits() -> None:
     measured(measure, 5)
 
 
+@pytest.mark.slow
 def test_a_job_of_process_sets_is_told_that_they_are_not_tuned() -> None:
     first, second = run_ranks(2, scored_programs.only_process_sets, options=FEW).values
     assert "Process sets, which this job has, are not tuned" in first[0]

@@ -164,6 +164,7 @@ ANSWERS = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("does", ANSWERS)
 def test_whatever_the_process_does_is_one_error_within_the_time(does: str, monkeypatch: pytest.MonkeyPatch) -> None:
     source = "import os, socket, sys, time; s = socket.socket(fileno=int(sys.argv[1])); send = s.send; s.recv(99999); "
@@ -187,6 +188,7 @@ def test_an_interpreter_that_is_not_there_is_an_error(monkeypatch: pytest.Monkey
         TunerProcess()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("stopped", [False, True])
 def test_the_process_dies_with_its_parent(stopped: bool) -> None:
     source = (

@@ -81,6 +81,7 @@ def test_a_search_finds_a_faster_setting_for_all_ranks_and_its_log_is_reproduced
     assert "autotune: " not in finished.ranks[1].stderr
 
 
+@pytest.mark.slow
 def test_a_search_over_hosts_turns_the_knobs_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PRETENDED_HOSTS", "2")
     log = tmp_path / "log.jsonl"
@@ -91,6 +92,7 @@ def test_a_search_over_hosts_turns_the_knobs_of_all(tmp_path: Path, monkeypatch:
     assert {name: about[name] for name in ("ranks", "hosts")} == {"ranks": 2, "hosts": 2}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("signum", "answering", "says"),
     [("SIGKILL", 20.0, "process was killed by SIGKILL"), ("SIGSTOP", 8.0, "process has not answered for 8 s")],
@@ -118,6 +120,7 @@ def test_nothing_of_a_job_is_left_when_rank_0_is_killed_in_a_search() -> None:
         assert job.finish(check=False).code == 128 + signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_a_job_without_steps_is_told_so_once() -> None:
     (said,) = run_ranks(1, tuned_programs.without_steps, env={"ENGINE_AUTOTUNE": "1"}).values
     assert len(said) == 2
@@ -166,6 +169,7 @@ def test_a_job_begins_with_the_knobs_of_a_log_but_for_those_that_were_chosen(tmp
     assert {name: knobs[name] for name in DEFAULT} == DEFAULT | {"fusion_threshold": 2 << 20, "cycle_time_ms": 2.5}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("form", ["config", "options", "environment"])
 def test_what_best_prints_starts_a_job_with_these_knobs(
     tmp_path: Path, form: str, capsys: pytest.CaptureFixture[str]
@@ -383,6 +387,7 @@ def test_the_knobs_of_a_log_are_tried_first_in_a_search(tmp_path: Path) -> None:
     assert opening["first"] == [opening["default"] | {"cycle_time_ms": 0.5, "fusion_threshold": 1 << 20}]
 
 
+@pytest.mark.slow
 def test_compression_is_tuned_where_the_program_allows_it(tmp_path: Path) -> None:
     """The search finds the faster dtype, every result is exact or that of bf16, and the next job starts with it."""
     log = tmp_path / "log.jsonl"

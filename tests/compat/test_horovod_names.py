@@ -58,6 +58,7 @@ def lacking() -> list[str]:
     return [name for name in usable if resolves(name) == any(f"{name}.".startswith(f"{each}.") for each in page)]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(500)  # all frameworks are imported
 def test_every_name_that_horovods_tests_and_examples_use_is_there_or_on_the_page() -> None:
     code = "from tests.compat.test_horovod_names import lacking; print('lacking', lacking())"

@@ -52,6 +52,7 @@ def test_a_host_that_is_told_to_go_loses_nothing(job):
     assert worlds(done) == ["1: 2 ranks", "2: 1 rank, because host b leaves"]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("signum", "whom", "lease"),
     [
@@ -92,6 +93,7 @@ def body(t):
 """
 
 
+@pytest.mark.slow
 def test_a_job_that_is_suspended_as_a_whole_goes_on(job):
     """All hosts are suspended for longer than the lease: workers wait for the launcher, and none is killed."""
     process = job.start("-np", 2, "--min-np", 1, "--lease", 3, *TWO_HOSTS, body=BEATS)
@@ -112,6 +114,7 @@ def test_a_job_that_is_suspended_as_a_whole_goes_on(job):
     assert worlds(done) == ["1: 2 ranks"]
 
 
+@pytest.mark.slow
 def test_a_launcher_that_stands_still_keeps_the_workers_of_its_own_machine(job):
     """The launcher is stopped for longer than the lease, as by Ctrl-Z."""
     process = job.start("-np", 2, "--min-np", 1, "--lease", 3)
@@ -124,6 +127,7 @@ def test_a_launcher_that_stands_still_keeps_the_workers_of_its_own_machine(job):
     assert worlds(done) == ["1: 2 ranks"]
 
 
+@pytest.mark.slow
 def test_only_agents_start_workers_and_they_have_one_thread(job):
     """The launcher has threads that serve metrics, so only agents start workers."""
     process = job.start("-np", 2, "--min-np", 1, "--max-np", 4, "--slots-per-host", 2, "--metrics-port", 0)
@@ -141,6 +145,7 @@ def test_only_agents_start_workers_and_they_have_one_thread(job):
     assert job.finish(process).code == 0
 
 
+@pytest.mark.slow
 def test_resets_leave_no_descriptor_behind(job):
     """The launcher and its agent are checked."""
     process = job.start("-np", 2, "--min-np", 2)

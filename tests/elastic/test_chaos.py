@@ -18,6 +18,7 @@ def test_a_training_on_one_host(tmp_path: Path) -> None:
         assert job.finish() > 0
 
 
+@pytest.mark.slow
 def test_a_training_on_three_hosts(tmp_path: Path) -> None:
     """All faults are played, except a cable that is cut between hosts only."""
     need_hosts()

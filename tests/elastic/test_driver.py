@@ -22,6 +22,7 @@ def test_a_job_without_trouble_is_as_any_other(job):
     assert job.launcher.kept() == []
 
 
+@pytest.mark.slow
 def test_the_launcher_has_descriptors_for_all_slots(job):
     """Each slot needs two files and a counters page: the soft limit of open files is raised for that."""
     program = job.program("def body(t): t.step()\n")
@@ -49,6 +50,7 @@ def test_a_killed_worker_is_replaced_and_the_others_go_on(job):
     assert "enginerun: the job had 2 resets" in done.err
 
 
+@pytest.mark.slow
 def test_output_goes_by_slot_and_is_kept_over_workers(job, tmp_path):
     process = job.start("-np", 2, "--min-np", 1, "--output-dir", tmp_path / "out")
     job.world(1, 2)
@@ -111,6 +113,7 @@ def test_a_script_tells_of_more_slots_and_of_fewer(job):
     ]
 
 
+@pytest.mark.slow
 def test_each_change_of_the_hosts_is_told_once(job):
     """A host that is gone while its worker still runs is not reported again at the next change."""
     (job.home / "hosts").write_text("a:1\n")
@@ -140,6 +143,7 @@ def test_a_script_that_fails_at_first_is_the_end(job, script, said):
     assert done.code == 2 and said in done.err
 
 
+@pytest.mark.slow
 def test_a_slot_that_fails_again_and_again_blacklists_its_host(job):
     """Failures of one slot do not stop the others' training, but no more workers are started on its host."""
     process = job.start(
@@ -162,6 +166,7 @@ def test_a_program_that_is_not_elastic_is_told_so(job):
     assert "another try would do the same" in done.err
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("command", "code", "said"),
     [
@@ -248,6 +253,7 @@ def test_a_worker_that_is_told_to_go_loses_nothing(job):
     assert done.lines(1)[1] == "worker 1 is told: worker 1 in slot 1 of localhost has asked to leave"
 
 
+@pytest.mark.slow
 def test_what_a_worker_has_started_may_write_when_it_has_ended(job):
     late = "['sh', '-c', f'sleep 1; echo late; touch {HERE}/late']"
     after = f"""

@@ -21,6 +21,7 @@ def nursery() -> Iterator[Nursery]:
         yield begun
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("victim", range(SIZE))
 @pytest.mark.parametrize("points", [4, pytest.param(POINTS, marks=pytest.mark.slow)])
 def test_a_rank_that_dies_anywhere_on_its_way_costs_one_world(

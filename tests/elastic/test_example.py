@@ -36,6 +36,7 @@ def test_the_page_has_the_example() -> None:
     assert text.replace("  # type: ignore[no-untyped-def]", "") in PAGE.read_text()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("name", "options"), [("torch_fixed", ()), ("elastic_torch", ()), ("elastic_torch", ("--min-np", "1"))]
 )
@@ -48,6 +49,7 @@ def test_it_learns_on_two_ranks(name: str, options: tuple[str, ...]) -> None:
     assert "2 ranks, loss" in done.stdout and float(done.stdout.rpartition(" ")[2]) < 1
 
 
+@pytest.mark.slow
 def test_the_user_ends_it_without_a_word_of_its_workers(tmp_path: Path) -> None:
     """SIGTERM to the launcher: workers are told at their next commit, long before the grace period ends."""
     text = (EXAMPLES / "elastic_torch.py").read_text().replace("EPOCHS = 5", "EPOCHS = 10**9")

@@ -37,6 +37,7 @@ class EnginePeers:
         return [int(value) for value in largest]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_loader_gives_every_sample_once(whole: bool, size: int) -> None:
     from torch.utils.data import DataLoader

@@ -94,6 +94,7 @@ class Jax:
 KINDS = pytest.mark.parametrize("kind", [Keras, TensorFlow, Jax])
 
 
+@pytest.mark.sample(1)
 @KINDS
 def test_a_newcomer_gets_the_newest_commit(kind: Any) -> None:
     """The commit includes the slots of an optimizer that has made no step here."""
@@ -110,6 +111,7 @@ def test_a_newcomer_gets_the_newest_commit(kind: Any) -> None:
     assert [each.state.epoch for each in made] == [2] * RANKS
 
 
+@pytest.mark.sample(1)
 @KINDS
 def test_values_come_back_as_often_as_it_takes(kind: Any) -> None:
     made = kind()
@@ -268,6 +270,7 @@ def test_epochs_and_batches_are_those_of_an_undisturbed_run() -> None:
         assert commits == [interrupt_at]
 
 
+@pytest.mark.slow
 def test_a_fit_on_jax_commits_and_comes_back_from_a_step_that_fails() -> None:
     """JAX's variables have no values within an epoch, and unusable ones after a failed step."""
     pytest.importorskip("keras")

@@ -42,6 +42,7 @@ class Held:
         return cls(name, len(os.listdir(files / "fd")), len(os.listdir(files / "task")), maps, resident)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("worlds", "kills"),
     [

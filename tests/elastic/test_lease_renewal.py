@@ -224,6 +224,7 @@ def test_what_is_written_while_a_file_system_stands_still_is_there_later(job, fr
         assert done.err.count(f"[{rank}]<stdout>:{'x' * 1000}\n") == count
 
 
+@pytest.mark.slow
 def test_a_signal_ends_the_workers_of_a_job_whose_log_stands_still(job, frozen):
     process = frozen.start(job, "--grace-period", 1)
     workers = [job.pid(0), job.pid(1)]
@@ -271,6 +272,7 @@ sys.exit(3)
 """
 
 
+@pytest.mark.slow
 def test_a_rank_that_waits_in_the_kernel_holds_up_no_end_of_a_fixed_job(job, frozen):
     """A process in an uninterruptible wait does not end, even by SIGKILL."""
     launcher = job.launcher

@@ -58,6 +58,7 @@ def run(state: Any, loader: Any, stop_at: int, **options: Any) -> int:
     return count
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("stop_at", [1, 2, 4, 5, 8])
 def test_a_loop_that_is_left_and_begun_again_gives_every_sample_once_in_an_epoch(stop_at: int) -> None:
     """The loader is real, and reads ahead in persistent processes."""

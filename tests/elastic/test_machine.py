@@ -572,6 +572,7 @@ def play(numbers: Iterable[int]) -> list[Job]:
     return jobs
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("part", range(4))
 def test_promises_hold_over_random_sequences(part: int) -> None:
     jobs = play(range(part * SEQUENCES // 4, (part + 1) * SEQUENCES // 4))
@@ -727,6 +728,7 @@ MUTANTS: dict[str, tuple[type, str, Callable[..., Any], str]] = {
 }
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_the_model_notices_a_rule_that_is_left_out(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, name, replacement, noticed = MUTANTS[mutant]

@@ -33,6 +33,7 @@ def head(text: bytes) -> bytes:
     return (4 + len(text)).to_bytes(4, "big") + len(text).to_bytes(4, "big") + text
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("message", "text"),
     [

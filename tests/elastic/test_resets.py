@@ -46,6 +46,7 @@ def trained(nursery: Nursery, restarted: bool, **environ: str) -> list[tuple[int
     return found
 
 
+@pytest.mark.slow
 def test_a_training_over_resets_is_that_of_runs_that_are_started_again(nursery: Nursery, tmp_path: Path) -> None:
     """Views, sparse gradients, Adasum, PowerSGD, a freezing layer, scheduler and scaler; newcomers in each world."""
     over_resets = trained(nursery, restarted=False)

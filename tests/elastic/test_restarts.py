@@ -46,6 +46,7 @@ class Scraper(threading.Thread):
                 let_pass(PAUSE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("restarts", [8, pytest.param(500, marks=pytest.mark.slow)])
 def test_workers_are_started_while_metrics_are_scraped(job, restarts):
     """All workers but one are killed at a time, and no process with threads starts a worker."""
@@ -65,6 +66,7 @@ def test_workers_are_started_while_metrics_are_scraped(job, restarts):
     assert f"the job had {worlds} resets" in done.err
 
 
+@pytest.mark.slow
 def test_an_agent_with_a_thread_starts_nobody(job):
     """The locks that a child inherits from a process with threads depend on the moment."""
     (job.home / "sitecustomize.py").write_text(THREADED)

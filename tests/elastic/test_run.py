@@ -128,6 +128,7 @@ def test_a_change_of_hosts_loses_nothing(workers: Workers) -> None:
         assert workers.end(worker)[0][1:3] == [str(STEPS), str(25 * 2.0 + 35 * 3)]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("task", "needs"),
     [

@@ -53,6 +53,7 @@ def pids(home: Path) -> dict[int, int]:
     return found
 
 
+@pytest.mark.slow
 def test_a_job_is_seen_through_its_resets(launcher: Launcher) -> None:
     """No counter jumps back, no failure of the job is reported, and top shows what happened."""
     errors, home = launcher.home / "errors", launcher.home

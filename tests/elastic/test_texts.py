@@ -48,6 +48,7 @@ def of_the_engine(text: str) -> list[str]:
     return [line for line in text.splitlines() if re.search(rf'File "({re.escape(str(package))}|engine_ext)/', line)]
 
 
+@pytest.mark.slow
 def test_an_error_of_the_program_shows_the_programs_frames(launcher: Launcher) -> None:
     """No frame of the engine is between the call of the wrapped function and its own first frame."""
     done = run(
@@ -126,6 +127,7 @@ def test_ranks_that_disagree_at_first_end_the_job_with_the_text(launcher: Launch
     assert worlds(done) == ["1: 2 ranks"]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("change", "told"),
     [

@@ -44,6 +44,7 @@ def test_survivors_and_a_newcomer_meet_in_the_next_world(nursery: Nursery) -> No
             assert (said["value"], said["rank"]) == (3.0, rank)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [12, pytest.param(50, marks=pytest.mark.slow)])
 def test_many_worlds_leave_nothing_behind(nursery: Nursery, count: int) -> None:
     """Optimizer and scheduler go from world to world, with a newcomer in each."""
@@ -79,6 +80,7 @@ def train_in_one_world(worlds: Worlds, members: list[Worker]) -> None:
     assert all(each["same"] for each in told)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "program", ["views", "two_optimizers", "powersgd", "frozen", "sparse", "passes", "batch_norm", "adasum"]
 )
@@ -354,6 +356,7 @@ def test_worlds_that_are_over_before_the_warm_up_start_no_tuner_and_use_up_no_se
             (other,) = worlds.start()
 
 
+@pytest.mark.slow
 def test_trials_are_those_of_the_job_and_not_of_each_world(nursery: Nursery) -> None:
     """Results hold from the next world's first entry, and no tuner is left behind."""
     most = 8

@@ -103,6 +103,7 @@ def test_sizes_that_cannot_be_divided_are_refused() -> None:
         sets.ProcessSetSettings(ranks=3).check()
 
 
+@pytest.mark.slow
 def test_every_operation_is_measured_and_checked(console: Console) -> None:
     nbytes = operations.get_granularity("grouped_allreduce", 2)
     settings = run.CollectiveSettings(
@@ -234,6 +235,7 @@ def test_what_a_binding_adds_is_told_by_round() -> None:
     assert beside.rows[0][-3:] == ["0.5", "0.25", "miss"]
 
 
+@pytest.mark.slow
 def test_policies_search_for_a_known_bottom(console: Console) -> None:
     policies = ("ours", "random", "horovod")
     settings = autotune.AutotuneSettings(
@@ -291,6 +293,7 @@ def test_what_is_foreseen_stands_beside_what_is_published(console: Console) -> N
     assert "Not measured" in shown and "miss" in shown and "+26.9" in shown
 
 
+@pytest.mark.slow
 def test_what_is_foreseen_stands_beside_what_is_measured(console: Console) -> None:
     if reason := lacking():
         pytest.skip(reason)

@@ -19,6 +19,7 @@ assert got.tolist() == [60000.0, 1.0], got
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not DOCS.exists(), reason="the documentation is not part of this copy")
 def test_the_examples_run() -> None:
     compressor, scheme = read_programs("how-to/compression.md")

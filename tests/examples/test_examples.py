@@ -43,6 +43,7 @@ def curve(prefix: list[Any], name: str, directory: Path, *options: Any, python: 
     return [json.loads(line)["loss"] for line in log.read_text().splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "steps", "size"), [("digits", 40, 3), ("gpt", 3, 4)])
 def test_ranks_follow_the_curve_of_one_process(name: str, steps: int, size: int, tmp_path: Path) -> None:
     """Gradients are in shared memory here; the demo covers the other case."""
@@ -87,6 +88,7 @@ def test_two_ranks_of_keras_follow_the_curve_of_one_process(
     assert max(abs(a - b) for a, b in zip(alone, together, strict=True)) < 1e-5
 
 
+@pytest.mark.slow
 def test_torchrun_starts_them(tmp_path: Path) -> None:
     prefix = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     text = run([*prefix, EXAMPLES / "digits.py", "--steps", 20], tmp_path)
@@ -94,11 +96,13 @@ def test_torchrun_starts_them(tmp_path: Path) -> None:
     assert "read correctly by 2 ranks" in text
 
 
+@pytest.mark.slow
 def test_the_gpt_writes(tmp_path: Path) -> None:
     text = run([sys.executable, EXAMPLES / "gpt.py", "--steps", 1, "--batch", 2, "--write", 20], tmp_path)
     assert "\ndef " in text
 
 
+@pytest.mark.slow
 def test_a_batch_that_cannot_be_shared_is_refused(tmp_path: Path) -> None:
     command = [*LAUNCH, "2", "--", sys.executable, str(EXAMPLES / "gpt.py"), "--batch", "3"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)

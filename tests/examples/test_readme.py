@@ -48,6 +48,7 @@ def run(program: str, directory: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_keras_script_trains_on_two_ranks() -> None:
     pytest.importorskip("tensorflow", reason="needs TensorFlow")
     ending = "hvd.check_consistency({each.path: each.numpy() for each in model.weights})\n"
@@ -58,6 +59,7 @@ def test_the_keras_script_trains_on_two_ranks() -> None:
     assert "loss" not in done.ranks[1].stdout
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("framework", "package"), [("tensorflow", "tensorflow"), ("jax", "optax")])
 def test_scripts_of_the_frameworks_page_train_on_two_ranks(framework: str, package: str) -> None:
     """Ranks start with different parameters and data, and end with equal parameters and a small loss."""
@@ -77,6 +79,7 @@ def losses(text: str) -> list[float]:
     return [float(loss) for _, loss in found]
 
 
+@pytest.mark.slow
 def test_the_diff_turns_a_script_that_runs_into_one_that_runs_on_two_ranks(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="needs torch")
     alone = losses(run(side("+"), tmp_path))

@@ -30,6 +30,7 @@ def test_every_block_is_a_recipe() -> None:
     assert PAGE.count("\n## ") == len(RECIPES)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_trains(name: str, done: Any) -> None:
     for found in done.values:

@@ -14,6 +14,7 @@ from . import programs
 from .faults import WITHIN, named, others, ready, send, soon
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("size", "victim", "moment"),
     [
@@ -44,6 +45,7 @@ def test_everybody_learns_whose_death_it_was(size: int, victim: int, moment: str
         assert (f"rank.{rank}/failure.json" in finished.files) == (rank != victim)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_forked_child_that_lives_on_hides_nothing(victim: int) -> None:
     with start_ranks(3, programs.killed_beside_child, victim) as job:
@@ -53,6 +55,7 @@ def test_a_forked_child_that_lives_on_hides_nothing(victim: int) -> None:
     named(finished, others(finished, victim), victim, "RankDiedError", died)
 
 
+@pytest.mark.slow
 def test_two_deaths_at_once() -> None:
     with start_ranks(4, programs.killed, 1, "streaming") as job:
         ready(job)
@@ -62,6 +65,7 @@ def test_two_deaths_at_once() -> None:
     named(finished, others(finished, 0, 1), (0, 1), "RankDiedError", died)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("victim", [0, 1])
 def test_death_while_the_ranks_gather(victim: int) -> None:
     with start_ranks(3, programs.killed_in_init, victim, 2, options=["--grace-period", "20"]) as job:
@@ -97,6 +101,7 @@ def test_death_before_a_rank_came_to_the_gathering() -> None:
     assert finished.seconds < 50, "start_timeout is 60 s"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_every_waiting_thread_is_told(size: int) -> None:
     victim = size - 1

@@ -13,6 +13,7 @@ HOSTS = [step for step in STEPS if step not in ("hosting", "passing", "passed")]
 ALONE = [step for step in HOSTS if step not in init_programs.WITHIN_HOST]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("size", "hosts", "steps"),
     [(2, 1, ONE_HOST), (3, 1, ONE_HOST), pytest.param(2, 2, ALONE, marks=pytest.mark.slow), (3, 2, HOSTS)],
@@ -52,6 +53,7 @@ def test_ranks_that_give_different_process_sets_are_told_before_they_start() -> 
         assert error.startswith("IncompatibleRanksError") and "process_sets ProcessSet([0])" in error, errors
 
 
+@pytest.mark.slow
 def test_init_with_a_wrong_process_set_raises_the_same_on_all_ranks_and_can_be_corrected() -> None:
     """Each rank finds the error itself. Regression: a rank that heard of another's failure first raised that one."""
     for errors, initialized, right in run_ranks(2, init_programs.wrong_set).values:
@@ -59,6 +61,7 @@ def test_init_with_a_wrong_process_set_raises_the_same_on_all_ranks_and_can_be_c
         assert not initialized and right
 
 
+@pytest.mark.slow
 def test_process_sets_that_wait_share_one_shutdown_timeout() -> None:
     seconds = run_ranks(3, init_programs.stuck_sets, 3.0).values
     assert 2.5 < max(seconds) < 5.5, seconds

@@ -49,6 +49,7 @@ def test_under_torchrun(tmp_path: Path) -> None:
     assert all(each["size"] == 2 and each["total"] == 3 for each in said)
 
 
+@pytest.mark.slow
 def test_a_restart_by_torchrun_makes_a_new_world(tmp_path: Path) -> None:
     code, said, log = torchrun(tmp_path, "restarted", "--max-restarts", "1")
     assert code == 0, log
@@ -58,6 +59,7 @@ def test_a_restart_by_torchrun_makes_a_new_world(tmp_path: Path) -> None:
     assert sorted(each["rank"] for each in said if each["attempt"] == 1 and each["type"] is None) == [0, 1], (said, log)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["engine", "gloo"])
 def test_beside_torch_distributed(first: str) -> None:
     assert run_ranks(2, launcher_programs.beside_gloo, first).values == [True, True]

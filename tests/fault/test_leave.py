@@ -23,6 +23,7 @@ def leave(size: int, victim: int, manner: str, name: str) -> tuple[Finished, flo
         return finished, float((job.directory / "left").read_text())
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("size", "victim", "manner", "name", "kind", "code"),
     [

@@ -8,17 +8,20 @@ from ..ranks import run_ranks
 from . import life_programs
 
 
+@pytest.mark.slow
 def test_outside_a_world_calls_are_refused() -> None:
     for seen in run_ranks(2, life_programs.no_world).values:
         assert set(seen.values()) == {"NotInitializedError"}, seen
 
 
+@pytest.mark.slow
 def test_shutdown_beside_waiting_threads() -> None:
     finished = run_ranks(2, life_programs.shutdown_beside_a_waiting_thread, check=False)
     took, types = finished.values[1]
     assert took < 8 and types == ["NotInitializedError"] * 3, finished.values
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 def test_many_threads_may_wait_for_one_handle(size: int) -> None:
     assert run_ranks(size, life_programs.one_handle_for_many_threads, 200).values == [[]] * size
@@ -41,6 +44,7 @@ def test_pools_of_forked_workers_come_and_go() -> None:
     assert finished.values == [True, True] and not finished.files
 
 
+@pytest.mark.slow
 def test_data_loading_workers_that_touch_gradients() -> None:
     pytest.importorskip("torch")
     finished = run_ranks(2, life_programs.data_loader)
@@ -49,6 +53,7 @@ def test_data_loading_workers_that_touch_gradients() -> None:
     assert not finished.files
 
 
+@pytest.mark.slow
 def test_many_short_worlds_leave_nothing_in_the_process() -> None:
     for first, last in run_ranks(2, life_programs.many_worlds, 50).values:
         for what in ("descriptors", "threads"):

@@ -59,15 +59,18 @@ def limited() -> Iterator[list[str]]:
         group.rmdir()
 
 
+@pytest.mark.slow
 def test_a_small_dev_shm_is_enough() -> None:
     for mount in run_ranks(2, launcher_programs.large_work, prefix=small_shm()).values:
         assert "size=65536k" in mount
 
 
+@pytest.mark.slow
 def test_a_limit_on_memory_is_enough_for_what_is_used(limited: list[str]) -> None:
     run_ranks(2, launcher_programs.large_work, prefix=limited)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_that_runs_out_of_memory_is_named(limited: list[str], victim: int) -> None:
     with start_ranks(2, launcher_programs.hungry, victim, False, prefix=limited) as job:
@@ -79,6 +82,7 @@ def test_a_rank_that_runs_out_of_memory_is_named(limited: list[str], victim: int
     assert f"first failure: rank {victim} " in finished.err and "memory runs out" in finished.err
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_refused_memory_is_named() -> None:
     finished = run_ranks(2, launcher_programs.hungry, 1, True, check=False)
     named(finished, others(finished, 1), 1, "RankRaisedError", 0, 60)

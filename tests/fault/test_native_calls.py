@@ -16,6 +16,7 @@ SOON = 1.0  # seconds within which a call is told that a rank has left
 LIMIT = 2.0  # the stall limit, where one is set
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_a_rank_that_left_is_noticed_at_once(size: int) -> None:
     cases = [
@@ -36,6 +37,7 @@ def test_a_rank_that_left_is_noticed_at_once(size: int) -> None:
             soon(value["late"], SOON, about)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("size", "victim"), [(2, 0), (3, 1)])
 def test_a_killed_rank(size: int, victim: int) -> None:
     with start_ranks(size, native_programs.disturbed, victim) as job:
@@ -50,6 +52,7 @@ def test_a_killed_rank(size: int, victim: int) -> None:
             soon(value["at"] - died, WITHIN, value)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("size", "victim"), [(2, 0), (3, 1)])
 def test_a_stopped_rank(size: int, victim: int) -> None:
     settings = {"ENGINE_STALL_LIMIT": str(LIMIT), "ENGINE_STALL_WARNING": "0.4"}
@@ -66,6 +69,7 @@ def test_a_stopped_rank(size: int, victim: int) -> None:
             soon(value["at"] - stopped, LIMIT + WITHIN, value)
 
 
+@pytest.mark.slow
 def test_a_call_that_another_rank_does_not_make() -> None:
     finished = run_ranks(2, native_programs.withheld, LIMIT, check=False)
     for name, value in zip(("known", "new"), finished.values[0], strict=True):
@@ -76,6 +80,7 @@ def test_a_call_that_another_rank_does_not_make() -> None:
     assert [value["type"] for value in finished.values[1]] == ["RankStalledError"] * 2
 
 
+@pytest.mark.slow
 def test_a_rank_that_ends_the_world() -> None:
     finished = run_ranks(2, native_programs.raised, check=False)
     for values in finished.values:
@@ -97,6 +102,7 @@ def test_shutdown_tells_every_call_before_it_returns() -> None:
                 soon(value["late"], SOON, value)
 
 
+@pytest.mark.slow
 def test_shutdown_waits_for_dones() -> None:
     for took, finished, values in run_ranks(2, native_programs.shut_down_beside_a_done).values:
         assert took > 0.4 and finished == [1] * 7
@@ -110,6 +116,7 @@ def test_calls_that_race_with_shutdown() -> None:
             assert set(statuses) <= {"OK", "NOT_INITIALIZED", "FAILED_WORLD"}, worlds
 
 
+@pytest.mark.slow
 def test_forked_children_are_refused() -> None:
     finished = run_ranks(2, native_programs.forked, 6)
     for said, right, first, after in finished.values:
@@ -118,11 +125,13 @@ def test_forked_children_are_refused() -> None:
     assert not finished.files
 
 
+@pytest.mark.slow
 def test_signals_are_for_the_main_thread() -> None:
     for seen, signals in run_ranks(2, native_programs.interrupted).values:
         assert max(seen) < 15 and signals <= {0}
 
 
+@pytest.mark.slow
 def test_a_crash_in_a_done_is_shown_by_pythons_faulthandler() -> None:
     """Fault signals are not blocked on the engine's threads: the kernel would run no handler then."""
     finished = run_ranks(1, native_programs.crashing, check=False)
@@ -130,6 +139,7 @@ def test_a_crash_in_a_done_is_shown_by_pythons_faulthandler() -> None:
     assert "Fatal Python error: Segmentation fault" in finished.ranks[0].stderr, finished
 
 
+@pytest.mark.slow
 def test_without_a_thread_calls_fail_on_every_rank() -> None:
     refused, met = (values for values in run_ranks(2, native_programs.without_threads).values)
     for mine, other in zip(refused[:2], met[:2], strict=True):
@@ -138,6 +148,7 @@ def test_without_a_thread_calls_fail_on_every_rank() -> None:
     assert [value["status"] for value in (*refused[2:], *met[2:])] == ["OK"] * 4
 
 
+@pytest.mark.slow
 def test_calls_behind_failures_are_given_up_together() -> None:
     settings = {"ENGINE_STALL_LIMIT": str(LIMIT), "ENGINE_STALL_WARNING": "0.4"}
     values = run_ranks(2, native_programs.given_up, 40, env=settings).values[0]

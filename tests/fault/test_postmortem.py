@@ -25,6 +25,7 @@ def told(job: Job) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "victim", "moment"), [(3, 2, "streaming"), (2, 0, "known")])
 def test_the_records_of_a_stalled_job_name_who_stands_still(size: int, victim: int, moment: str) -> None:
     survivors = [rank for rank in range(size) if rank != victim]
@@ -68,6 +69,7 @@ def test_the_records_of_a_stalled_job_name_who_stands_still(size: int, victim: i
         job.finish(check=False)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("stopped", [False, True])
 def test_the_records_name_who_stands_still_in_a_process_set(stopped: bool) -> None:
     """Rank 0 waits for both others in the world, rank 1 for rank 2 in their set, and rank 2 for none."""

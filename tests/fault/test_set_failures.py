@@ -16,6 +16,7 @@ LIMIT = 2.0
 STALL = {"ENGINE_STALL_LIMIT": str(LIMIT)}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("victim", "moment"), [(1, "blocked"), (2, "blocked"), (2, "polled")])
 def test_a_death_in_a_set(victim: int, moment: str) -> None:
     with start_ranks(3, set_programs.in_a_set, victim, moment) as job:
@@ -25,6 +26,7 @@ def test_a_death_in_a_set(victim: int, moment: str) -> None:
     named(finished, others(finished, victim), victim, "RankDiedError", died)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("victim", [1, 2])
 def test_a_stop_in_a_set(victim: int) -> None:
     with start_ranks(3, set_programs.in_a_set, victim, "blocked", env=STALL) as job:
@@ -37,6 +39,7 @@ def test_a_stop_in_a_set(victim: int) -> None:
     named(finished, others(finished, victim), victim, "RankStalledError", stopped, finished_when)
 
 
+@pytest.mark.slow
 def test_what_is_withheld_in_a_set_ends_the_world_when_its_limit_is_over() -> None:
     with start_ranks(3, set_programs.in_a_set, 2, "withheld", env=STALL) as job:
         ready(job)
@@ -47,6 +50,7 @@ def test_what_is_withheld_in_a_set_ends_the_world_when_its_limit_is_over() -> No
         assert f"{told}; rank 2 waits in the world, or in another set" in value["text"], value
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("victim", [0, 1])
 def test_the_death_of_a_rank_that_has_joined(victim: int) -> None:
     with start_ranks(3, set_programs.joining, victim, "killed") as job:
@@ -56,6 +60,7 @@ def test_the_death_of_a_rank_that_has_joined(victim: int) -> None:
     named(finished, others(finished, victim), victim, "RankDiedError", died)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
 def test_the_stop_of_a_rank_that_has_joined(victim: int) -> None:
     with start_ranks(3, set_programs.joining, victim, "stopped", env=STALL) as job:
@@ -67,6 +72,7 @@ def test_the_stop_of_a_rank_that_has_joined(victim: int) -> None:
     named(finished, others(finished, victim), victim, "RankStalledError", stopped, LIMIT + WITHIN)
 
 
+@pytest.mark.slow
 def test_who_waits_is_not_blamed_for_not_joining() -> None:
     with start_ranks(3, set_programs.joining, 0, "alone", env=STALL) as job:
         ready(job)
@@ -79,6 +85,7 @@ def test_who_waits_is_not_blamed_for_not_joining() -> None:
     named(finished, others(finished, 0), 0, "RankStalledError", stopped, LIMIT + LIMIT / 4 + WITHIN)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("moment", "kind"), [("leaves", "RankLeftError"), ("nothing", "RankStalledError")])
 @pytest.mark.parametrize("victim", [0, 2])
 def test_a_rank_that_does_not_join(victim: int, moment: str, kind: str) -> None:
@@ -91,6 +98,7 @@ def test_a_rank_that_does_not_join(victim: int, moment: str, kind: str) -> None:
         assert rank == victim or (value["type"] == kind and value["rank"] == victim), value
 
 
+@pytest.mark.slow
 def test_a_set_that_one_rank_cannot_form_is_formed_by_none() -> None:
     for refused, number, total in run_ranks(3, set_programs.without_a_thread).values:
         assert refused["type"] == "EngineError" and "on rank 1: " in refused["text"], refused

@@ -6,6 +6,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from ..ranks import Job, run_ranks, start_ranks
 from ..waiting import until
 from . import signal_programs
@@ -20,6 +22,7 @@ def listens(job: Job) -> bool:
     return any(os.readlink(path) in sockets for path in descriptors if path.is_symlink())
 
 
+@pytest.mark.slow
 def test_shutdown_in_a_signal_handler_ends_in_the_middle_of_init_and_of_shutdown() -> None:
     with start_ranks(2, signal_programs.interrupted) as job:
         job.wait_for("in.init")

@@ -19,6 +19,7 @@ STALL = {"ENGINE_STALL_LIMIT": str(LIMIT)}
 WARNED = {**STALL, "ENGINE_STALL_WARNING": str(LIMIT / 2)}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("size", "victim", "moment"),
     [
@@ -75,6 +76,7 @@ def test_who_is_kept_waiting_is_not_blamed() -> None:
         assert value["type"] == "RankStalledError" and value["rank"] == 2, finished.values
 
 
+@pytest.mark.slow
 def test_a_full_request_ring_is_no_hiding_place() -> None:
     with start_ranks(2, programs.full_ring, LIMIT) as job:
         ready(job)
@@ -86,6 +88,7 @@ def test_a_full_request_ring_is_no_hiding_place() -> None:
     named(finished, others(finished, 0), 0, "RankStalledError", stopped, LIMIT + 1 + WITHIN)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["known", "new"])
 def test_the_stall_report_names_tensors_and_missing_ranks(kind: str) -> None:
     finished = run_ranks(
@@ -119,6 +122,7 @@ def test_the_stall_report_names_tensors_and_missing_ranks(kind: str) -> None:
     assert "flight records of ranks 0-2: " in log, log
 
 
+@pytest.mark.slow
 def test_a_flight_record_on_request_disturbs_nothing() -> None:
     with start_ranks(3, programs.signalled) as job:
         ready(job)

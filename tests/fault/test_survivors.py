@@ -11,6 +11,7 @@ from . import survivor_programs
 from .faults import others
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("manner", "views"), [("dies", True), ("raises", False)])
 def test_survivors_keep_their_state(manner: str, views: bool) -> None:
     victim = 1

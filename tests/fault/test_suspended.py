@@ -51,6 +51,7 @@ def test_a_job_suspended_for_longer_than_the_limit_goes_on_and_a_rank_stopped_al
     assert finished.values[0]["at"] - min(stopped, finished.values[0]["begun"]) > LIMIT / 2
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("leaver", "waited"), [(0, True), (1, True), (1, False)])
 def test_who_leaves_in_the_middle_of_an_entry_is_named_at_once_without_any_limit(leaver: int, waited: bool) -> None:
     other = 1 - leaver

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import pytest
+
 from ..left_out import NAMES, leaving_out
 from ..ranks import run_ranks, start_ranks
 from .faults import soon
@@ -62,6 +64,7 @@ def wrong_calls() -> list[tuple[str, str, float]]:
     return found
 
 
+@pytest.mark.slow
 def test_wrong_calls_and_a_rank_that_leaves() -> None:
     finished = run_ranks(2, wrong_calls, env=ENV, check=False)
     first, second = finished.values
@@ -125,6 +128,7 @@ BLOCKED = """
 """
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_ranks_that_wait_for_each_other() -> None:
     with start_ranks(2, BLOCKED, env=ENV, options=["--stall-check-shutdown-time-seconds", "0"]) as job:
         job.wait_for("blocked.0", "blocked.1", timeout=90)

@@ -15,6 +15,7 @@ LIMIT = 3.0
 STALL = {"ENGINE_STALL_WARNING": "1.5", "ENGINE_STALL_LIMIT": str(LIMIT)}  # all ranks have come before the only warning
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("size", "victim", "name", "among"),
     [

@@ -51,6 +51,7 @@ def test_no_wake_up_is_lost(size: int, spin: int) -> None:
     measured(measure, 2)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("size", "spin"), [pytest.param(2, 0, marks=pytest.mark.slow), (2, 25), (3, 0)])
 def test_no_wake_up_is_lost_when_the_role_changes_hands(size: int, spin: int) -> None:
     finished = run_ranks(size, random_steps.tight_steps, size, 8000, 10.0, env={"ENGINE_SPIN_US": str(spin)})

@@ -35,6 +35,7 @@ SETTINGS = {"ENGINE_STALL_LIMIT": "2", "PYTHONFAULTHANDLER": ""}
 OPTIONS = ["--grace-period", "2"]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("how", "word", "line"), [("native", "stood", 8), ("library", "stood", 12), ("crash", "crashed", 10)]
 )
@@ -50,6 +51,7 @@ def test_the_line_of_the_users_program_is_told(how: str, word: str, line: int) -
     assert "rank.0/stacks.txt" not in finished.files  # it was not asked
 
 
+@pytest.mark.slow
 def test_functions_made_of_a_table_are_not_the_users_line() -> None:
     """`engine.torch.allreduce` is compiled from text: its file name is not one of the program's."""
     pytest.importorskip("torch", reason="needs torch")
@@ -63,6 +65,7 @@ def test_functions_made_of_a_table_are_not_the_users_line() -> None:
     assert " at <engine" not in finished.err
 
 
+@pytest.mark.slow
 def test_a_stopped_rank_cannot_say_where_it_stands() -> None:
     with start_ranks(2, "HOW = 'stop'\n" + PROGRAM, env=SETTINGS, options=OPTIONS) as job:
         finished = job.finish(check=False)

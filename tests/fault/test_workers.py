@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from ..ranks import run_ranks
 from . import worker_programs
 
@@ -46,6 +48,7 @@ UNGUARDED = """
 """
 
 
+@pytest.mark.slow
 def test_workers_that_import_a_script_with_init_at_its_top_form_no_world() -> None:
     for rank, said in enumerate(run_ranks(2, UNGUARDED).ranks):
         lines = said.stdout.splitlines()

@@ -43,9 +43,13 @@ def environment(backend: str) -> dict[str, str]:
 
 
 def on_backends(*sizes: int, backends: tuple[str, ...] = BACKENDS) -> pytest.MarkDecorator:
-    """Mark tests like `on_ranks`, with each number of ranks on each backend."""
+    """Mark tests like `on_ranks`, with each number of ranks on each backend; of several, JAX is a spare one."""
     return on_ranks(
-        *(Ranks(size, backend, tuple(environment(backend).items())) for backend in backends for size in sizes)
+        *(
+            Ranks(size, backend, tuple(environment(backend).items()), spare=backend == "jax" and len(backends) > 1)
+            for backend in backends
+            for size in sizes
+        )
     )
 
 

@@ -15,7 +15,7 @@ import pytest
 import engine
 from engine.errors import ArgumentError, EngineError, UnsupportedOperationError, UnsupportedTensorError
 
-from ..on_ranks import on_ranks
+from ..on_ranks import on_ranks, spare
 from .quick_jax import JAX
 
 jax = pytest.importorskip("jax", reason="needs JAX")
@@ -24,7 +24,7 @@ import jax.numpy as jnp  # noqa: E402
 import engine.jax as hvd  # noqa: E402
 from engine.jax.adapter import expect_host  # noqa: E402
 
-pytestmark = on_ranks(1, 3, env=JAX, job="jax")
+pytestmark = on_ranks(spare(1), 3, env=JAX, job="jax")
 
 DTYPES = "float16 bfloat16 float32 int8 uint8 int16 uint16 int32 bool".split()
 MOVED = "uint32 complex64 float8_e4m3fn float8_e5m2".split()
@@ -156,6 +156,7 @@ def test_alltoall(size: int) -> None:
     assert isinstance(rows, jax.Array) and rows.tolist() == [split[hvd.rank()] for split in splits]
 
 
+@pytest.mark.sample(1)
 def test_gradients_of_gradients_and_forward_mode(size: int) -> None:
     x = inputs(hvd.rank(), 3)
     everyone = [inputs(rank, 3) for rank in range(size)]
@@ -184,6 +185,7 @@ def test_operations_without_gradients() -> None:
         jax.grad(lambda v: hvd.allreduce(v, op=hvd.Max, name="max").sum())(x)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_dtypes_at_once_and_compiled(dtype: str, rank: int, size: int) -> None:
     mine = jnp.arange(rank, rank + 6).reshape(2, 3).astype(dtype)

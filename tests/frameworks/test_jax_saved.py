@@ -77,6 +77,7 @@ def load(directory: str) -> tuple[str, list[Any], list[Any], bool]:
     return refused, found, again, any(event.endswith("/cache_hits") for event in events)
 
 
+@pytest.mark.slow
 def test_programs_of_another_process(tmp_path: Path) -> None:
     expected = [[3.0] * 4, [1.0, 2.0], [3.0] * 4, [6.0] * 4]
     assert run_ranks(2, compile_and_save, str(tmp_path), env=JAX).values == [expected] * 2

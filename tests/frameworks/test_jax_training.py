@@ -22,7 +22,7 @@ import jax.numpy as jnp  # noqa: E402
 
 import engine.jax as hvd  # noqa: E402
 
-pytestmark = on_ranks(1, spare(2), 3, env=JAX, job="jax")
+pytestmark = on_ranks(spare(1), spare(2), 3, env=JAX, job="jax")
 
 STEPS, BATCH = 6, 12
 
@@ -85,6 +85,7 @@ WAYS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("way", WAYS)
 def test_training_equals_that_of_one_process(way: str, rank: int) -> None:
     wrapped, plain = WAYS[way]
@@ -94,6 +95,7 @@ def test_training_equals_that_of_one_process(way: str, rank: int) -> None:
     check(found, expected)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("average", [True, False])
 def test_every_so_many_gradients(average: bool, size: int) -> None:
     """Three gradients make one reduction and one step; `optax.MultiSteps` reduces each micro step instead."""
@@ -228,6 +230,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("way", REFUSED)
 def test_what_sees_or_decides_by_one_rank_is_refused(way: str, compiled: bool, size: int) -> None:
@@ -251,6 +254,7 @@ ALLOWED: dict[str, tuple[Callable[[Any], Any], bool]] = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("way", ALLOWED)
 def test_what_all_ranks_see_alike_trains_as_one_process_does(way: str) -> None:
     wrap, skips = ALLOWED[way]

@@ -44,6 +44,7 @@ def test_each_failure_is_told_at_once_and_an_interrupt_ends_fit(backend: str) ->
         assert seconds < 30.0, (kind, seconds, text)  # usually 0.1 s; a rank that is not told waits for ever
 
 
+@pytest.mark.slow
 def test_an_interrupt_of_the_whole_job_ends_fit() -> None:
     """Ctrl-C leaves nothing running. With JAX, programs run on threads that know nothing of signals."""
     program, env = keras_programs_called.interrupted_together, environment("jax")

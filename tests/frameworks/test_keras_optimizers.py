@@ -45,6 +45,7 @@ def optimizers() -> dict[str, Any]:
     }
 
 
+@pytest.mark.sample(1)
 def test_every_optimizer_takes_the_step_of_one_process(parts: Parts) -> None:
     for name, make in optimizers().items():
         if toy.BACKEND == "jax" and "LossScale" in name:

@@ -31,6 +31,7 @@ MAKERS: dict[str, Any] = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", MAKERS)
 def test_fit_equals_one_process_with_the_whole_batch(kind: str) -> None:
     trained, alone = toy.compare_training(MAKERS[kind])
@@ -68,6 +69,7 @@ def test_train_on_batch() -> None:
     toy.check_close(toy.weights(trained), toy.weights(alone))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("ours", [False, True])
 def test_accumulated_gradients(ours: bool) -> None:
     """Batches that are accumulated, by Keras after the reduction or by the engine before it, equal one large batch."""
@@ -215,6 +217,7 @@ def test_xla_is_refused_with_what_to_set() -> None:
     toy.check_same_everywhere(toy.weights(model))
 
 
+@pytest.mark.slow
 def test_torch_compile() -> None:
     if toy.BACKEND != "torch":
         pytest.skip("is torch's")
@@ -228,6 +231,7 @@ def test_torch_compile() -> None:
     toy.check_close(steps.values(), alone.values())
 
 
+@pytest.mark.slow
 def test_files_know_nothing_of_the_engine(parts: Parts) -> None:
     """A model trained with a wrapped optimizer is saved, loaded plain, loaded wrapped, and trained on."""
     for name, make in MAKERS.items():
@@ -289,6 +293,7 @@ def test_one_rank_alone_may_load_the_model(rank: int) -> None:
     hvd.check_consistency({str(k): each for k, each in enumerate(toy.weights(model))})
 
 
+@pytest.mark.slow
 @on_backends(2, backends=("jax",))
 def test_a_saved_model_loads_where_there_is_no_engine() -> None:
     if engine.rank() == 0:

@@ -295,6 +295,7 @@ CASES: dict[str, tuple[Callable[[Things], Things], Callable[[str], Any], str]] =
 }
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("name", CASES)
 def test_what_ranks_pair_they_pair_by_name(name: str) -> None:
     case, expected, backend = CASES[name]

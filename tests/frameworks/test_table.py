@@ -29,6 +29,7 @@ print("bindings:", sorted(each for each in others if f"engine.{each}" in sys.mod
 """
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("framework", INSTALLED, ids=lambda each: each.package)
 def test_a_binding_imports_no_framework_but_its_own(framework: bindings.Framework) -> None:
     others = [each.package for each in bindings.FRAMEWORKS if each is not framework]

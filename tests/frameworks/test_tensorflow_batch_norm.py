@@ -46,6 +46,7 @@ def passed(layer: Any, inputs: Any, weights: Any, mask: Any = None) -> tuple[Any
     return output, by_input, others
 
 
+@pytest.mark.sample(4)
 @traced
 @pytest.mark.parametrize("kind", SHAPES)
 @pytest.mark.parametrize("uneven", [False, True], ids=["even", "uneven"])

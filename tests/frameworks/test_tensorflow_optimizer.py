@@ -54,6 +54,7 @@ def trained_in_session(optimizer: Any, batches: Sequence[Any]) -> list[np.ndarra
         return list(session.run(variables))
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("mode", ["eager", "function", "session"])
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_shards_train_as_the_whole_batch_does(kind: str, mode: str) -> None:
@@ -68,6 +69,7 @@ def test_shards_train_as_the_whole_batch_does(kind: str, mode: str) -> None:
     toy.check_close(found, expected, 1e-9)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("average", [False, True], ids=["sum", "average"])
 @pytest.mark.parametrize("mode", ["eager", "function", "session"])
 def test_several_passes_make_a_step(mode: str, average: bool) -> None:
@@ -108,6 +110,7 @@ def test_a_global_step_counts_steps_and_not_passes() -> None:
         assert session.run(count) == 2
 
 
+@pytest.mark.sample(1)
 @traced
 def test_gradients_may_be_clipped_between(traced: bool) -> None:
     variables, optimizer = toy.model(), hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(1.0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import tensorflow as tf
 
 import engine.tensorflow as hvd
@@ -54,6 +55,7 @@ for passes in (1, 2):
 """
 
 
+@pytest.mark.slow
 def test_monitored_sessions_train_as_one_process_does() -> None:
     run_ranks(2, TRAINING, env=ENV)
 

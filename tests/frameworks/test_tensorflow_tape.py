@@ -38,6 +38,7 @@ def local_gradients(variables: Sequence[Any], batch: Any) -> list[np.ndarray]:
     return [each.numpy() for each in tape.gradient(loss, variables)]
 
 
+@pytest.mark.sample(3)
 @traced
 @pytest.mark.parametrize("within", [False, True], ids=["after", "around"])
 def test_shards_train_as_the_whole_batch_does(traced: bool, within: bool) -> None:
@@ -94,6 +95,7 @@ class Negated(hvd.Compressor):
         return tf.cast(-tensor, ctx)
 
 
+@pytest.mark.sample(10)
 @traced
 @pytest.mark.parametrize(
     ("options", "tolerance"),
@@ -203,6 +205,7 @@ def test_gradients_that_other_ranks_lack_later_on_are_no_partners_of_others(size
     assert [each is None for each in run((1, 2))] == [True, False, False]
 
 
+@pytest.mark.slow
 @on_op_ranks(3)
 def test_three_thousand_operations_in_the_first_step(rank: int) -> None:
     weights = tf.Variable(tf.ones([3000]))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -169,6 +170,7 @@ def make_tied(wrap: Wrap, **options: Any) -> tuple[list[nn.Parameter], Any]:
     return parameters, wrap(torch.optim.SGD(parameters, lr=0.0), **options)
 
 
+@pytest.mark.sample(1)
 def test_gradients_tied_after_backward_are_reduced_once(wrap: Wrap) -> None:
     for way, options in WAYS.items():
         for tie in TIES:

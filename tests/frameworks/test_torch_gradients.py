@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -51,6 +52,7 @@ class Interrupted(nn.Module):
         return self.inner[4](Pause.apply(self.inner[:4](x), self.action))
 
 
+@pytest.mark.sample(1)
 def test_reduces_while_backward_runs(wrap: Wrap) -> None:
     """Halfway through backward the last layer's averaged gradient is there, and other operations have not begun."""
     seen: list[dict[str, torch.Tensor]] = []

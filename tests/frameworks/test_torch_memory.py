@@ -244,6 +244,7 @@ def check_moved(wrap: Wrap, how: str, when: str, here: bool, op: Any) -> None:
     optimizer.unwrap()
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("how", MOVES)
 def test_test_gradients_are_reduced_after_memory_was_moved(how: str, wrap: Wrap) -> None:
     # Parameters that torch loads by swapping lose their gradient, in one process, too.
@@ -308,6 +309,7 @@ def convert_to_others(model: nn.Module) -> None:
         torch.__future__.set_overwrite_module_params_on_conversion(False)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("replace", [assign, assign_a_part, set_anew, convert_to_others])
 @pytest.mark.parametrize("named", [True, False])
 def test_test_parameters_that_were_replaced_are_named(replace: Callable[[Any], None], named: bool, wrap: Wrap) -> None:
@@ -392,6 +394,7 @@ def check_lone(case: object, parameter: nn.Parameter, dtype: torch.dtype) -> Non
     assert torch.equal(gradient, torch.full_like(gradient, 2 / engine.size())), (case, gradient)
 
 
+@pytest.mark.sample(1)
 def test_test_a_rank_without_a_gradient_takes_the_dtype_of_the_others(wrap: Wrap) -> None:
     if not hasattr(torch.Tensor, "grad_dtype"):
         return
@@ -433,6 +436,7 @@ def change_format(parameter: nn.Parameter) -> None:
     parameter.data = parameter.data.to(memory_format=torch.channels_last)
 
 
+@pytest.mark.sample(1)
 def test_test_a_rank_without_a_gradient_follows_a_parameter_that_was_converted() -> None:
     for change in (change_dtype, change_format):
         for rank in range(engine.size()):

@@ -28,6 +28,7 @@ net["body"](torch.ones(3, 4)).sum().backward()
 """
 
 
+@pytest.mark.slow
 def test_a_rank_that_normalises_alone_is_named_with_the_layer() -> None:
     def named() -> None:
         done = run_ranks(3, ONE_IN_EVALUATION, check=False, env={"ENGINE_STALL_LIMIT": "3"})
@@ -54,6 +55,7 @@ engine.barrier() if meeting == "barrier" else hvd.allreduce(torch.ones(1), name=
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("steps", "meeting", "ended", "ends"),
     [

@@ -124,6 +124,7 @@ def test_a_closure_that_is_never_called_is_an_error(wrap: Wrap) -> None:
     optimizer.step(lambda: None)  # The window is complete before it.
 
 
+@pytest.mark.sample(1)
 def test_a_rank_that_leaves_backward_out(wrap: Wrap) -> None:
     """The rank contributes zeros to that step only, however often it happens, in both modes of zero_grad."""
     for to_none in (True, False):
@@ -413,6 +414,7 @@ def bring_late(parameter: nn.Parameter, how: str) -> None:
     parameter.grad = torch.full_like(parameter, engine.rank() + 1)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("compression", [None, "own"])
 @pytest.mark.parametrize("how", ["set by hand", "unfrozen"])
 def test_late_gradients_of_one_rank_do_not_meet_the_next_pass_of_others(
@@ -616,6 +618,7 @@ def test_a_model_in_another_library_is_refused() -> None:
         dist.destroy_process_group()
 
 
+@pytest.mark.sample(1)
 def test_compiled_autograd_is_refused(wrap: Wrap) -> None:
     from torch._dynamo import compiled_autograd
 

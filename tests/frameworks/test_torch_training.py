@@ -317,6 +317,7 @@ def test_lbfgs(wrap: Wrap) -> None:
     toy.check_close(toy.parameters_of(model), toy.parameters_of(alone), rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.sample(1)
 def test_compiled_models(wrap: Wrap) -> None:
     model, alone = toy.mlp(), toy.mlp()
     optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())

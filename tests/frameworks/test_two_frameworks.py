@@ -39,6 +39,7 @@ def test_bindings_work_beside_each_other_in_any_order(order: str) -> None:
     assert done.stdout == "fine\n", done.stderr[-3000:]
 
 
+@pytest.mark.slow
 @on_backends(2, backends=("tensorflow",))
 def test_optimizers_of_two_frameworks_take_no_name_of_each_other(rank: int, size: int) -> None:
     """Both have gradients in flight in one step; their parameters have equal names and different shapes."""

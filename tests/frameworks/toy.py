@@ -17,8 +17,8 @@ from engine.session import runtime
 from ..on_ranks import Ranks, spare
 from ..waiting import let_pass, until
 
-# Numbers of ranks: two and four only in `make slow`, except for tests of pairs of pairs or process sets.
-SIZES = (1, spare(2), 3, spare(4))
+# Numbers of ranks: only three in `make test`, except for tests of pairs of pairs or process sets.
+SIZES = (spare(1), spare(2), 3, spare(4))
 
 # Ranks on which tensors lend their memory only by `__dlpack__`, like those of torch 2.2 to 2.9. It refuses tensors
 # that require a gradient.

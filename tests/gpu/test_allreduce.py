@@ -35,12 +35,14 @@ def ranks(libraries: Path, registered: Path, tmp_path: Path) -> Start:
     return begin
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("size", "policy"), SIZES)
 def test_numbers(size: int, policy: str, ranks: Start) -> None:
     """All dtypes and reductions give the numbers of host memory."""
     ranks(size, "numbers", policy=policy).succeeds()
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("program", ["factors", "fused", "many", "forgotten", "streams", "hooks", "moved"])
 def test_program(program: str, policy: str, ranks: Start) -> None:
@@ -48,12 +50,14 @@ def test_program(program: str, policy: str, ranks: Start) -> None:
     ranks(2, program, policy=policy).succeeds()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("size", "policy"), SIZES[1:])
 def test_pieces(size: int, policy: str, ranks: Start) -> None:
     """Problems 9, 12 and 26."""
     ranks(size, "pieces", policy=policy).succeeds()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("program", ["numbers", "fused", "pieces"])
 def test_ranks_on_several_hosts(program: str, ranks: Start) -> None:
     """The schedule that other hosts get is checked before it runs."""
@@ -62,11 +66,13 @@ def test_ranks_on_several_hosts(program: str, ranks: Start) -> None:
     ranks(3, program, more={"ENGINE_HUB": hub, "ENGINE_SECRET": "a secret of tests"}).succeeds()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("size", [2, 3])
 def test_joins(size: int, ranks: Start) -> None:
     ranks(size, "joins", linger=5).succeeds()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("size", "policy"), SIZES)
 def test_broadcasts(size: int, policy: str, ranks: Start) -> None:
     ranks(size, "broadcasts", policy=policy).succeeds()
@@ -88,6 +94,7 @@ def test_gpu_on_one_rank_alone_is_told(ranks: Start) -> None:
         assert "rank 0 waits for 'engine.gpu', which rank 1 has not submitted" in text
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("how", ["kill", "stop", "leave"])
 def test_rank_that_is_lost(how: str, ranks: Start) -> None:
     """Problem 19: the others name it, their devices become idle, and they go on in a world without it."""
@@ -99,6 +106,7 @@ def test_rank_that_is_lost(how: str, ranks: Start) -> None:
     assert statuses[:2] == [0, 0], "\n".join(texts)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("call", ["cuLaunchKernel", "ncclAllReduce", "cuMemcpyHtoDAsync", "cuStreamWaitEvent"])
 def test_call_that_fails_is_told_on_all_ranks(call: str, ranks: Start) -> None:
     """Problem 17."""
@@ -107,12 +115,14 @@ def test_call_that_fails_is_told_on_all_ranks(call: str, ranks: Start) -> None:
         assert call in text
 
 
+@pytest.mark.slow
 def test_call_that_hangs_is_left_alone(ranks: Start) -> None:
     """Problem 21: the ranks' waits end, and so do the processes."""
     for text in ranks(2, "hangs").succeeds():
         assert "rank 1 stalled: ncclAllReduce has not returned for 2 s" in text
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("what", "said"),
     [

@@ -51,6 +51,7 @@ def mpirun(
     return done.returncode, done.stdout
 
 
+@pytest.mark.sample(1)
 def test_bits_are_those_of_tcp_and_an_idle_rank_costs_nothing(mpi: Path, tmp_path: Path) -> None:
     code, said = mpirun(mpi, tmp_path, 2, "bits")
     assert code == 0, said
@@ -58,6 +59,7 @@ def test_bits_are_those_of_tcp_and_an_idle_rank_costs_nothing(mpi: Path, tmp_pat
     assert max(spent) < 0.2, spent  # of two seconds, all of which a thread that polls MPI would use
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_mpi_sums_if_it_is_asked_to(mpi: Path, tmp_path: Path, ranks: int) -> None:
     """Results match NumPy and have equal bits on all ranks. Operations that MPI does not sum have the usual bits."""
@@ -66,18 +68,21 @@ def test_mpi_sums_if_it_is_asked_to(mpi: Path, tmp_path: Path, ranks: int) -> No
     assert len({(tmp_path / f"bits.{rank}").read_text() for rank in range(ranks)}) == 1
 
 
+@pytest.mark.slow
 def test_process_sets_have_messages_of_their_own(mpi: Path, tmp_path: Path) -> None:
     code, said = mpirun(mpi, tmp_path, 3, "sets")
     assert code == 0, said
     assert all((tmp_path / f"done.{rank}").exists() for rank in range(3))
 
 
+@pytest.mark.sample(1)
 def test_a_rank_that_stands_still_for_a_while_is_waited_for(mpi: Path, tmp_path: Path) -> None:
     code, said = mpirun(mpi, tmp_path, 2, "stopped")
     assert code == 0, said
     assert all((tmp_path / f"done.{rank}").exists() for rank in range(2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["prepare_library", "initialise_mpi", "_duplicate_communicator", "_handle"])
 def test_what_fails_on_one_rank_is_told_to_all_at_once_and_can_be_tried_again(
     step: str, mpi: Path, tmp_path: Path
@@ -92,6 +97,7 @@ def test_what_fails_on_one_rank_is_told_to_all_at_once_and_can_be_tried_again(
         assert (tmp_path / f"done.{rank}").exists()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("between", ["auto", "mpi"])
 def test_a_killed_rank_is_named_unless_the_launcher_is_first(mpi: Path, tmp_path: Path, between: str) -> None:
     """mpirun ends all ranks when it detects a death."""
@@ -102,6 +108,7 @@ def test_a_killed_rank_is_named_unless_the_launcher_is_first(mpi: Path, tmp_path
         assert error.read_text().startswith("RankDiedError: rank 1 died"), said
 
 
+@pytest.mark.slow
 def test_an_mpi_for_one_thread_is_refused_with_what_to_do(mpi: Path, tmp_path: Path) -> None:
     code, said = mpirun(mpi, tmp_path, 2, "refused", "single")
     assert code == 0, said
@@ -110,6 +117,7 @@ def test_an_mpi_for_one_thread_is_refused_with_what_to_do(mpi: Path, tmp_path: P
         assert "MPI was initialised for calls of one thread alone" in text and "MPI_THREAD_SERIALIZED" in text
 
 
+@pytest.mark.slow
 def test_another_mpi_than_the_launcher_s_is_refused_with_what_to_do(mpi: Path, tmp_path: Path) -> None:
     """MPICH ends by itself under Open MPI's launcher, and prints why."""
     (other,) = [name for name in MPIS if not mpi.parent.name.endswith(name)]

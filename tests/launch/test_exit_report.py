@@ -244,6 +244,7 @@ JOBS: dict[str, tuple[str, str, int]] = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("how", JOBS)
 def test_the_verdict_does_not_depend_on_what_the_engine_writes(launcher: Any, how: str) -> None:
     """The launcher names the same culprit although the text of every exception of the engine changes on each use."""
@@ -255,6 +256,7 @@ def test_the_verdict_does_not_depend_on_what_the_engine_writes(launcher: Any, ho
         assert ("did not come within" in job.err) == (not reworded and how == "absent")
 
 
+@pytest.mark.slow
 def test_an_elastic_job_ends_by_what_workers_raise_and_not_by_what_they_write(launcher: Any) -> None:
     program = """
 import engine

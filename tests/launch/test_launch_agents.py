@@ -129,6 +129,7 @@ def test_a_failing_rank_is_named_with_its_host_and_gives_the_code(launcher):
     )
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_ends_the_job(launcher):
     process = started(launcher, "--grace-period", 0.2)
     os.kill(int((launcher.home / "pid.2").read_text()), signal.SIGKILL)
@@ -137,6 +138,7 @@ def test_a_rank_that_is_killed_ends_the_job(launcher):
     assert job.failure[0].startswith("enginerun: first failure: rank 2 on b: killed by SIGKILL")
 
 
+@pytest.mark.slow
 def test_what_ranks_report_in_their_directories_comes_to_the_launcher(launcher):
     """Includes a host that does not see the launcher's directory: its agent has one of its own."""
     program = """
@@ -164,6 +166,7 @@ def test_what_ranks_report_in_their_directories_comes_to_the_launcher(launcher):
     assert not (kept / ".job").exists()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("chosen", [False, True], ids=["temporary", "chosen"])
 def test_agents_may_share_a_directory_that_the_launcher_does_not_see(launcher, chosen):
     """One of the agents makes the directory, each sends its ranks' files, and none is left there."""
@@ -219,6 +222,7 @@ def test_a_signal_reaches_the_ranks_of_all_hosts(launcher):
     assert job.err.rstrip().endswith("ended by SIGINT") and "first failure" not in job.err
 
 
+@pytest.mark.slow
 def test_a_second_interrupt_kills_at_once_on_all_hosts(launcher):
     program = """
         signal.signal(signal.SIGINT, lambda *_: touch(f"int.{rank}")); touch(f"up.{rank}")
@@ -300,6 +304,7 @@ def test_hosts_that_cannot_take_part_are_told_with_what_was_tried_and_what_they_
     launcher.nothing_left()
 
 
+@pytest.mark.slow
 def test_a_host_that_does_not_answer_is_given_up_after_the_start_timeout(launcher):
     stand_in_ssh(launcher)
     job = launcher.run("-H", "deaf:1,fine:1", "--start-timeout", 8, python="touch('ran')")
@@ -309,6 +314,7 @@ def test_a_host_that_does_not_answer_is_given_up_after_the_start_timeout(launche
     launcher.nothing_left()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -390,6 +396,7 @@ def test_ssh_starts_agents_with_the_environment_and_the_directory_of_the_launche
     assert call.endswith(f"chatty {sys.executable} -B -P -m engine.launch.agent")
 
 
+@pytest.mark.slow
 def test_another_python_of_the_hosts_is_that_of_their_ranks(launcher):
     """There it replaces both `python` and the path of the launcher's Python; the launcher's own host keeps its own."""
     stand_in_ssh(launcher)
@@ -401,6 +408,7 @@ def test_another_python_of_the_hosts_is_that_of_their_ranks(launcher):
     assert (job.code, job.lines(0)) == (0, [python]), job.err
 
 
+@pytest.mark.slow
 def test_a_first_host_that_others_cannot_reach_by_its_name_is_refused(launcher):
     stand_in_ssh(launcher)
     job = launcher.run("-H", "localhost:1,fine:1", python="touch('ran')")
@@ -408,6 +416,7 @@ def test_a_first_host_that_others_cannot_reach_by_its_name_is_refused(launcher):
     assert "--hosts: other hosts cannot reach 'localhost', and there is no way to 'fine'" in job.err
 
 
+@pytest.mark.slow
 def test_a_name_of_this_machine_for_which_ssh_fails_is_told_as_such(launcher):
     """Names that only /etc/hosts knows are not resolved beforehand; an unusual form of an address stands in for one."""
     stand_in_ssh(launcher)
@@ -442,6 +451,7 @@ def test_doctor_tells_what_hosts_have_in_several_versions():
     assert jax.startswith("versions of JAX differ (0.4, none)")
 
 
+@pytest.mark.slow
 def test_doctor_uses_the_interface_for_the_first_host_too(launcher):
     hosts = ("a", "192.0.2.7")  # the second is reached by a route that is not the loopback, if there is any network
     options = ["--launch-agent", "env HOST={host}", "--network-interface", "lo"]
@@ -510,6 +520,7 @@ def test_the_reader_of_a_text_may_leave(launcher, command):
     assert (process.returncode, err) == (0, b"")
 
 
+@pytest.mark.slow
 def test_pages_of_counters_of_other_hosts_come_to_the_launcher(launcher):
     for rank in range(4):
         (launcher.home / f"page.{rank}").write_bytes(content(**training(rank)))
@@ -519,6 +530,7 @@ def test_pages_of_counters_of_other_hosts_come_to_the_launcher(launcher):
     assert "enginerun: summary: 4 ranks" in job.err and "nothing was counted" not in job.err, job.err
 
 
+@pytest.mark.slow
 def test_the_summary_compares_ranks_with_the_processors_of_their_host(launcher):
     """Two hosts have one CPU each; one of them runs two ranks."""
     for rank in range(3):
@@ -562,6 +574,7 @@ def three_hosts():
 HOSTS = "10.79.0.1:2,10.79.0.2:1,10.79.0.3:2"
 
 
+@pytest.mark.slow
 def test_ranks_in_namespaces_reach_the_first_host(launcher, three_hosts):
     program = """
         import socket
@@ -592,6 +605,7 @@ def test_the_engine_works_on_ranks_of_several_hosts_and_is_counted(launcher, thr
     assert "enginerun: summary: 5 ranks" in job.err and "nothing was counted" not in job.err, job.err
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("whom", ["launcher", "agent", "rank", "carrier", "interrupt"])
 def test_in_namespaces_nothing_is_left_when_one_is_killed(launcher, three_hosts, whom):
     """Each host has a PID namespace whose first process is its agent, so that all processes end with it.
@@ -631,6 +645,7 @@ def _parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[1])
 
 
+@pytest.mark.slow
 def test_doctor_tells_the_addresses_of_namespaces_and_what_is_cut_off(launcher, three_hosts):
     job = launcher.run("doctor", "-H", HOSTS, three_hosts, "--network-interface", "eth0")
     assert job.code == 0, job.out + job.err

@@ -13,6 +13,7 @@ LONG = ("--grace-period", 60)
 PAUSE = 0.3  # seconds in which the monitor thread could write
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("ending", "code", "words"),
     [
@@ -110,6 +111,7 @@ raise RankStalledError("rank 2 stood still for 10 s", 2)
     assert ": SIGKILL" not in job.err  # a stopped process reacts to no other signal, so it gets SIGKILL at once
 
 
+@pytest.mark.slow
 def test_a_rank_that_left_is_named_though_it_ended_well(launcher):
     job = launcher.run(
         *("-np", 2, *LONG),
@@ -210,6 +212,7 @@ touch(f"up.{rank}")
 """
 
 
+@pytest.mark.slow
 def test_of_many_ranks_that_fail_because_of_one_its_traceback_alone_is_shown(launcher):
     job = launcher.run(
         *("-np", 3, *LONG),
@@ -241,12 +244,14 @@ def test_an_interrupted_job_shows_no_traceback_of_every_rank(launcher):
         assert any("(its traceback: " in line for line in job.lines(rank, "stderr")), job
 
 
+@pytest.mark.slow
 def test_a_hook_for_exceptions_of_the_programs_own_sees_all_of_them(launcher):
     hook = "sys.excepthook = lambda kind, *_: sys.stderr.write(f'mine {kind.__name__}\\n')\n"
     job = launcher.run("-np", 2, *LONG, python=hook + ENGINE_JOB + "if rank: raise ValueError\nengine.barrier()")
     assert "mine RankRaisedError" in job.lines(0, "stderr")
 
 
+@pytest.mark.slow
 def test_no_line_of_the_engines_comes_into_what_a_hook_writes_bit_by_bit(launcher):
     """The hook's lines stay together, as in a traceback."""
     hook = (
@@ -263,12 +268,14 @@ def test_no_line_of_the_engines_comes_into_what_a_hook_writes_bit_by_bit(launche
     assert any("ERROR: rank 1 failed" in line for line in lines), lines
 
 
+@pytest.mark.slow
 def test_the_odd_one_out_of_a_mismatch_is_named(launcher):
     program = ENGINE_JOB + "engine.allreduce(numpy.ones(2 + (rank == 1)), name='x')"
     job = launcher.run("-np", 3, *LONG, python=program)
     assert "enginerun: the ranks disagree: rank 1 is the odd one out" in job.err
 
 
+@pytest.mark.slow
 def test_a_rank_that_left_has_its_cause_told_once_with_what_it_may_be(launcher):
     program = ENGINE_JOB + "if rank == 0: engine.allreduce(numpy.ones(2), name='warm')"
     job = launcher.run("-np", 2, *LONG, python=program)

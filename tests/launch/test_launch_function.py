@@ -54,6 +54,7 @@ def test_the_ranks_are_a_world():
     assert engine.run(called.total, [2.0], np=3, start_timeout=60) == [6.0] * 3
 
 
+@pytest.mark.slow
 def test_a_call_that_lasts_for_weeks_is_no_leftover():
     assert engine.run(called.ages_and_clears, (tempfile.gettempdir(),), num_proc=1) == [True]
 
@@ -67,28 +68,33 @@ def test_a_failing_ranks_traceback_comes_first():
     assert caught.value.rank == 1
 
 
+@pytest.mark.slow
 def test_a_killed_rank_is_named():
     with pytest.raises(JobError, match=r"(?s)^rank 0 failed first\n.*killed by SIGKILL") as caught:
         engine.run(called.killed_on, (0,), num_proc=2)
     assert caught.value.rank == 0
 
 
+@pytest.mark.slow
 def test_a_rank_that_ends_without_a_result_is_an_error():
     with pytest.raises(JobError, match="rank 1 ended before the function returned"):
         engine.run(called.exits_on, (1,), num_proc=2)
 
 
+@pytest.mark.slow
 def test_a_result_that_cannot_be_pickled_is_an_error_of_its_rank():
     with pytest.raises(JobError, match=r"TypeError: the result of rank 0, of type lock, cannot be pickled"):
         engine.run(called.unpicklable)
 
 
+@pytest.mark.slow
 def test_a_lambda_takes_cloudpickle():
     pytest.importorskip("cloudpickle", reason="needs cloudpickle")
     factor = 7
     assert engine.run(lambda value: value * factor, (6,), num_proc=2) == [42, 42]
 
 
+@pytest.mark.slow
 def test_without_cloudpickle_only_functions_of_modules_are_taken(monkeypatch):
     monkeypatch.setitem(sys.modules, "cloudpickle", None)
     assert [result[0] for result in engine.run(called.place, num_proc=2)] == [0, 1]
@@ -140,6 +146,7 @@ def apart(tmp_path):
     return {"launch_agent": f"{tmp_path}/agent {{host}}", "network_interface": "lo", "remote_directory": str(tmp_path)}
 
 
+@pytest.mark.slow
 def test_a_function_runs_on_several_hosts_and_its_results_come_back(tmp_path, apart):
     large, output, reach = "x" * 3_000_000, Path(tempfile.gettempdir(), "output"), apart
     (output / "rank.3").mkdir(parents=True)
@@ -153,6 +160,7 @@ def test_a_function_runs_on_several_hosts_and_its_results_come_back(tmp_path, ap
         engine.run(called.raises_on, (1,), hosts="a:1,b:1", **reach)
 
 
+@pytest.mark.slow
 def test_what_an_earlier_job_has_left_is_not_taken_for_this_jobs(apart):
     output = Path(tempfile.gettempdir(), "output")
     far = Path(f"{tempfile.gettempdir()}.far", "output")
@@ -166,6 +174,7 @@ def test_what_an_earlier_job_has_left_is_not_taken_for_this_jobs(apart):
     assert not (far / ENCLOSED).exists()
 
 
+@pytest.mark.slow
 def test_a_result_that_could_not_be_written_here_is_told(apart, capfd):
     """The launcher may write no file over 1 MiB; the other host has no such limit."""
     agent = Path(apart["launch_agent"].split()[0])
@@ -180,12 +189,14 @@ def test_a_result_that_could_not_be_written_here_is_told(apart, capfd):
     assert f"/rank.1/{RESULT} is not complete: File too large: raise 'ulimit -f'" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_another_python_of_the_hosts_makes_the_call(tmp_path):
     python = other_python(tmp_path / "far")
     reach = {"launch_agent": "env HOST={host}", "network_interface": "lo", "remote_python": python}
     assert engine.run(called.pythons, hosts="a:1,b:1", **reach) == [(python, python)] * 2
 
 
+@pytest.mark.slow
 def test_results_of_a_job_that_runs_are_not_touched_by_one_that_is_refused(tmp_path):
     (tmp_path / "rank.0").mkdir()
     (tmp_path / "rank.0" / RESULT).write_text("of the job that runs")
@@ -198,6 +209,7 @@ def test_results_of_a_job_that_runs_are_not_touched_by_one_that_is_refused(tmp_p
     assert (tmp_path / "rank.0" / RESULT).read_text() == "of the job that runs"
 
 
+@pytest.mark.slow
 def test_the_call_is_written_where_nobody_else_reads_it_and_through_no_link(tmp_path):
     output, victim = tmp_path / "output", tmp_path / "victim"
     output.mkdir()
@@ -218,6 +230,7 @@ def test_a_call_that_somebody_has_changed_is_not_unpickled(tmp_path):
     assert [path.name for path in (tmp_path / "rank.0").iterdir()] == [ERROR]
 
 
+@pytest.mark.slow
 def test_a_job_that_cannot_start_is_refused():
     with pytest.raises(LaunchError, match="elsewhere: cannot start '/no/such': No such file"):
         engine.run(called.place, hosts="elsewhere:2", num_proc=2, launch_agent="/no/such")
@@ -227,6 +240,7 @@ def test_a_job_that_cannot_start_is_refused():
         engine.run(called.place, num_proc=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bounds", [{"min_num_proc": 1}, {"min_num_proc": 2, "max_num_proc": 2}], ids=["less", "fixed"])
 def test_an_elastic_job_returns_what_the_ranks_of_its_last_world_returned(tmp_path, bounds):
     """A rank is killed in the first world and restarted; a script names the hosts, whatever the bounds."""
@@ -242,11 +256,13 @@ def test_an_elastic_job_returns_what_the_ranks_of_its_last_world_returned(tmp_pa
     assert (tmp_path / "killed").exists()
 
 
+@pytest.mark.slow
 def test_an_elastic_job_without_a_script_has_its_first_failure_in_the_error(tmp_path):
     with pytest.raises(JobError, match=r"(?s)raised the same: ValueError.*first failure: .*nobody does"):
         engine.run(called.raises_everywhere, num_proc=2, min_num_proc=1, elastic_timeout=60)
 
 
+@pytest.mark.slow
 def test_a_function_that_never_comes_to_elastic_run_ends_an_elastic_job_at_once():
     with pytest.raises(JobError, match=r"ended with exit code 0 and never came to elastic\.run"):
         engine.run(called.process, num_proc=2, min_num_proc=1)
@@ -279,6 +295,7 @@ def test_what_means_nothing_here_is_said_in_one_line(capfd, tmp_path):
     assert (output / "rank.0" / "stdout").exists()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL, signal.SIGTERM])
 def test_the_job_ends_with_its_caller(launcher, signum):
     program = launcher.home / "caller.py"

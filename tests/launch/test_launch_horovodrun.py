@@ -111,6 +111,7 @@ def test_options_of_elastic_jobs_count_in_elastic_jobs():
         parse("-np 3 --min-np 1 --np-multiple 2 true".split()).elastic.make_limits(60.0, 0.0, 5.0)
 
 
+@pytest.mark.slow
 def test_short_options_mean_what_they_mean_in_horovodrun(launcher):
     assert launcher.run("-v").out.startswith("enginerun ")
     assert launcher.run("-cb").out == launcher.run("--check-build").out
@@ -146,6 +147,7 @@ def test_check_build_tells_which_launchers_are_there_and_that_hosts_are_reached(
     assert lines.count("[X] TCP between hosts") == 2
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("refusal", "gpus"), [(0, 1), (0, 0), (100, 1)])
 def test_check_build_tells_of_cuda_where_the_driver_finds_a_gpu(monkeypatch, refusal, gpus):
     def count(found):

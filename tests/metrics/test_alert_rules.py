@@ -24,6 +24,7 @@ def test_rules_are_well_formed(prometheus: Programs) -> None:
     assert output.count("SUCCESS") == len(RULES) == 2, output
 
 
+@pytest.mark.slow
 def test_alerts_fire_and_stay_silent_as_the_cases_say(prometheus: Programs) -> None:
     assert "SUCCESS" in prometheus.tool("test", "rules", CASES)
 

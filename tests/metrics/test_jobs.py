@@ -96,6 +96,7 @@ def test_pages_that_cannot_be_read_are_told_by_rank(fake_job: Any) -> None:
     assert "damaged" in str(pages[1]) and "version 7" in str(pages[2])
 
 
+@pytest.mark.slow
 def test_agents_of_a_launcher_that_is_here_are_no_jobs_of_their_own() -> None:
     options = ["-H", "a:2,b:1", "--launch-agent", "env HOST={host}", "--network-interface", "lo"]
     command = [sys.executable, "-m", "engine.launch", "-np", "3", *options, "sh", "-c", "echo ready; exec sleep 60"]
@@ -130,6 +131,7 @@ def test_ranks_of_another_launcher_are_one_job(alone: Starter) -> None:
         assert not attached.runs and sorted(attached.read().snapshots) == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_single_processes_are_jobs_of_their_own(alone: Starter) -> None:
     one, two = alone(1), alone(1)
     assert [len(found(each.pid)) for each in (one, two)] == [1, 1]

@@ -271,6 +271,7 @@ DAMAGES = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", DAMAGES)
 def test_a_page_that_cannot_be_read_is_left_out_counted_and_said_once(pages, name):
     damage, words = DAMAGES[name]
@@ -296,6 +297,7 @@ def test_a_page_that_is_gone_or_no_page_is_left_out(tmp_path):
     assert len(said) == 3
 
 
+@pytest.mark.slow
 @given(st.integers(0, 1 << 32))
 def test_any_content_of_fields_is_exported(seed):
     it = FakePage()
@@ -337,6 +339,7 @@ def test_64_ranks_are_scraped_within_a_second_with_about_100_series_each():
     assert len(of_rank(found, 0)) <= 110
 
 
+@pytest.mark.slow
 def test_parallel_scrapes_of_pages_that_change_are_whole_and_never_go_back(pages):
     made, over, seen = exporter(pages), threading.Event(), []
 

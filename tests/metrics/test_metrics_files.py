@@ -20,6 +20,7 @@ from engine.metrics.run_names import clean_name, default_name
 from ..waiting import until, until_files
 
 
+@pytest.mark.slow
 @given(st.text(max_size=300))
 def test_a_runs_name_is_fit_for_a_label_and_a_file(name):
     clean = clean_name(name)

@@ -81,11 +81,13 @@ if engine.is_initialized() is False and os.environ["RANK"] == "0":
     assert second == ""
 
 
+@pytest.mark.slow
 def test_a_run_is_named_for_its_script_and_rank_0(tmp_path):
     [out] = run(tmp_path, 'engine.init(metrics_file_sd="sd")\nprint(os.listdir("sd") == [f"train-{os.getpid()}.json"])')
     assert out == "True\n"
 
 
+@pytest.mark.slow
 def test_a_forked_child_neither_serves_nor_cleans_up(tmp_path):
     [out] = run(
         tmp_path,
@@ -106,6 +108,7 @@ print(scrape("r")['engine_resets_total{rank="0",run="r"}'])
     assert list((tmp_path / "sd").iterdir()) == []
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

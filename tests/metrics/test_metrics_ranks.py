@@ -8,6 +8,8 @@ import signal
 import urllib.request
 from pathlib import Path
 
+import pytest
+
 from ..ranks import start_ranks
 from ..waiting import until
 
@@ -34,6 +36,7 @@ def scrape(directory: Path) -> dict[str, float]:
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line[0] != "#")}
 
 
+@pytest.mark.slow
 def test_a_rank_that_has_died_is_down_and_keeps_its_counters(tmp_path):
     options = ["--metrics-file-sd", str(tmp_path), "--grace-period", "90"]
     with start_ranks(2, PROGRAM, options=options) as job:

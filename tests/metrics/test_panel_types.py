@@ -24,10 +24,12 @@ def compiled(program: str) -> str:
         pytest.skip(f"needs node, and npm with its registry: {error}")
 
 
+@pytest.mark.slow
 def test_panels_are_of_their_types() -> None:
     assert compiled(make_program(boards())) == ""
 
 
+@pytest.mark.slow
 def test_panels_of_other_types_are_refused() -> None:
     program = make_program(boards())
     changes = {

@@ -47,6 +47,7 @@ def test_a_rank_that_did_nothing_has_no_step_time_and_no_lag() -> None:
     assert found.step is None and found.lag is None and found.steps == 0
 
 
+@pytest.mark.slow
 @given(READINGS, READINGS, st.floats(-10, 10))
 def test_rates_are_finite_and_not_negative_whatever_ranks_do(
     earlier: dict[int, Page], later: dict[int, Page], seconds: float

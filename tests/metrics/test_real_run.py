@@ -150,6 +150,7 @@ def test_the_slowed_rank_is_the_straggler_and_no_other(run: Run) -> None:
     run.until_is(lambda: not run.firing("EngineStraggler"), "it is over")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_the_killed_rank_is_down_and_no_other(run: Run) -> None:
     os.kill(run.job.pid(3), signal.SIGKILL)

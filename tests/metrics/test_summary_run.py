@@ -39,6 +39,7 @@ def summarized(tmp_path: Path, *options: str, program: str = TRAINS) -> tuple[in
     return run.returncode, "\n".join(re.findall(r"^enginerun: (.*)$", run.stderr, re.MULTILINE))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)  # three jobs, at most
 def test_a_run_is_summarised_with_its_late_rank(tmp_path: Path) -> None:
     def measure() -> None:
@@ -62,6 +63,7 @@ def test_a_failed_run_is_summarised_up_to_its_failure_which_is_said_last(tmp_pat
     assert text.index("summary: 2 ranks") < text.index("first failure: rank 1")
 
 
+@pytest.mark.slow
 def test_a_run_that_the_user_ends_is_no_failure(tmp_path: Path) -> None:
     endless = TRAINS.replace("range(60)", "range(10**9)").replace("    optimizer.zero_grad()", """
     if step == 30 and engine.rank() == 0:
@@ -72,11 +74,13 @@ def test_a_run_that_the_user_ends_is_no_failure(tmp_path: Path) -> None:
     assert "failed" not in text, text
 
 
+@pytest.mark.slow
 def test_a_run_that_never_starts_the_engine_says_so(tmp_path: Path) -> None:
     code, text = summarized(tmp_path, program="print('hello')")
     assert code == 0 and "nothing was counted: no rank has started the engine" in text
 
 
+@pytest.mark.slow
 def test_without_the_option_nothing_is_summarised(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "engine.launch", "-np", "1", "true"]
     run = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)

@@ -133,6 +133,7 @@ def once(*arguments: str) -> subprocess.CompletedProcess[str]:
 # ---- in a terminal ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("size", "ranks", "shown"), [((80, 24), 3, 3), ((200, 60), 40, 40), ((80, 24), 40, None)])
 def test_frames_fit_into_the_terminal(
     fake_job: Any, terminal: Callable[..., Terminal], size: tuple[int, int], ranks: int, shown: int | None
@@ -155,6 +156,7 @@ def test_frames_fit_into_the_terminal(
     assert "?1049" not in top.raw and "?1000" not in top.raw, "no alternate screen, no mouse"
 
 
+@pytest.mark.slow
 def test_it_shows_who_is_late_and_what_is_overdue(fake_job: Any, terminal: Callable[..., Terminal]) -> None:
     job = fake_job(3)
     job.tell("write", 0, "worlds", 2)
@@ -170,6 +172,7 @@ def test_it_shows_who_is_late_and_what_is_overdue(fake_job: Any, terminal: Calla
     top.wait_for(r"blocked \d+\.\d %")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("leave", [b"q", b"Q", b"\x03"])
 def test_it_leaves_at_a_key_and_leaves_the_terminal_as_it_was(
     fake_job: Any, terminal: Callable[..., Terminal], leave: bytes
@@ -184,6 +187,7 @@ def test_it_leaves_at_a_key_and_leaves_the_terminal_as_it_was(
     assert job.process.poll() is None, "the job is left alone"
 
 
+@pytest.mark.slow
 def test_a_signal_leaves_the_terminal_as_it_was(fake_job: Any, terminal: Callable[..., Terminal]) -> None:
     top = terminal(fake_job(1).name, "--interval", "60")
     top.wait_for("running")
@@ -206,6 +210,7 @@ sys.exit(top.main([sys.argv[1], "--interval", "3600"]))
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_that_comes_just_before_the_wait_ends_it(fake_job: Any, number: signal.Signals) -> None:
     reading, writing = os.pipe()
@@ -218,6 +223,7 @@ def test_a_signal_that_comes_just_before_the_wait_ends_it(fake_job: Any, number:
     assert run.returncode == 0
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("command", "said"), [(("end",), "ranks 0, 1 ended"), (("fail", 1), "rank 0 failed, as rank 1 died; rank 1 gone")]
 )
@@ -233,6 +239,7 @@ def test_it_leaves_when_the_job_ends_and_says_how(
     assert re.search(rf"{job.name} is over after \d+:\d\d:\d\d", top.text) and said in top.text
 
 
+@pytest.mark.slow
 def test_stopped_ranks_are_shown_as_stopped(fake_job: Any, terminal: Callable[..., Terminal]) -> None:
     job = fake_job(2)
     os.kill(job.ranks[1], signal.SIGSTOP)
@@ -242,6 +249,7 @@ def test_stopped_ranks_are_shown_as_stopped(fake_job: Any, terminal: Callable[..
     top.wait_for("rank 1: the process is gone, without a word")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variables", [{"TERM": "dumb"}, {"LANG": "C", "LC_ALL": "C"}, {"NO_COLOR": "1"}])
 def test_poor_terminals_are_enough(fake_job: Any, terminal: Callable[..., Terminal], variables: dict[str, str]) -> None:
     job = fake_job(1)
@@ -267,11 +275,13 @@ def test_once_prints_one_table_into_a_pipe(fake_job: Any) -> None:
     measured(measure)  # the job may stand still while it is looked at
 
 
+@pytest.mark.slow
 def test_many_ranks_go_into_a_pipe_in_full(fake_job: Any) -> None:
     run = once(fake_job(40).name)
     assert len(re.findall("running", run.stdout)) == 40 and "not shown" not in run.stdout
 
 
+@pytest.mark.slow
 def test_a_rank_whose_page_cannot_be_read_has_a_row_and_a_reason(fake_job: Any) -> None:
     job = fake_job(4)
     for command, rank in (("junk", 1), ("version", 2), ("clear", 3)):
@@ -285,6 +295,7 @@ def test_a_rank_whose_page_cannot_be_read_has_a_row_and_a_reason(fake_job: Any) 
     assert "rank 2: the page of counters is of version 7" in run.stdout
 
 
+@pytest.mark.slow
 def test_it_goes_on_in_a_pipe_until_the_job_ends_without_a_terminal(fake_job: Any) -> None:
     job = fake_job(1)
     command = [*TOP, job.name, "--interval", "0.2"]
@@ -299,6 +310,7 @@ def test_it_goes_on_in_a_pipe_until_the_job_ends_without_a_terminal(fake_job: An
     assert top.returncode == 0
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_had_enough_is_no_error(fake_job: Any) -> None:
     command = " ".join(TOP) + f" {fake_job(1).name} --interval 0.1 | head -1"
     run = subprocess.run(command, shell=True, env=ENVIRONMENT, capture_output=True, text=True, timeout=100)
@@ -461,6 +473,7 @@ def test_ranks_with_gpus_are_shown_with_what_they_take() -> None:
     assert "work" in "\n".join(drawn(frame, 100, None))
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("width", [20, 40, 79, 80, 120, 200])
 @pytest.mark.parametrize("height", [6, 12, 24, 60])
 def test_a_frame_of_64_ranks_fits_anywhere(width: int, height: int) -> None:

@@ -72,6 +72,7 @@ def beside(dtype: str) -> tuple[str, ...]:
     return ("bfloat16",) if dtype == "bfloat16" else ("float16", "float32", "float64")
 
 
+@pytest.mark.sample(24)
 @each_shape
 @each_dtype
 def test_formula(dtype: str, shape: Any, size: int) -> None:
@@ -97,6 +98,7 @@ def test_formula_in_a_group(dtype: str, shape: Any) -> None:
         assert each.tobytes() == found.tobytes()
 
 
+@pytest.mark.sample(3)
 @each_dtype
 def test_formula_of_many_elements(dtype: str, rank: int, size: int) -> None:
     large = vector(dtype, LARGE, rank)
@@ -251,6 +253,7 @@ def test_no_knob_changes_a_bit(parts: Parts, rank: int, size: int) -> None:
 # ---- other numbers of ranks
 
 
+@pytest.mark.sample(1)
 @on_ranks(8)
 @pytest.mark.parametrize("count", [1, 3, 1000, 20_000])
 def test_many_ranks(count: int, rank: int, size: int) -> None:
@@ -258,6 +261,7 @@ def test_many_ranks(count: int, rank: int, size: int) -> None:
     check_close("float32", got, [vector("float32", count, other) for other in range(size)])
 
 
+@pytest.mark.slow
 @on_ranks(8)
 def test_many_ranks_and_a_group_with_more_members_than_a_slot_has_room_for(rank: int, size: int) -> None:
     counts = [1 + k % 3 for k in range(5000)]
@@ -290,6 +294,7 @@ def test_three_ranks_are_refused(rank: int, size: int) -> None:
         assert engine.allreduce(np.ones(3), engine.Sum)[0] == size
 
 
+@pytest.mark.sample(1)
 @on_ranks(2, 4)
 def test_ranks_that_have_joined(parts: Parts, rank: int, size: int) -> None:
     """They contribute zeros to a tensor and to each tensor of a group: the result is Adasum of the other ranks."""

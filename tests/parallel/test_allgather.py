@@ -25,6 +25,7 @@ ROWS: dict[str, Callable[[int, int, int], int]] = {  # by rank, size and call
 }
 
 
+@pytest.mark.sample(150)
 @pytest.mark.parametrize("dtype", ["float32", "int8", "bool", "float64", "uint16", "uint64", "complex64"])
 @pytest.mark.parametrize("rest", [(), (1,), (3, 4), (0,), (33,)], ids=str)
 @pytest.mark.parametrize("rows", ROWS)

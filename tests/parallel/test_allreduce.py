@@ -44,6 +44,7 @@ def in_flight_together() -> tuple[list[Array], list[Any]]:
     return [array(PLAN[at][0], engine.synchronize(handle)) for at, handle in enumerate(handles)], inputs
 
 
+@pytest.mark.sample(300)
 @needs_torch
 @each_of_the_plan
 def test_fused(at: int, rank: int, size: int) -> None:

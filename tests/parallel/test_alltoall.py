@@ -10,11 +10,11 @@ import pytest
 
 import engine
 
-from ..on_ranks import on_ranks
+from ..on_ranks import on_ranks, spare
 from .arrays import check_equal, refused, small_numbers
 from .operation_table import BOOL
 
-pytestmark = on_ranks(1, 2, 3, 4)
+pytestmark = on_ranks(1, 2, 3, spare(4))
 
 RESTS = ((), (1,), (3, 4), (0,), (33,), (70_001,))
 SPLITS: dict[str, Callable[[int], Any]] = {  # rows from each rank to each, by the number of ranks

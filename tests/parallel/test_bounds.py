@@ -16,6 +16,7 @@ else:
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("length", [1001, 1002, 1003, 1024])
 def test_a_long_name_that_is_withheld_is_told_as_far_as_there_is_room(length: int) -> None:
     # Another rank reports a name that has an ID, rank 0 one without; here neither rank has an ID.

@@ -48,6 +48,7 @@ def in_flight_together() -> tuple[list[Array], list[Array]]:
     return list(map(engine.synchronize, handles)), list(map(engine.synchronize, plain))
 
 
+@pytest.mark.sample(60)
 @each_of_the_plan
 def test_fused(at: int, size: int) -> None:
     dtype, wire, op, pre, post, count = PLAN[at]

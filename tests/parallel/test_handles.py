@@ -8,10 +8,10 @@ import numpy as np
 
 import engine
 
-from ..on_ranks import on_ranks
+from ..on_ranks import on_ranks, spare
 from ..waiting import be_late, until
 
-pytestmark = on_ranks(1, 2, 3, 4)
+pytestmark = on_ranks(1, 2, 3, spare(4))
 
 
 def test_a_barrier_waits_for_the_last(rank: int, size: int) -> None:

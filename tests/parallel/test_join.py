@@ -9,16 +9,17 @@ import pytest
 
 import engine
 
-from ..on_ranks import Parts, on_ranks
+from ..on_ranks import Parts, on_ranks, spare
 from ..waiting import be_late
 from .arrays import check_equal, refused, small_numbers
 from .halves import KINDS, MARKERS, compressed
 from .operation_table import Array, expected
 
 ERROR = engine.errors.EngineError
-pytestmark = on_ranks(1, 2, 3, 4)
+pytestmark = on_ranks(1, 2, 3, spare(4))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("turn", range(3))
 def test_ranks_with_less_and_less_to_do(turn: int, parts: Parts, rank: int, size: int) -> None:
     for step in range(2 + (rank + turn) % size):

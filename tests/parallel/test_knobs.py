@@ -10,11 +10,11 @@ import pytest
 import engine
 from engine.session import runtime
 
-from ..on_ranks import on_ranks
+from ..on_ranks import on_ranks, spare
 from ..waiting import meet
 from .arrays import refused
 
-pytestmark = on_ranks(1, 2, 3, 4, world={"cycle_time_ms": 1})
+pytestmark = on_ranks(1, 2, 3, spare(4), world={"cycle_time_ms": 1})
 
 CHANGES: list[dict[str, Any]] = [
     {"fusion_threshold": 0},
@@ -34,6 +34,7 @@ def test_before_any_change() -> None:
     assert now["version"] == 0 and now["cycle_time_ms"] == 1 and now["fusion_threshold"] == 64 << 20
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: "-".join(f"{k}={v}" for k, v in change.items()))
 def test_a_change_is_at_one_entry_for_all_ranks(change: dict[str, Any], rank: int) -> None:
     before = engine.knobs()

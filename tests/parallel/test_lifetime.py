@@ -12,10 +12,10 @@ import numpy as np
 import engine
 from engine.errors import EngineError, ForkedError, NotInitializedError
 
-from ..on_ranks import Parts, on_ranks
+from ..on_ranks import Parts, on_ranks, spare
 from .arrays import refused, works
 
-pytestmark = on_ranks(1, 2, 3, 4, world=None)
+pytestmark = on_ranks(1, 2, 3, spare(4), world=None)
 
 GOOD = np.ones(3, np.float32)
 CALLS: dict[str, Callable[[], Any]] = {

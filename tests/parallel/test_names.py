@@ -15,13 +15,13 @@ import pytest
 
 import engine
 
-from ..on_ranks import Ranks, on_ranks, per_size
+from ..on_ranks import Ranks, on_ranks, per_size, spare
 from ..waiting import be_late
 from .arrays import check_equal, refused, small_numbers
 from .marks import needs_memory_back
 from .operation_table import expected
 
-pytestmark = on_ranks(1, 2, 3, 4)
+pytestmark = on_ranks(1, 2, 3, spare(4))
 
 IDS = 16_384  # engine_ext/shared/layout.h
 NAME_BYTES = 1024
@@ -55,6 +55,7 @@ def test_kinds_are_counted_apart(rank: int, size: int) -> None:
     assert engine.synchronize(handles[0]).tolist() == [total(size)]
 
 
+@pytest.mark.sample(1)
 def test_4000_names_in_flight_three_times_each_rank_in_its_own_order(rank: int, size: int) -> None:
     for turn in range(3):
         order = list(range(4000))
@@ -65,6 +66,7 @@ def test_4000_names_in_flight_three_times_each_rank_in_its_own_order(rank: int, 
             assert engine.synchronize(found[k])[1] == total(size, 1, k)
 
 
+@pytest.mark.sample(1)
 def test_more_names_than_ids_one_window_after_another_and_the_first_ones_again(rank: int, size: int) -> None:
     for start in [*range(0, 20_000, 1000), 0, 1000, 19_000]:
         handles = [
@@ -75,6 +77,7 @@ def test_more_names_than_ids_one_window_after_another_and_the_first_ones_again(r
             assert engine.synchronize(handle)[0] == total(size, k), k
 
 
+@pytest.mark.sample(1)
 def test_more_names_in_flight_than_ids(rank: int, size: int) -> None:
     count = IDS + 2000
     order = list(range(count))
@@ -87,6 +90,7 @@ def test_more_names_in_flight_than_ids(rank: int, size: int) -> None:
     assert np.array_equal(data, np.arange(count) * int(total(size)))
 
 
+@pytest.mark.sample(1)
 def test_other_names_evict_while_shapes_change(rank: int, size: int) -> None:
     for turn in range(2):
         for start in range(0, IDS + 3000, 2000):
@@ -98,6 +102,7 @@ def test_other_names_evict_while_shapes_change(rank: int, size: int) -> None:
                 assert engine.synchronize(handle).tolist() == [total(size)] * (1 + (k + turn) % 3)
 
 
+@pytest.mark.slow
 @on_ranks(2, 3, world={"cycle_time_ms": 0.2})
 def test_evictions_of_names_that_come_again(rank: int, size: int) -> None:
     """The least recently used names return, with other shapes, just when new names are about to evict them."""
@@ -211,6 +216,7 @@ def drawn(seed: int) -> list[Plan]:
 FUSED = (("ENGINE_FUSION_THRESHOLD", "100k"), ("ENGINE_CYCLE_TIME_MS", "0.5"))
 
 
+@pytest.mark.sample(40)
 @on_ranks(
     *(Ranks(size, spare=size == 2) for size in (1, 2, 3, 4, 8)),
     *(Ranks(size, "short cycles", FUSED, spare=size not in (3, 8)) for size in (1, 2, 3, 4, 8)),
@@ -335,6 +341,7 @@ def test_submitted_by_one_thread_fetched_by_another(size: int) -> None:
     assert [int(engine.synchronize(handle)[0]) for handle in handles] == [k * size for k in range(300)]
 
 
+@pytest.mark.sample(1)
 @needs_memory_back
 @on_ranks(1, 3, world={"cycle_time_ms": 0})
 def test_dropped_handles_leave_no_memory(rank: int) -> None:

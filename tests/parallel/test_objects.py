@@ -11,10 +11,10 @@ import pytest
 import engine
 from engine.errors import EngineError, MismatchError
 
-from ..on_ranks import on_ranks, per_size
+from ..on_ranks import on_ranks, per_size, spare
 from .arrays import refused
 
-pytestmark = on_ranks(1, 2, 3, 4)
+pytestmark = on_ranks(1, 2, 3, spare(4))
 
 THINGS: list[Any] = [None, 0, "größe", {"a": [1, (2, 3)]}, b"", b"x" * 3_000_000, np.arange(7), {1, 2}, 1e300]
 MODEL = {"w": np.arange(12, dtype=np.float32).reshape(3, 4), "b": np.zeros(3), "steps": 4, "kind": "adam"}

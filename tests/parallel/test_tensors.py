@@ -66,6 +66,7 @@ def together() -> list[Array]:
     return list(map(engine.synchronize, handles))
 
 
+@pytest.mark.sample(90)
 @per_size("row", plan)
 def test_a_size_in_and_out_of_place(row: tuple[str, str, int], rank: int, size: int) -> None:
     dtype, op, _ = row
@@ -81,6 +82,7 @@ def test_a_size_in_and_out_of_place(row: tuple[str, str, int], rank: int, size: 
     check_equal(dtype, mine, want)
 
 
+@pytest.mark.sample(90)
 @per_size("row", plan)
 def test_a_size_among_all_others(row: tuple[str, str, int], size: int) -> None:
     dtype, op, _ = row
@@ -277,6 +279,7 @@ def large(rank: int, size: int) -> Iterator[Any]:
 INPUTS: dict[Any, Any] = {}
 
 
+@pytest.mark.slow
 @on_ranks(2, 3, world=None)
 def test_no_setting_changes_a_bit(rank: int) -> None:
     """Each setting has a world of its own; knobs share one."""

@@ -10,7 +10,7 @@ import pytest
 
 import engine
 
-from ..on_ranks import on_ranks
+from ..on_ranks import on_ranks, spare
 from .arrays import refused, small_numbers
 from .marks import SANITIZED
 
@@ -18,7 +18,7 @@ if SANITIZED:
     pytest.skip("torch is slow to start under a sanitizer", allow_module_level=True)
 torch = pytest.importorskip("torch", reason="needs torch")
 
-pytestmark = on_ranks(1, 2, 3, 4)
+pytestmark = on_ranks(1, 2, 3, spare(4))
 
 Make = Callable[[int], Any]
 

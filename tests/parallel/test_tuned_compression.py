@@ -81,6 +81,7 @@ def in_flight_together(lap: int) -> tuple[list[Array], list[Array]]:
     return list(map(engine.synchronize, tuned)), list(map(engine.synchronize, others))
 
 
+@pytest.mark.sample(66)
 @each_lap
 @each_of_the_plan
 def test_fused(at: int, lap: int, size: int) -> None:
@@ -92,6 +93,7 @@ def test_fused(at: int, lap: int, size: int) -> None:
         assert each.tolist() == [size * (size - 1) / 2] * 3
 
 
+@pytest.mark.sample(66)
 @each_lap
 @each_of_the_plan
 def test_alone(at: int, lap: int, rank: int) -> None:
@@ -108,6 +110,7 @@ def test_fused_results_are_the_same_on_all_ranks(lap: int) -> None:
     check_same_on_all(in_flight_together(lap)[0])
 
 
+@pytest.mark.sample(1)
 @on_ranks(1, 2, 3, 4, world={"cycle_time_ms": 0.2})
 def test_switched_in_flight(parts: Parts, rank: int, size: int) -> None:
     """The knob is turned at any moment: each result matches the one value that its entry has, on all ranks alike."""

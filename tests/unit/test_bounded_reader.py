@@ -22,6 +22,7 @@ from engine.text.bounded_reader import (
 )
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("content", "error"),
     [

@@ -302,6 +302,7 @@ KINDS = {
 }  # fmt: skip
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_damaged_file_is_an_answer_or_one_error(kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     good, read = KINDS[kind](tmp_path)

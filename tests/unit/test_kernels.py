@@ -58,6 +58,7 @@ def kernels(request: pytest.FixtureRequest, library: ctypes.CDLL) -> Kernels:
 # ---- reductions ----
 
 
+@pytest.mark.sample(36)
 @pytest.mark.parametrize(("dtype", "op"), CASES)
 def test_reduction_of_every_length_and_alignment(kernels: Kernels, dtype: str, op: str) -> None:
     for seed, n in enumerate(LENGTHS):
@@ -67,6 +68,7 @@ def test_reduction_of_every_length_and_alignment(kernels: Kernels, dtype: str, o
             assert_equal_bits(dtype, reduced(kernels, spec, sources, (seed + count) % 9), expected(spec, sources))
 
 
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("dtype", DTYPES[:-1])
 @pytest.mark.parametrize("op", ["sum", "average", "min"])
 def test_factors_and_divisors(kernels: Kernels, dtype: str, op: str) -> None:
@@ -156,6 +158,7 @@ def test_integers_wrap_but_averages_do_not(kernels: Kernels) -> None:
 # ---- where results go ----
 
 
+@pytest.mark.sample(54)
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize(("dtype", "op"), CASES)
 def test_result_replaces_sources(kernels: Kernels, dtype: str, op: str, streaming: bool) -> None:
@@ -244,6 +247,7 @@ def test_unpack_copies_what_is_not_compressed(kernels: Kernels, dtype: str) -> N
     assert (bits(back.values) == bits(slot.values)).all()
 
 
+@pytest.mark.sample(14)
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize(("tensor", "wire"), WIRES)
 def test_reduction_of_compressed_tensors(kernels: Kernels, tensor: str, wire: str, op: str) -> None:
@@ -266,6 +270,7 @@ def test_reduction_of_compressed_tensors(kernels: Kernels, tensor: str, wire: st
             assert_equal_bits(tensor, sources[own].values, widened(wire, want).astype(tensor))
 
 
+@pytest.mark.sample(50)
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize(("tensor", "wire"), [*((each, each) for each in DTYPES), *WIRES])
 def test_stretches_have_the_bits_of_the_whole(kernels: Kernels, tensor: str, wire: str, op: str) -> None:
@@ -378,6 +383,7 @@ def float_rows(dtype: str, count: int, n: int) -> list[np.ndarray]:
     return [rounded(dtype, row if dtype == "float64" else row.astype(np.float32)) for row in values]
 
 
+@pytest.mark.sample(14)
 @pytest.mark.parametrize("dtype", DTYPES[:4])
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 9, 256])
 def test_inner_products(kernels: Kernels, library: ctypes.CDLL, dtype: str, count: int) -> None:

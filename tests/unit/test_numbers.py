@@ -155,6 +155,7 @@ def options() -> Iterator[str]:
     yield from ("--cpus-per-rank", "-p", "--lease", "--fusion-threshold-mb")
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("option", sorted({*options()}))
 def test_what_is_no_number_of_an_option_is_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     beside = [] if option == "-np" else ["-np", "1"]

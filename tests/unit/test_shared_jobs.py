@@ -33,6 +33,7 @@ def share() -> Iterator[Callable[..., SharedJob]]:
         job.close("the test is over")
 
 
+@pytest.mark.slow
 def test_a_failure_is_told_with_rank_and_traceback_and_the_others_go_on(share: Callable[..., SharedJob]) -> None:
     job = share(passes, fails_on_rank_1, fails_in_parts, passes)
     assert [outcome for outcome, _ in job.outcomes("0 passes", 60)] == [PASSED] * 2
@@ -44,6 +45,7 @@ def test_a_failure_is_told_with_rank_and_traceback_and_the_others_go_on(share: C
     assert [outcome for outcome, _ in job.outcomes("3 passes", 60)] == [PASSED] * 2
 
 
+@pytest.mark.slow
 def test_a_job_that_dies_fails_what_it_had_not_finished(share: Callable[..., SharedJob]) -> None:
     job = share(passes, kills_rank_1, passes)
     assert [outcome for outcome, _ in job.outcomes("0 passes", 60)] == [PASSED] * 2
@@ -53,6 +55,7 @@ def test_a_job_that_dies_fails_what_it_had_not_finished(share: Callable[..., Sha
         job.outcomes("2 passes", 60)
 
 
+@pytest.mark.slow
 def test_a_test_that_never_ends_is_ended(share: Callable[..., SharedJob]) -> None:
     job = share(passes, never_ends, passes)
     job.outcomes("0 passes", 60)
