@@ -17,6 +17,7 @@ from typing import Any
 from ...config.forms import MOST_PORTS, make_argument_type, make_duration_form
 from ...host import linux, machine, network, processes
 from ...host.patience import Patience
+from ...host.sockets import retry_short
 from ...text import readable
 from ..errors import LaunchError
 from ..hosts.channel import Channel, ChannelError, Message
@@ -75,7 +76,7 @@ def _drop_connections(listening: socket.socket) -> None:
     """Close what other hosts have opened: with 130 hosts the first one is called more often than its backlog holds."""
     with contextlib.suppress(OSError):
         while True:
-            listening.accept()[0].close()
+            retry_short(listening.accept)[0].close()
 
 
 def _list_lacks() -> Iterable[str]:
