@@ -95,7 +95,7 @@ class FitRank:
         model.compile(optimizer, loss=loss, jit_compile="auto" if self._keras.backend.backend() == "jax" else False)
         x, y = self._draw_samples(features, 32)
 
-        class Marks(self._keras.callbacks.Callback):  # type: ignore[misc, name-defined]
+        class Marks(self._keras.callbacks.Callback):  # type: ignore[name-defined]
             def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
                 done.append(time.perf_counter())
 

@@ -72,7 +72,7 @@ def main() -> None:
 
     engine.init()
     plane = Plane.open(
-        runtime.current_engine(), 0, config.load(config.read_environment()), runtime.current_device().keep
+        runtime.current_engine(), 0, config.load(config.read_environment()), runtime.current_device().keep_half
     )
     times |= plane.seconds
     plane.close()

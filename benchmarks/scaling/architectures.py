@@ -102,7 +102,7 @@ def build_inception3() -> tuple[Layer, ...]:
             lambda n: n.add_conv(64, 1),
             lambda n: n.add_conv(48, 1).add_conv(64, 5),
             lambda n: n.add_conv(64, 1).add_conv(96, 3).add_conv(96, 3),
-            lambda n, out=pooled: n.add_conv(out, 1),  # type: ignore[misc]
+            lambda n, out=pooled: n.add_conv(out, 1),
         )
     net.add_branches(
         lambda n: n.add_conv(384, 3, 2, valid=True),
@@ -112,8 +112,8 @@ def build_inception3() -> tuple[Layer, ...]:
     for width in (128, 160, 160, 192):
         net.add_branches(
             lambda n: n.add_conv(192, 1),
-            lambda n, w=width: n.add_conv(w, 1).add_conv(w, (1, 7)).add_conv(192, (7, 1)),  # type: ignore[misc]
-            lambda n, w=width: (  # type: ignore[misc]
+            lambda n, w=width: n.add_conv(w, 1).add_conv(w, (1, 7)).add_conv(192, (7, 1)),
+            lambda n, w=width: (
                 n.add_conv(w, 1).add_conv(w, (7, 1)).add_conv(w, (1, 7)).add_conv(w, (7, 1)).add_conv(192, (1, 7))
             ),
             lambda n: n.add_conv(192, 1),

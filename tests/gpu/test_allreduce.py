@@ -35,14 +35,14 @@ def ranks(libraries: Path, registered: Path, tmp_path: Path) -> Start:
     return begin
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("size", "policy"), SIZES)
 def test_numbers(size: int, policy: str, ranks: Start) -> None:
     """All dtypes and reductions give the numbers of host memory."""
     ranks(size, "numbers", policy=policy).succeeds()
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("program", ["factors", "fused", "many", "forgotten", "streams", "hooks", "moved"])
 def test_program(program: str, policy: str, ranks: Start) -> None:
@@ -50,7 +50,7 @@ def test_program(program: str, policy: str, ranks: Start) -> None:
     ranks(2, program, policy=policy).succeeds()
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "policy"), SIZES[1:])
 def test_pieces(size: int, policy: str, ranks: Start) -> None:
     """Problems 9, 12 and 26."""
@@ -66,13 +66,13 @@ def test_ranks_on_several_hosts(program: str, ranks: Start) -> None:
     ranks(3, program, more={"ENGINE_HUB": hub, "ENGINE_SECRET": "a secret of tests"}).succeeds()
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3])
 def test_joins(size: int, ranks: Start) -> None:
     ranks(size, "joins", linger=5).succeeds()
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("size", "policy"), SIZES)
 def test_broadcasts(size: int, policy: str, ranks: Start) -> None:
     ranks(size, "broadcasts", policy=policy).succeeds()
@@ -122,7 +122,7 @@ def test_call_that_hangs_is_left_alone(ranks: Start) -> None:
         assert "rank 1 stalled: ncclAllReduce has not returned for 2 s" in text
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "said"),
     [

@@ -69,6 +69,7 @@ def outcomes(content: dict[str, Any]) -> dict[str, str]:
     return {name: found["outcome"] for name, found in content["parts"].items()}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_everything(bench: Bench) -> None:
     """All parts that need no torch run; the table marks its numbers as the stand-in's."""
@@ -94,6 +95,7 @@ def test_everything(bench: Bench) -> None:
     assert len(report.build_tables(content)[-1].rows) == len(beliefs.BELIEFS)
 
 
+@pytest.mark.slow
 def test_what_two_ranks_need_is_said(bench: Bench) -> None:
     """An NCCL too old for two ranks on a GPU leaves the rest to be measured; two GPUs need no newer NCCL."""
     content, text = bench("bandwidth", "failure")
@@ -111,6 +113,7 @@ def test_a_driver_that_breaks_its_promises_is_told_first(bench: Bench) -> None:
     assert text.index("THE DRIVER IS NOT") < text.index("wait_orders_two_streams")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("fault", "weight", "outcome", "why"),
     [
@@ -142,6 +145,7 @@ def test_a_rank_that_fails_is_told(bench: Bench) -> None:
     assert "CUDA_ERROR_OUT_OF_MEMORY" in content["parts"]["opening"]["why"]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("settings", "wanted"),
     [({"devices": 0}, "no GPU: cuInit returned CUDA_ERROR_NO_DEVICE (100)"), ({}, "libcuda.so.1")],
@@ -226,6 +230,7 @@ def test_overlap_of_a_trace() -> None:
     assert overlap.analyse_trace(trace[:6]) == {"work": 0.0}
 
 
+@pytest.mark.slow
 def test_cases_of_the_binding_in_the_hosts_memory(tmp_path: Path) -> None:
     """All of them, and those left when time is over, run on two ranks without a GPU: the host against itself."""
     pytest.importorskip("torch", reason="needs torch")
@@ -257,6 +262,7 @@ def test_a_wrong_result_of_the_binding_is_told() -> None:
     )
 
 
+@pytest.mark.slow
 def test_frozen_steps_beside_gloo(tmp_path: Path) -> None:
     """An average over one rank equals its input, so a pass that does nothing is right."""
     pytest.importorskip("torch", reason="needs torch")
@@ -273,7 +279,7 @@ def test_frozen_steps_beside_gloo(tmp_path: Path) -> None:
         freezing.is_on_gpu = lambda _tensor: True
         freezing.stream_of = lambda _device: 7
         device = lambda: SimpleNamespace(freeze=lambda _ordinal, *_: made, check_device=lambda _ordinal: None)
-        freezing.runtime = SimpleNamespace(device=device, settings=freezing.runtime.current_settings)
+        freezing.runtime = SimpleNamespace(current_device=device, current_settings=freezing.runtime.current_settings)
 
         class Again:
             def run_on_stream(self, act): act()
@@ -294,6 +300,7 @@ def test_frozen_steps_beside_gloo(tmp_path: Path) -> None:
     assert [row[3] for row in rows] == list(told["ratios"])
 
 
+@pytest.mark.slow
 def test_steps_and_overlap_beside_gloo(tmp_path: Path) -> None:
     """Code that measures on a GPU also runs on the processor, so that it is tested."""
     pytest.importorskip("torch", reason="needs torch")

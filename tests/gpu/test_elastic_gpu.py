@@ -69,10 +69,12 @@ def survive(nursery: Nursery, program: str, calls: tuple[str, ...], size: int = 
             worker.heard("trained")
 
 
+@pytest.mark.slow
 def test_survivors_keep_context_and_memory_and_open_new_communicators(nursery: Nursery) -> None:
     """Survivors wait for the device only in calls that can be given up, and free all that the engine made there."""
     survive(nursery, "training", CALLS)
 
 
+@pytest.mark.slow
 def test_a_frozen_optimizer_is_frozen_anew(nursery: Nursery) -> None:
     survive(nursery, "frozen", ("cuGraphLaunch", "cuGraphLaunch"), 2, captured=True)

@@ -61,6 +61,7 @@ def told(libraries: Path, registered: Path, tmp_path_factory: pytest.TempPathFac
     return run("everything", libraries, registered, tmp_path_factory.mktemp("refusals"))
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("case", REFUSED)
 def test_refusal(case: str, told: list[Told]) -> None:
     """All ranks are told, and go on: the other cases follow in the same world."""
@@ -73,6 +74,7 @@ def test_every_case_is_looked_at(told: list[Told]) -> None:
     assert all(list(rank) == list(REFUSED) for rank in told)
 
 
+@pytest.mark.slow
 def test_nccl_that_is_too_old(libraries: Path, registered: Path, tmp_path: Path) -> None:
     """Frozen passes need a communicator of their own. The world goes on without one."""
     for rank in run("old", build(tmp_path / "old", 22203), registered, tmp_path):
@@ -83,6 +85,7 @@ def test_nccl_that_is_too_old(libraries: Path, registered: Path, tmp_path: Path)
         )
 
 
+@pytest.mark.slow
 def test_rank_that_has_joined(libraries: Path, registered: Path, tmp_path: Path) -> None:
     """The joined rank takes part in no freeze, and the others name it."""
     first, last = run("joined", libraries, registered, tmp_path)

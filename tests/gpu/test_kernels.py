@@ -198,6 +198,7 @@ def check_unpack(device: Device, plan: Plan, divisor: float = 1, factor: float =
 FACTORS = [1.0, 1.0, 0.1, -2.5, 1e30, 2.0**-20]
 
 
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize(("tensor", "wire"), PAIRS)
 def test_plans_are_packed_and_unpacked_to_the_bit(device: Device, tensor: str, wire: str, seed: int) -> None:
@@ -583,6 +584,7 @@ MUTANTS = {
 }  # fmt: skip
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutants_are_found(name: str, tmp_path: Path) -> None:
     mutant = MUTANTS[name]

@@ -81,10 +81,12 @@ def test_stages_of_a_collective(ranks: Start) -> None:
     check_stages(told(ranks(2, "stages")))
 
 
+@pytest.mark.slow
 def test_steps_stand_for_what_is_not_hidden(ranks: Start) -> None:
     check_steps(told(ranks(2, "steps")))
 
 
+@pytest.mark.slow
 def test_pieces_and_what_has_too_many(ranks: Start) -> None:
     """Devices work in random order."""
     for rank in told(ranks(2, "pieces", policy="drawn")):

@@ -32,34 +32,40 @@ def ranks(libraries: Path, registered: Path, tmp_path: Path) -> Start:
     return begin
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("size", "policy"), SIZES)
 def test_numbers(size: int, policy: str, ranks: Start) -> None:
     """Problems 3 and 26: the numbers are those of host memory."""
     ranks(size, "numbers", policy=policy).succeeds()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES[1:])
 def test_many_at_once(policy: str, ranks: Start) -> None:
     """Problems 5, 6 and 10: random operations, waited for in any order, or not at all."""
     ranks(2, "mixed", policy=policy).succeeds()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("programs", ["sparse+alone+captures+refusals", "forgotten"])
 def test_programs(programs: str, ranks: Start) -> None:
     """Problem 10 among others; each program describes its own."""
     ranks(2, programs).succeeds()
 
 
+@pytest.mark.slow
 def test_pieces(ranks: Start, tmp_path: Path) -> None:
     """Problems 9, 12 and 26: data larger than the slab, and than one call or one group of calls can take."""
     ranks(3, "slabs", more=changed("calls_of_4_kib_in_threes", tmp_path / "small")).succeeds()
 
 
+@pytest.mark.slow
 def test_joins(ranks: Start) -> None:
     """A joined rank sends nothing, and what is sent to it is dropped."""
     ranks(3, "joins", linger=5).succeeds()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", ["numbers", "joins"])
 def test_ranks_on_several_hosts(program: str, ranks: Start) -> None:
     """The schedule that other hosts get is checked before it runs, and hosts exchange row numbers."""
@@ -68,6 +74,7 @@ def test_ranks_on_several_hosts(program: str, ranks: Start) -> None:
     ranks(3, program, more={"ENGINE_HUB": hub, "ENGINE_SECRET": "a secret of tests"}).succeeds()
 
 
+@pytest.mark.slow
 def test_rank_that_is_lost(ranks: Start) -> None:
     """Problem 19: the others name it, and go on in a world without it."""
     statuses, texts = ranks(3, "lost").end()
@@ -87,6 +94,7 @@ def test_failure_while_the_framework_makes_room_is_told(ranks: Start) -> None:
     ranks(2, "slowroom").succeeds()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("call", ["ncclAllGather", "ncclReduceScatter"])
 def test_call_that_fails_is_told_on_all_ranks(call: str, ranks: Start) -> None:
     """Problem 17."""

@@ -13,6 +13,7 @@ from ..waiting import until
 from .jobs import Job
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("size", [2, 4])
 def test_functions_against_numpy(size: int, libraries: Path, tmp_path: Path) -> None:
     Job(libraries, tmp_path, size, "functions", policy="eager").succeeds()
@@ -29,11 +30,13 @@ def test_numbers(program: str, libraries: Path, tmp_path: Path) -> None:
     Job(libraries, tmp_path, 3 if program == "halves" else 2, program).succeeds()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("what", ["count", "dtype", "op", "root", "function"])
 def test_mismatch_names_both_ranks(what: str, libraries: Path, tmp_path: Path) -> None:
     Job(libraries, tmp_path, 2, "mismatch", what).succeeds()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("program", ["event_in_progress", "use_in_progress", "first_use"])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_non_blocking_communicators(program: str, seed: int, libraries: Path, tmp_path: Path) -> None:

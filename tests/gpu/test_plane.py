@@ -107,6 +107,7 @@ def test_libraries_by_name(libraries: Path, tmp_path: Path) -> None:
     assert found == f"{libraries}/libcuda.so.1 12090 {old}/libnccl.so.2 21805 3"
 
 
+@pytest.mark.slow
 def test_nccl_of_the_process_then_of_the_package_then_of_the_system(libraries: Path, tmp_path: Path) -> None:
     """torch may have loaded one: a process has a single NCCL."""
     package, torch = tmp_path / "site/nvidia/nccl/lib", build(tmp_path / "torch", 22203)
@@ -153,6 +154,7 @@ def test_libraries_without_a_function(libraries: Path, tmp_path: Path) -> None:
     assert "11.4" in text
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("version", [21805, 22203, 22703, 23201])
 def test_versions_of_nccl(version: int, tmp_path: Path) -> None:
     """Problem 22: functions of later versions are not required."""
@@ -163,6 +165,7 @@ def test_versions_of_nccl(version: int, tmp_path: Path) -> None:
 # ---- which GPU -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_other_versions_of_nccl_are_refused(libraries: Path, tmp_path: Path) -> None:
     """Problem 22: NCCL is not asked before; the error has both ranks, versions and files."""
     old = build(tmp_path / "old", 21805)
@@ -181,6 +184,7 @@ def test_one_gpu_for_two_ranks_is_refused(ranks: Start) -> None:
         assert text.count("have the same GPU") == 1
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("version", "asked", "program"),
     [(23007, "1", "accepted"), (22907, "1", "refused"), (23007, "0", "refused"), (23007, "", "refused")],
@@ -200,6 +204,7 @@ def test_gpus_in_other_orders(ranks: Start) -> None:
     assert "2031-" in texts[0] and "2030-" in texts[1]
 
 
+@pytest.mark.slow
 def test_slices_of_one_gpu(ranks: Start) -> None:
     """Problem 23, MIG: slices share a bus address, and NCCL accepts one of them; slices of several GPUs work."""
     for text in ranks(2, "refused", slices=2).succeeds():
@@ -233,6 +238,7 @@ def test_rank_without_a_driver(libraries: Path, tmp_path: Path) -> None:
 # ---- opening ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("size", "policy"), [(1, "lazy"), *((2, policy) for policy in POLICIES), (3, "drawn")])
 def test_opens_and_closes(size: int, policy: str, ranks: Start) -> None:
     """Problems 4 and 8: one thread makes all calls, every kernel is launched once and ends, and nothing is left."""
@@ -258,6 +264,7 @@ def test_work_ends_before_a_close_frees(ranks: Start, tmp_path: Path) -> None:
     ranks(2, "busy", more=changed("none", tmp_path / "none")).succeeds()
 
 
+@pytest.mark.slow
 def test_call_that_goes_on_behind_a_close(ranks: Start, tmp_path: Path) -> None:
     ranks(1, "visited", more=changed("none", tmp_path / "none")).succeeds()
 
@@ -275,6 +282,7 @@ def test_each_call_that_fails_is_told_on_all_ranks(ranks: Start) -> None:
     ranks(2, "failing").succeeds(100)
 
 
+@pytest.mark.slow
 def test_signals_do_not_lose_the_lane(ranks: Start) -> None:
     ranks(1, "signalled", linger=800).succeeds()
 
@@ -305,6 +313,7 @@ def test_old_driver_says_what_it_does_not_take(ranks: Start) -> None:
         assert "CUDA 9.0" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", ["slow_kernel", "never_ends"])
 def test_kernel_that_does_not_end_is_given_up(program: str, ranks: Start) -> None:
     """Problem 21."""
@@ -374,6 +383,7 @@ if not EVERY_CALL:
     FIRST = ["ncclGetUniqueId"]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(("culprit", "calls"), [(2, LAST), (0, FIRST)], ids=["rank-2", "rank-0"])
 @pytest.mark.parametrize("how", ["kill", "stop"])
