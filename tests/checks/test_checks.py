@@ -6,13 +6,16 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+Started = dict[str, tuple["subprocess.Popen[bytes]", Path]]
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 
+CYTHON = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("engine_ext/**/*.p[xy][xd]"))
 STUBBED = sorted(".".join(path.relative_to(ROOT).with_suffix("").parts) for path in ROOT.glob("engine_ext/**/*.pyi"))
 
 COMMANDS = {
@@ -27,7 +30,8 @@ COMMANDS = {
         "--ignore-disjoint-bases",
     ],
     "stubs-of-functions": ["python", "tools/write_stubs.py", "--check"],
-    "cython-lint": ["cython-lint", "engine_ext"],
+    "cython-lint": ["cython-lint", *CYTHON[::2]],
+    "cython-lint-of-the-others": ["cython-lint", *CYTHON[1::2]],
     "import-linter": ["lint-imports", "--no-logo"],
 }
 
@@ -38,15 +42,34 @@ EDITABLE_BUILD = ROOT / "build" / f"cp{sys.version_info.major}{sys.version_info.
 VARIABLES = {"import-linter": {"MESONPY_EDITABLE_SKIP": str(EDITABLE_BUILD)}}
 
 
+@pytest.fixture(scope="module")
+def started(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
+    """Start the chosen commands, all at once, each with a file for its output."""
+    directory = tmp_path_factory.mktemp("checks")
+    running: Started = {}
+    for item in request.session.items:
+        name = item.callspec.params["name"] if getattr(item, "originalname", "") == "test_check" else None
+        if name in COMMANDS:
+            program, *arguments = COMMANDS[name]
+            path = f"{BIN}{os.pathsep}{os.environ['PATH']}"  # cython-lint starts pycodestyle
+            env = {**os.environ, "PATH": path, "NO_COLOR": "1", **VARIABLES.get(name, {})}
+            with open(directory / name, "w") as output:
+                process = subprocess.Popen(
+                    [BIN / program, *arguments], cwd=ROOT, env=env, stdout=output, stderr=subprocess.STDOUT
+                )
+            running[name] = process, directory / name
+    yield running
+    for process, _ in running.values():
+        process.kill()
+        process.wait()
+
+
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", COMMANDS)
-def test_check(name: str) -> None:
-    program, *arguments = COMMANDS[name]
-    path = f"{BIN}{os.pathsep}{os.environ['PATH']}"  # cython-lint starts pycodestyle
-    env = {**os.environ, "PATH": path, "NO_COLOR": "1", **VARIABLES.get(name, {})}
-    run = subprocess.run([BIN / program, *arguments], cwd=ROOT, env=env, text=True, capture_output=True)
-    if run.returncode != 0:
-        print(run.stdout + run.stderr)
+def test_check(name: str, started: Started) -> None:
+    process, output = started[name]
+    if process.wait() != 0:
+        print(output.read_text())
         pytest.fail(f"`{' '.join(COMMANDS[name])}` found something", pytrace=False)
 
 
