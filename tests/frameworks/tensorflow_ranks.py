@@ -14,7 +14,7 @@ from .backends import ENV, on_op_ranks
 
 __all__ = ["ENV", "MODES", "PYTHON", "SIZES", "on_op_ranks", "tensors"]
 
-SIZES = (spare(1), spare(2), 3)
+SIZES = (spare(1), 2, spare(3))
 PYTHON = Ranks(2, "python", (("ENGINE_TENSORFLOW_NATIVE", "0"),))
 """Two ranks whose collectives are calls of Python."""
 

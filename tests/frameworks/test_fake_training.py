@@ -9,10 +9,10 @@ import numpy as np
 
 import engine
 
-from ..on_ranks import on_ranks
+from ..on_ranks import on_ranks, spare
 from . import fake_framework as fake
 
-pytestmark = on_ranks(1, 2, 3)
+pytestmark = on_ranks(spare(1), 2, spare(3))
 
 NO_COUNTS = 2.5, float("nan"), float("inf"), "2", None
 

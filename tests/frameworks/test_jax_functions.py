@@ -24,7 +24,7 @@ import jax.numpy as jnp  # noqa: E402
 import engine.jax as hvd  # noqa: E402
 from engine.jax.adapter import expect_host  # noqa: E402
 
-pytestmark = on_ranks(spare(1), 3, env=JAX, job="jax")
+pytestmark = on_ranks(spare(1), 2, spare(3), env=JAX, job="jax")
 
 DTYPES = "float16 bfloat16 float32 int8 uint8 int16 uint16 int32 bool".split()
 MOVED = "uint32 complex64 float8_e4m3fn float8_e5m2".split()

@@ -15,7 +15,7 @@ import jax.numpy as jnp  # noqa: E402
 
 import engine.jax as hvd  # noqa: E402
 
-pytestmark = on_ranks(spare(1), spare(2), 3, env=JAX, job="jax")
+pytestmark = on_ranks(spare(1), 2, spare(3), env=JAX, job="jax")
 
 LARGE = 200_000  # elements; more than a chunk of the engine, and dispatched asynchronously
 

@@ -22,7 +22,7 @@ import jax.numpy as jnp  # noqa: E402
 
 import engine.jax as hvd  # noqa: E402
 
-pytestmark = on_ranks(spare(1), spare(2), 3, env=JAX, job="jax")
+pytestmark = on_ranks(spare(1), 2, spare(3), env=JAX, job="jax")
 
 STEPS, BATCH = 6, 12
 

@@ -22,6 +22,7 @@ from engine.config import config
 from engine.tensorflow import op
 from engine.tensorflow.call import Call
 
+from ..on_ranks import spare
 from .tensorflow_ranks import MODES, PYTHON, SIZES, on_op_ranks, tensors
 
 pytestmark = on_op_ranks(*SIZES, PYTHON)
@@ -276,7 +277,7 @@ def bytes_in_use() -> int:
     return int(mallinfo().uordblks)
 
 
-@on_op_ranks(3)
+@on_op_ranks(2, spare(3))
 def test_ten_thousand_calls_that_end_after_their_kernels_have_returned(size: int) -> None:
     """All calls but a step's first are submitted without waiting, and end on another thread. None is lost or leaks."""
     calls, runs, rounds = 100, 25, 4
@@ -335,7 +336,7 @@ def test_iterations_of_a_loop_overlap(name: str | None, size: int) -> None:
     assert float(program(tf.constant(100))) == size * sum(range(100))
 
 
-@on_op_ranks(3)
+@on_op_ranks(2, spare(3))
 def test_a_call_without_a_name_is_refused_while_another_run_of_its_function_has_it_in_flight(rank: int) -> None:
     @tf.function(autograph=False)
     def program(x: Any) -> Any:

@@ -60,7 +60,7 @@ def test_monitored_sessions_train_as_one_process_does() -> None:
     run_ranks(2, TRAINING, env=ENV)
 
 
-@on_op_ranks(1)
+@on_op_ranks(2)
 def test_the_hook_needs_a_graph() -> None:
     hook = hvd.BroadcastGlobalVariablesHook(0, "/cpu:0")
     assert isinstance(hook, tf.compat.v1.train.SessionRunHook)
