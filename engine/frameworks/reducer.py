@@ -164,7 +164,7 @@ class Reducer(ABC):
         """Copy `source` into a gradient of equal shape; called inside `no_gradients`."""
 
     def find_idle(self, silent: list[int]) -> list[int]:
-        """Return the parameters without a hook call that may have been replaced; called before the reduction."""
+        """Return those of the `silent` parameters that the model may no longer use, before the reduction; here none."""
         return []
 
     def expect_in_place(self, indices: Sequence[int]) -> None:  # noqa: B027 (parameters may be there for good)

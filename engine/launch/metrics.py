@@ -197,6 +197,7 @@ class Metrics:
             self._board = None
 
     def _make_member(self, number: int) -> Member:
+        """Return a rank's entry for the exporter: its number, its page, and whether it is up."""
         descriptor = self.pages[number]
 
         def is_up(_: object) -> bool:

@@ -33,7 +33,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name in ("timeout_s", "placement_group_timeout_s"):
-            _check(self, name, make_duration_form())
+            _convert_field(self, name, make_duration_form())
 
 
 class Hosts(Protocol):
@@ -83,12 +83,12 @@ class ElasticSettings:
 
     def __post_init__(self) -> None:
         for name in ("elastic_timeout", "timeout_s"):
-            _check(self, name, make_duration_form())
+            _convert_field(self, name, make_duration_form())
         for name in ("min_num_proc", "max_num_proc"):
-            _check(self, name, Whole(0))
-        _check(self, "reset_limit", Whole(0, LARGEST))
+            _convert_field(self, name, Whole(0))
+        _convert_field(self, "reset_limit", Whole(0, LARGEST))
         if self.cooldown_range is not None:
-            _check(self, "cooldown_range", _two_durations)
+            _convert_field(self, "cooldown_range", _two_durations)
         most = self.max_num_proc
         if self.min_num_proc < 1 or (most is not None and most < self.min_num_proc):
             raise ValueError(
@@ -99,7 +99,7 @@ class ElasticSettings:
             raise ValueError(f"max_num_proc is {most}: a job has {MOST_RANKS} ranks at most")
 
 
-def _check(settings: object, name: str, form: Form) -> None:
+def _convert_field(settings: object, name: str, form: Form) -> None:
     """Validate and convert a setting that is not None. Raises ValueError with its value and what is allowed."""
     value = getattr(settings, name)
     try:

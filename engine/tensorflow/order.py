@@ -69,7 +69,7 @@ def after_the_last(name: str | None = None) -> Iterator[None]:
 
 
 def keep_in_order(operation: Any) -> None:
-    """Make sure that a collective without a name runs, and that the next one without a name runs after it."""
+    """Make a collective without a name run, and record it as the one behind which the next one without a name runs."""
     _get_last_collectives(operation.graph)[None] = operation
     _add_control_output(operation)
 

@@ -145,7 +145,7 @@ class SyncBatchNorm(_BatchNorm):
             )
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Normalise a batch of shape [N, C, ...]; the result has the same shape, dtype and memory format."""
+        """Normalise a batch of shape [N, C, ...], over all ranks while training; shape, dtype and format stay."""
         if not self.training or not self.process_set.included() or self.process_set.size() == 1:
             return super().forward(input)
         return self._normalize_over_ranks(input)

@@ -114,7 +114,7 @@ cdef int between_ticks(State* e, Op* op) except -1:
 
 # Failed calls that a rank announces: those that raised before they submitted anything, and unnamed ones that it has left out.
 #
-# So every rank hears of it, and the numbers of unnamed operations stay in step (docs/architecture/protocol.md, "Failed calls").
+# So every rank hears of it, and the numbers of unnamed operations stay in step (docs/architecture/protocol-failure.md).
 
 LOGGER = logging.getLogger("engine")
 KIND_NUMBERS = {kind_name(number).decode(): number for number in range(KINDS)}

@@ -1,4 +1,4 @@
-"""The driver's role, and the one wait (docs/architecture/protocol.md, "The one wait").
+"""The driver's role, and the one wait (docs/architecture/protocol-waiting.md).
 
 The role is one word. The engine thread holds it, asleep on its own door, when nobody waits; a thread in a blocking call takes it
 over without waking it. What a pass touches (coordinator, executor, the entry in progress) belongs to the role's holder and

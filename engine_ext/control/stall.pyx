@@ -1,4 +1,4 @@
-"""Stalls: ranks that keep this one from going on, and when that has lasted too long (docs/architecture/protocol.md, "Failure").
+"""Stalls: ranks that keep this one from going on, and when that has lasted too long (docs/architecture/protocol-failure.md).
 
 An entry that stands still is watched by whoever drives; an operation that is not scheduled, by the thread that waits for it, and
 by the monitor thread, which also watches what nobody waits for.

@@ -1,7 +1,7 @@
 """Frozen batches: gradients on GPUs that travel together in every backward pass, or each alone.
 
 What NCCL sums depends on what travels together. So time must not decide it: a batch is appended when all of its members are
-ready, or is broken, and then each of them travels alone. docs/architecture/protocol.md, "Frozen batches", says who waits for
+ready, or is broken, and then each of them travels alone. docs/architecture/protocol-frozen.md, says who waits for
 whom. The caller holds rank 0's driver role.
 """
 from libc.stdint cimport int32_t

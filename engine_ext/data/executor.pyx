@@ -1,4 +1,4 @@
-"""The data plane's state machine (docs/architecture/protocol.md, "A data-plane entry").
+"""The data plane's state machine (docs/architecture/protocol-memory.md).
 
 Chunk numbers count over the whole schedule, so that the words `packed`, `reduced` and `copied` of a rank say how many chunks
 it has passed at each stage, whatever the entry. A stage that has nothing to do is passed all the same.

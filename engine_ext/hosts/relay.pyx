@@ -1,4 +1,4 @@
-"""The control plane between hosts (docs/architecture/protocol.md, "Hosts").
+"""The control plane between hosts (docs/architecture/protocol-hosts.md).
 
 Every word of the protocol has one writer, so it can be copied over a connection that keeps order without any new agreement. The
 leader of each host compares the pages of its crew with what it has sent, and sends what differs; the coordinator's host does the

@@ -20,7 +20,7 @@ cdef const char* WRONG_ROW_COUNTS
 cdef enum Says:             # what a rank tells the coordinator of each submission, in `rows` of its page
     SAYS_NOTHING = 0
     SAYS_ROWS = 1           # how many rows it has; the entry tells all ranks the rows of each
-    SAYS_ALIGNED = 2        # whether ranks align behind it (docs/architecture/protocol.md, "Failed calls")
+    SAYS_ALIGNED = 2        # whether ranks align behind it (docs/architecture/protocol-failure.md)
 
 cdef struct Operation:
     bint reduces            # values of ranks become one value: factors, compression and the reduction's name mean something

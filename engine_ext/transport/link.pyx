@@ -1,7 +1,7 @@
 """Frames over one connection (frames.h). Nothing here blocks, and nothing here knows what a frame means.
 
 Payloads are sent from where they lie: a slot, a request ring and the schedule stay as they are until who needs them has them, by
-the same rules as on one host (docs/architecture/protocol.md, "Hosts").
+the same rules as on one host (docs/architecture/protocol-hosts.md).
 """
 from libc.errno cimport ENOMEM, EPIPE, EPROTO, ETIMEDOUT
 from libc.stdint cimport int64_t, uint32_t, uint64_t
