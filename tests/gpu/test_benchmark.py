@@ -106,6 +106,7 @@ def test_what_two_ranks_need_is_said(bench: Bench) -> None:
     assert content["parts"]["failure"]["lost"]["where"] == "on two GPUs"
 
 
+@pytest.mark.slow
 def test_a_driver_that_breaks_its_promises_is_told_first(bench: Bench) -> None:
     content, text = bench("litmus", mutant="wait_does_nothing", deadline="1000")
     assert outcomes(content) == {"litmus": "failed"}

@@ -82,7 +82,7 @@ def test_programs_are_those_of_the_binary(litmus: Path, checks: Path, program: R
     assert set(PROGRAMS).isdisjoint(CHECKS)
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_litmus(name: str, litmus: Path, program: Run) -> None:
     """Each promise of the driver holds under every policy."""
@@ -91,7 +91,7 @@ def test_litmus(name: str, litmus: Path, program: Run) -> None:
         assert status == 0, (settings, text)
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", CHECKS)
 def test_finds(name: str, checks: Path, program: Run) -> None:
     """Only the stand-in detects these errors, under any timing."""
@@ -104,7 +104,7 @@ def test_every_mutant_has_a_killer() -> None:
     assert {*KILLERS, "none"} == set(MUTANTS)
 
 
-@pytest.mark.sample(9)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("mutant", KILLERS)
 def test_mutant_is_killed(mutant: str, litmus: Path, checks: Path, program: Run) -> None:
     """A stand-in with this fault fails the program that is named for the promise, under every policy."""

@@ -316,6 +316,7 @@ def test_absent_tensors_are_the_identity_of_each_operation(device: Device, dtype
         assert np.array_equal(got, want, equal_nan=dtype in HALVES + WIDE)
 
 
+@pytest.mark.slow
 def test_ten_thousand_tensors(device: Device) -> None:
     """The tensors are small, with many in a piece; some are empty and some absent."""
     rng = np.random.default_rng(2)

@@ -19,6 +19,7 @@ def test_functions_against_numpy(size: int, libraries: Path, tmp_path: Path) -> 
     Job(libraries, tmp_path, size, "functions", policy="eager").succeeds()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("policy", ["eager", "lazy", "drawn"])
 def test_sends_and_receives(policy: str, libraries: Path, tmp_path: Path) -> None:
     """Lazy ranks run a kernel because a peer waits for it."""
@@ -48,6 +49,7 @@ def test_blocking_communicators_block_at_first_use(libraries: Path, tmp_path: Pa
     Job(libraries, tmp_path, 2, "first_use", "blocking").succeeds()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("policy", ["eager", "lazy", "drawn"])
 def test_abort_lets_a_new_world_begin(policy: str, libraries: Path, tmp_path: Path) -> None:
     Job(libraries, tmp_path, 3, "abort", policy=policy).succeeds()
@@ -57,6 +59,7 @@ def test_free_under_a_running_kernel_is_found(libraries: Path, tmp_path: Path) -
     Job(libraries, tmp_path, 2, "freed_too_early").succeeds()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("how", ["grouped", "one-by-one"])
 def test_two_orders_with_one_place_are_a_deadlock(how: str, libraries: Path, tmp_path: Path) -> None:
     Job(libraries, tmp_path, 2, "two_orders", how, slots=1).succeeds()
@@ -124,6 +127,7 @@ def test_two_ranks_on_one_device_are_refused(libraries: Path, tmp_path: Path) ->
     assert all("Duplicate GPU detected : rank 0 and rank 1" in text for text in texts)
 
 
+@pytest.mark.slow
 def test_versions(libraries: Path, tmp_path: Path) -> None:
     """An older one lacks later functions, works with itself, and refuses others."""
     old = build(tmp_path / "old", 21805)

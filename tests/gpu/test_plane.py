@@ -99,6 +99,7 @@ def test_libraries_of_the_system(libraries: Path) -> None:
     assert loaded(libraries) == f"{libraries}/libcuda.so.1 12090 {libraries}/libnccl.so.2 22807 0"
 
 
+@pytest.mark.slow
 def test_libraries_by_name(libraries: Path, tmp_path: Path) -> None:
     """The settings precede everything else, even libraries that are already loaded."""
     old = build(tmp_path / "old", 21805)
@@ -212,6 +213,7 @@ def test_slices_of_one_gpu(ranks: Start) -> None:
     ranks(2, "accepted", slices=2, devices=["0", "2"]).succeeds()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("ordinal", "devices", "wanted"),
     [
@@ -260,6 +262,7 @@ def test_forked_child_calls_nothing(ranks: Start) -> None:
     ranks(2, "forks").succeeds()
 
 
+@pytest.mark.slow
 def test_work_ends_before_a_close_frees(ranks: Start, tmp_path: Path) -> None:
     ranks(2, "busy", more=changed("none", tmp_path / "none")).succeeds()
 
@@ -403,6 +406,7 @@ def expect_survivors(job: Job) -> None:
     assert statuses == [0, 0, -signal.SIGKILL], "\n".join(texts)
 
 
+@pytest.mark.slow
 def test_survivors_wait_for_each_other(ranks: Start) -> None:
     """Problem 18, before a GPU is open."""
     expect_survivors(ranks(3, "half_open", **LINGERING))

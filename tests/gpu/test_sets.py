@@ -44,11 +44,13 @@ def spread(request: pytest.FixtureRequest) -> dict[str, str]:
     return {"ENGINE_HUB": hub, "ENGINE_SECRET": "a secret of tests"}
 
 
+@pytest.mark.sample(1)
 def test_numbers(ranks: Start, spread: dict[str, str]) -> None:
     """The numbers are those of host memory in the same set."""
     ranks(3, "numbers", more=spread).succeeds()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("size", "program"),
     [
@@ -66,16 +68,19 @@ def test_program(size: int, program: str, ranks: Start) -> None:
     ranks(size, program).succeeds()
 
 
+@pytest.mark.slow
 def test_nobody_waits_for_what_the_lane_has_seen(ranks: Start, libraries: Path, tmp_path: Path) -> None:
     ranks(3, "seen", more=changed("none", tmp_path / "told", told=libraries)).succeeds()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("policy", ["lazy", "drawn"])
 def test_sets_with_common_ranks(policy: str, ranks: Start, spread: dict[str, str]) -> None:
     """Problem 1."""
     ranks(4, "crossing", "12", more=spread, policy=policy).succeeds()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("program", ["removed", "hooks", "stays"])
 def test_sets_on_several_hosts(program: str, ranks: Start) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -83,6 +88,7 @@ def test_sets_on_several_hosts(program: str, ranks: Start) -> None:
     ranks(3, program, more={"ENGINE_HUB": hub, "ENGINE_SECRET": "a secret of tests"}).succeeds()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("version", [22807, WITHOUT_REVOKE])
 def test_rank_that_is_lost_in_a_set(version: int, ranks: Start, tmp_path: Path) -> None:
     """All others name it, even those without a set with it, and go on in a world without it."""
@@ -102,6 +108,7 @@ def test_rank_that_stops_in_a_set(ranks: Start) -> None:
             rank.wait()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("call", ["ncclCommInitRankConfig", "ncclBroadcast"])
 def test_failure_while_a_set_is_connected_ends_the_world(call: str, ranks: Start) -> None:
     """The lane also serves the world and other sets, which are told only its first failure."""
@@ -110,6 +117,7 @@ def test_failure_while_a_set_is_connected_ends_the_world(call: str, ranks: Start
         assert f"rank 1: {call}" in text or f"rank 1 failed: {call}" in text
 
 
+@pytest.mark.slow
 def test_rank_that_gives_turns_and_leaves(ranks: Start) -> None:
     texts = ranks(3, "leaves").succeeds()
     assert "rank 0 leaves, though ranks 1, 2 may still want turns on GPUs" in texts[0]
@@ -136,6 +144,7 @@ def test_tensor_on_another_gpu(ranks: Start) -> None:
     ranks(3, "elsewhere", devices=["0,1", "2,3", "4,5"]).succeeds()
 
 
+@pytest.mark.slow
 def test_nccl_that_is_too_old(ranks: Start, tmp_path: Path) -> None:
     ranks(2, "old", found=build(tmp_path / "old", 22203)).succeeds()
 

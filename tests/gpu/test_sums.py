@@ -25,12 +25,14 @@ def ranks(libraries: Path, registered: Path, tmp_path: Path) -> Start:
     return begin
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_ordered_sums_have_the_bits_of_host_memory(size: int, ranks: Start) -> None:
     """All dtypes and reductions have them, whatever travels together."""
     ranks(size, "ordered").succeeds(120)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("size", [2, 3])
 def test_gradients_travel_in_the_same_batches(size: int, ranks: Start) -> None:
     ranks(size, "frozen").succeeds()

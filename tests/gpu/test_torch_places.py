@@ -155,6 +155,7 @@ def test_places_are_side_by_side_in_the_order_in_which_they_are_taken() -> None:
     places.keep_for_current_stream()  # there is no current stream
 
 
+@pytest.mark.slow
 def test_optimizer_keeps_gradients_in_their_places() -> None:
     """The tensors claim to be on a GPU."""
     command = [sys.executable, "-P", "-m", "tests.gpu.torch_places_program"]

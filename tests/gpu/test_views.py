@@ -30,6 +30,7 @@ def ranks(libraries: Path, registered: Path, tmp_path: Path) -> Start:
     return begin
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("size", "policy"), [(1, "eager"), *((2, policy) for policy in POLICIES), (3, "drawn")])
 def test_gradients_are_right_and_in_their_places(size: int, policy: str, ranks: Start) -> None:
     """Problems 5, 6, 12 and 26."""
@@ -40,16 +41,19 @@ def test_what_is_side_by_side_is_not_packed(ranks: Start) -> None:
     ranks(2, "launches").succeeds()
 
 
+@pytest.mark.slow
 def test_whether_a_rank_packs_is_its_own_affair(ranks: Start) -> None:
     """Problem 12."""
     ranks(3, "apart").succeeds()
 
 
+@pytest.mark.slow
 def test_other_ways(ranks: Start) -> None:
     """Each program describes its own case."""
     ranks(3, "ordered+sparse+joins+shared").succeeds()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_optimizer_that_goes_in_flight(policy: str, ranks: Start) -> None:
     """Problem 10."""
