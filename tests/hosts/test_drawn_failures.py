@@ -19,6 +19,7 @@ def hosts() -> Iterator[Hosts]:
         yield made
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("kind", "moment", "victims", "where"),
     [

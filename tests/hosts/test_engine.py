@@ -45,6 +45,7 @@ def srun(job: str, rank: int, place: int, host: int) -> dict[str, str]:
     return own | {"SLURM_JOB_ID": job, "SLURM_STEP_TASKS_PER_NODE": "2(x2),1", "SLURM_STEP_NODELIST": "node[0-2]"}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("launcher", [enginerun, torchrun, srun])
 def test_ranks_of_several_hosts_compute_one_world_after_the_other(hosts, launcher, tmp_path):
     """One host's processors support fewer kernels than the others': all ranks use those that it has."""

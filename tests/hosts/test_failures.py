@@ -60,6 +60,7 @@ class Job:
         return {rank: rest(process, 90).strip() for rank, process in self.processes.items() if rank not in lost}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("victim", range(SIZE))
 def test_a_killed_rank_is_named_on_every_host(hosts: Hosts, victim: int) -> None:
     job = Job(hosts)
@@ -68,6 +69,7 @@ def test_a_killed_rank_is_named_on_every_host(hosts: Hosts, victim: int) -> None
         assert text.startswith(f"RankDiedError: rank {victim} died: "), (rank, text)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("host", [0, 1])
 def test_who_is_behind_a_cut_cable_is_named(hosts: Hosts, host: int) -> None:
     """Rank 0 and the ranks that still reach it name the first rank of the cut-off host; that host names rank 0."""
@@ -85,6 +87,7 @@ def test_who_is_behind_a_cut_cable_is_named(hosts: Hosts, host: int) -> None:
         assert text.startswith(whole), (rank, text)
 
 
+@pytest.mark.slow
 def test_who_hears_late_that_rank_0_is_gone_believes_who_has_heard(hosts: Hosts) -> None:
     """Rank 4 loses rank 0's host first and ends for that reason; ranks 2 and 3 do not take its end for a death."""
     job = Job(hosts, "drawn_program", "", MOMENT="idle")
@@ -113,6 +116,7 @@ def test_a_stopped_leader_is_named_by_all(hosts: Hosts) -> None:
         assert text.startswith("RankStalledError: rank 2 stalled: "), (rank, text)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("victim", [0, 2, 3, 4])
 def test_a_stopped_rank_is_named_by_all(hosts: Hosts, victim: int) -> None:
     """The rank is stopped in the middle of entries: the leader of a host, or another rank."""
@@ -126,6 +130,7 @@ def test_a_stopped_rank_is_named_by_all(hosts: Hosts, victim: int) -> None:
         assert text.startswith(f"RankStalledError: rank {victim} stalled: "), (rank, text)
 
 
+@pytest.mark.slow
 def test_a_rank_that_submits_nothing_is_named_by_all(hosts: Hosts) -> None:
     """The rank is named although its process runs."""
     job = Job(hosts, "stopped_program", "late", ENGINE_STALL_LIMIT="2", ENGINE_STALL_WARNING="1")
@@ -159,6 +164,7 @@ def test_who_leaves_first_takes_nothing_back_that_is_on_its_way(hosts: Hosts) ->
     assert told == dict.fromkeys(range(SIZE), "has it")
 
 
+@pytest.mark.slow
 def test_who_cannot_hear_rank_0_is_told_the_cause_by_others(hosts: Hosts) -> None:
     """It does not take for the cause a rank that ends because of the failure and has said so."""
     job = Job(hosts, "leaving_program", "fails")
@@ -173,6 +179,7 @@ def test_who_cannot_hear_rank_0_is_told_the_cause_by_others(hosts: Hosts) -> Non
         assert text.startswith("RankRaisedError: rank 0 failed: as it was told"), (rank, text)
 
 
+@pytest.mark.slow
 def test_no_rank_fails_in_what_all_took_part_in(hosts: Hosts) -> None:
     """Rank 0 leaves right after the first barrier, and a faster rank that works on ends the world.
 

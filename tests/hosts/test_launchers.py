@@ -61,6 +61,7 @@ def check(text: str) -> None:
     assert places == sorted([rank, rank % 2, 2, rank // 2, 2] for rank in range(4) for _ in range(2))
 
 
+@pytest.mark.slow
 def test_torchrun_starts_ranks_on_two_hosts(enter: str) -> None:
     pytest.importorskip("torch", reason="torchrun comes with torch")
     commands = []

@@ -162,6 +162,7 @@ HEADS = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", LISTENERS)
 def test_strangers_cost_a_listener_little_and_keep_nobody_out(start: Callable[[str], Process], kind: str) -> None:
     """Long messages are refused by their heads. When descriptors run out, strangers give way to the legitimate peer."""
@@ -252,6 +253,7 @@ OPENINGS = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", CALLERS)
 def test_strangers_who_answer_cost_a_caller_little_and_it_goes_on(start: Callable[[str], Process], kind: str) -> None:
     """Each stranger has an address of its own, which is tried before that of the wanted peer."""

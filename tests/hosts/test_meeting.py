@@ -334,6 +334,7 @@ def strangers(address: tuple[str, int], stop: threading.Event, junk: bytes, seen
         stranger.close()
 
 
+@pytest.mark.slow
 def test_thousands_of_strangers_neither_break_nor_stall_the_others() -> None:
     """Strangers send junk, silence or half a message, before the last leader comes and while it does."""
     job = worlds([[0, 1], [2, 3]])

@@ -124,6 +124,7 @@ def check_met(job: Job, told: dict[int, list[dict[str, Any]]], addresses: Sequen
             assert {of_rank[int(there)] for there in line["lanes"]} == {*of_rank.values()} - {of_rank[rank]}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("crews", [[[0, 1], [2, 3]], [[0], [1, 2, 3]], [[0, 3], [1, 4], [2]]], ids=str)
 def test_hosts_whose_names_and_bridges_mislead_meet(hosts: Hosts, crews: list[list[int]]) -> None:
     """Each host resolves its own name to 127.0.1.1, and all have a docker0 with the same address."""
@@ -186,6 +187,7 @@ def test_rank_0_that_dies_is_named_by_all(hosts: Hosts) -> None:
     assert told[2] == told[3] and told[2].startswith(f"rank 0 on node0 ({hosts.address(0)}) ended or was cut off")
 
 
+@pytest.mark.slow
 def test_a_cable_that_is_cut_is_named_by_those_who_have_one(hosts: Hosts) -> None:
     """The cable is cut while ranks meet."""
     job = Job(hosts, [[0], [1], [2]]).prepare(timeout=5.0).go(0, 1)
@@ -200,6 +202,7 @@ def test_a_cable_that_is_cut_is_named_by_those_who_have_one(hosts: Hosts) -> Non
     assert told[1].startswith(f"rank 0 on node0 ({hosts.address(0)}) fell silent")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("environ", "trial"),
     [({"ENGINE_SECRET": "another secret of tests"}, {}), ({}, {"number": 2})],

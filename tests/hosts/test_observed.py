@@ -144,6 +144,7 @@ def slow(hosts: Hosts, tmp_path_factory: pytest.TempPathFactory) -> Observed:
         hosts.run(1, "tc", "qdisc", "del", "dev", "eth0", "root")
 
 
+@pytest.mark.slow
 def test_the_clocks_of_hosts_are_compared(late: Observed) -> None:
     """The measured clock difference is the true one, within its stated error."""
     for rank, told in late.told.items():
@@ -183,6 +184,7 @@ def test_a_late_rank_leads_the_lag_and_no_host_the_waiting(late: Observed) -> No
     assert re.search(r"slowest rank: +3, ", late.said)
 
 
+@pytest.mark.slow
 def test_a_slow_link_leads_the_waiting_and_no_rank_the_lag(slow: Observed) -> None:
     """The summary advises to look at the network of that host."""
     lasted = max(slow.crossing.values())
