@@ -7,11 +7,14 @@ first. So pip need not resolve both together.
 from __future__ import annotations
 
 import fcntl
+import os
 import subprocess
 import sys
 import sysconfig
 import time
 import venv
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,3 +101,14 @@ MPIS = ("openmpi", "mpich")
 def environment_of(mpi: str) -> Environment:
     """Return the environment that has one of `MPIS` and mpi4py."""
     return Environment(ROOT / "build" / f"mpi-{mpi}", (("-c", str(ROOT / "constraints.txt"), mpi, "mpi4py"),))
+
+
+@contextmanager
+def endless_input() -> Iterator[int]:
+    """Yield an input for `mpirun` that does not end: MPICH's gives up the job when it passes an end on too late."""
+    reading, writing = os.pipe()
+    try:
+        yield reading
+    finally:
+        os.close(reading)
+        os.close(writing)

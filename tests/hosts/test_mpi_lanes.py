@@ -15,7 +15,7 @@ from engine.config.world import World
 from engine.errors import ConfigError
 from engine.net.rendezvous import mpi_lanes
 
-from ..environments import MPIS, ROOT, environment_of
+from ..environments import MPIS, ROOT, endless_input, environment_of
 
 DEADLINE = 100.0
 WORLD = World(0, 2, 0, 1, "job", "s", "test")
@@ -36,18 +36,19 @@ def mpirun(
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("ENGINE_", "PMI", "OMPI_"))}
     over = ("--oversubscribe",) if mpi.parent.name.endswith("openmpi") else ()
     program = [python or mpi / "python", "-m", "tests.hosts.mpi_program", *words]
-    done = subprocess.run(
-        [mpi / "mpirun", *over, *launcher, "-n", str(ranks), *program],
-        cwd=ROOT,
-        env=environ | with_root | own,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        timeout=DEADLINE,
-        check=False,
-    )
+    with endless_input() as reading:
+        done = subprocess.run(
+            [mpi / "mpirun", *over, *launcher, "-n", str(ranks), *program],
+            cwd=ROOT,
+            env=environ | with_root | own,
+            stdin=reading,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=DEADLINE,
+            check=False,
+        )
     return done.returncode, done.stdout
 
 

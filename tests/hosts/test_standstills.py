@@ -108,6 +108,7 @@ def test_in_reports_of_stalls_nobody_else_is_named(hosts: Hosts, tmp_path: Path)
                 assert named == (expected if rank != late else set()), (rank, late, kind, log(tmp_path, rank))
 
 
+@pytest.mark.slow
 def test_of_a_standoff_one_account_is_told_on_all_hosts(hosts: Hosts, tmp_path: Path) -> None:
     """The report names both groups, each with all of its ranks, whichever host the odd rank is on."""
     told = start(hosts, "standoff", tmp_path, limit=1.0, LATE=json.dumps(LATE)).told()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ..environments import ROOT
+from ..environments import ROOT, endless_input
 from .host_jobs import namespaces, why_no_namespaces
 from .launch_jobs import DEADLINE, Launcher
 
@@ -55,18 +55,19 @@ def mpirun(
     program = [str(mpi / "python"), "-m", "tests.launch.mpi_program", *map(str, words)]
     # A shell between the launcher and the rank, as in many a batch script.
     command += ["sh", "-c", f"{shlex.join(program)}; exit $?"]
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=environ,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        timeout=DEADLINE,
-        check=False,
-    )
+    with endless_input() as reading:
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=environ,
+            stdin=reading,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=DEADLINE,
+            check=False,
+        )
     return done.returncode, done.stdout
 
 
