@@ -11,6 +11,7 @@ import ctypes
 import errno
 import os
 import resource
+import stat
 
 # System call numbers by machine, as in the kernel's tables. Calls since Linux 5.1 have one number on all machines.
 _MEMFD_CREATE = {"x86_64": 319, "aarch64": 279, "riscv64": 279, "loongarch64": 279, "ppc64le": 360, "s390x": 350}
@@ -69,6 +70,18 @@ def pidfd_open(pid: int) -> int:
     if hasattr(os, "pidfd_open"):
         return os.pidfd_open(pid)
     return _make_system_call(_PIDFD_OPEN, ctypes.c_int(pid), ctypes.c_uint(0))
+
+
+def open_empty_input() -> int:
+    """Open an input without content: /dev/null, or an empty file in memory where that is a plain file.
+
+    It is one in some containers, and holds what others have written there.
+    """
+    descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    if not stat.S_ISCHR(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        descriptor = memfd_create("empty")
+    return descriptor
 
 
 def open_standard_descriptors() -> None:

@@ -382,7 +382,7 @@ def main() -> int:
     """
     linux.open_standard_descriptors()
     channel = Channel(os.dup(0), os.dup(1))
-    null = os.open(os.devnull, os.O_RDONLY)
+    null = linux.open_empty_input()
     os.dup2(null, 0)
     os.dup2(2, 1)  # printed text must not get into the channel
     os.close(null)

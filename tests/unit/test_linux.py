@@ -192,3 +192,14 @@ def test_a_host_without_any_address_is_named(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(machine.socket, "socket", refuse)
     with pytest.raises(LaunchError, match=r"no TCP port can be had on this host \(Address family not supported"):
         spawn.find_port()
+
+
+def test_an_empty_input_is_empty_where_dev_null_is_no_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It is one in some containers, and where a program that ran as root has replaced it."""
+    plain = tmp_path / "null"
+    plain.write_text("what others wrote")
+    for device in (os.devnull, str(plain)):
+        monkeypatch.setattr(os, "devnull", device)
+        descriptor = linux.open_empty_input()
+        assert os.read(descriptor, 100) == b"" and not os.get_inheritable(descriptor)
+        os.close(descriptor)

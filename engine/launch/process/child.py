@@ -15,6 +15,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
+from ...host import linux
 from ...host.patience import Patience
 
 _CODE = struct.Struct("=i")
@@ -138,7 +139,7 @@ def _execute_program(
     code = 0
     try:
         _reset_signals()
-        null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        null = linux.open_empty_input()
         for descriptor, standard in zip((null, *output), range(3), strict=True):
             os.dup2(descriptor, standard)
         for descriptor in inherited:
