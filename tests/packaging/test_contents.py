@@ -72,6 +72,7 @@ def test_wheel_names_the_command_and_its_license(wheel: Path) -> None:
     assert "License-Expression: Apache-2.0" in archive.read(files["METADATA"]).decode()
 
 
+@pytest.mark.slow
 def test_sdist_holds_what_is_committed(sdist: Path, tree: Path) -> None:
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}

@@ -72,7 +72,7 @@ def beside(dtype: str) -> tuple[str, ...]:
     return ("bfloat16",) if dtype == "bfloat16" else ("float16", "float32", "float64")
 
 
-@pytest.mark.sample(24)
+@pytest.mark.sample(12)
 @each_shape
 @each_dtype
 def test_formula(dtype: str, shape: Any, size: int) -> None:

@@ -61,6 +61,7 @@ def test_fused_results_are_the_same_on_all_ranks() -> None:
     check_same_on_all(in_flight_together()[0])
 
 
+@pytest.mark.sample(300)
 @needs_torch
 @each_of_the_plan
 def test_alone(at: int, rank: int) -> None:

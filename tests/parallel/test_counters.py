@@ -65,6 +65,7 @@ def test_every_collective_is_counted(size: int) -> None:
     assert sum(leader["cycles"]) == total and not any(sum(fields["cycles"]) for fields in others)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("size", "slow"), [(2, 0), pytest.param(2, 1, marks=pytest.mark.slow), (3, 2)])
 def test_who_is_late_lags_and_nobody_else(size: int, slow: int) -> None:
     delay, steps = 0.04, 30

@@ -19,6 +19,7 @@ from .rank_pool import Pool
 EXAMPLES = int(os.environ.get("DRAWN_EXAMPLES", "0"))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.timeout(120 + EXAMPLES)
 @pytest.mark.parametrize("size", [pytest.param(2, marks=[pytest.mark.slow] * (not EXAMPLES)), 3, 4])
 def test_drawn_programs(size: int) -> None:

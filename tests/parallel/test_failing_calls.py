@@ -229,6 +229,7 @@ def fail_alone(name: str | None = None) -> None:
         refused(lambda: engine.allreduce([1.0], engine.Sum, name), "a list is no tensor")
 
 
+@pytest.mark.slow
 @lonely
 def test_a_lonely_failure_is_not_overdue_when_the_stall_limit_is_over(rank: int, size: int) -> None:
     common("known and lonely")

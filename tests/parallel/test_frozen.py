@@ -405,6 +405,7 @@ def test_names_that_are_evicted() -> None:
             assert found[4] == [tuple(COUNTS)]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("hosts", [(0, 0, 0), (0, 1, 1)])
 def test_rank_that_is_late_in_the_middle_of_a_batch_is_named(hosts: tuple[int, ...]) -> None:
     """Rank 0, which holds the others' gradients, is not named."""

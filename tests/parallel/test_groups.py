@@ -161,6 +161,7 @@ MEMBERS = [
 ]
 
 
+@pytest.mark.sample(160)
 @pytest.mark.parametrize(("op", "at"), MEMBERS)
 def test_reducescatter_of_all_dtypes(op: str, at: int, rank: int, size: int) -> None:
     dtype, shape = members(op)[at]

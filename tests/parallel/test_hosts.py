@@ -143,6 +143,7 @@ IN_ROW = [(0, 1), (0, 0, 1, 1), (0, 1, 1, 1), (0, 0, 0, 0, 1, 1, 2), (0, 1, 2, 3
 in_row = pytest.mark.parametrize("hosts", IN_ROW, ids=lambda hosts: "".join(map(str, hosts)))
 
 
+@pytest.mark.sample(2)
 @in_row
 def test_sums_that_pass_from_host_to_host_have_the_bits_of_one_host(hosts: tuple[int, ...]) -> None:
     """Neither fusion, chunks, nor the number of hosts and ranks change a bit."""
@@ -158,6 +159,7 @@ def test_sums_that_pass_from_host_to_host_have_the_bits_of_one_host(hosts: tuple
             }
 
 
+@pytest.mark.sample(2)
 @layouts
 def test_a_chain_of_any_layout_has_bits_of_its_own_whatever_is_fused(hosts: tuple[int, ...]) -> None:
     size, found = len(hosts), []
@@ -167,6 +169,7 @@ def test_a_chain_of_any_layout_has_bits_of_its_own_whatever_is_fused(hosts: tupl
     assert found[0] == found[1]
 
 
+@pytest.mark.sample(3)
 @layouts
 @pytest.mark.parametrize("between", ["chain", "ring"])
 def test_sums_between_hosts_against_numpy(hosts: tuple[int, ...], between: str) -> None:
@@ -252,6 +255,7 @@ def test_what_travels_how_is_decided_by_the_bytes_of_the_busiest_host() -> None:
             assert [row["algorithm"] for row in rows if row["type"] == "batch"] == algorithms, hosts
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("buffer", "sockets"), [(1, 1), (20_000, 1), (1, 8), (20_000, 3)])
 def test_connections_that_take_little_at_a_time(buffer: int, sockets: int) -> None:
     """Frame heads and payloads are sent and received in pieces."""
@@ -267,6 +271,7 @@ def test_connections_that_take_little_at_a_time(buffer: int, sockets: int) -> No
         assert world.run(work) == alone.run(work)
 
 
+@pytest.mark.slow
 def test_how_many_sockets_of_a_lane_are_used_changes_at_any_time() -> None:
     """The knob is turned while large entries run; different buffer sizes make a lane's connections diverge."""
     total = np.arange(1_500_000, dtype=np.float32) * 10
@@ -320,6 +325,7 @@ def test_process_sets_on_some_hosts() -> None:
         world.run(work)
 
 
+@pytest.mark.slow
 def test_more_names_than_there_are_ids() -> None:
     """The number of names exceeds the number of IDs."""
 
@@ -337,6 +343,7 @@ def test_more_names_than_there_are_ids() -> None:
         world.run(work)
 
 
+@pytest.mark.slow
 def test_ids_are_used_again_while_ranks_join_and_what_they_tell_comes_late() -> None:
     """A readiness bit still in transit when its ID is reset would stand for another tensor, too early.
 
@@ -456,6 +463,7 @@ def test_of_many_hosts_other_ranks_than_the_coordinators_have_the_trunks() -> No
         assert all(each == told[0] for each in told), told
 
 
+@pytest.mark.slow
 def test_more_requests_than_a_ring_holds_from_hosts_of_a_shared_trunk() -> None:
     """The rank that has the trunk reports that requests were read; rank 0, which reads them, wakes it."""
 
@@ -546,6 +554,7 @@ def test_one_cut_socket_of_a_lane_is_a_cut_lane(cable: int) -> None:
         assert text.startswith("RankDiedError: rank ") and "connection ended" in text, told
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("seed", range(30))
 def test_nonsense_on_a_cable_ends_the_world_and_nothing_else(seed: int) -> None:
     """Covers frames that are too long, of no type, of another's page, beyond a slot, or stale; and other bytes."""

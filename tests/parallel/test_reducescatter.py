@@ -17,6 +17,7 @@ SHAPES = ((0, 3), (1,), (4, 0), (5, 7), (12, 33), (301, 5), (3, 40_000), (700_00
 KINDS = [(dtype, op) for dtype in DTYPES for op in OPS if CELLS[dtype, op].reduce is not None]
 
 
+@pytest.mark.sample(200)
 @pytest.mark.parametrize("shape", SHAPES[:6], ids=str)
 @pytest.mark.parametrize(("dtype", "op"), KINDS)
 def test_rows(dtype: str, op: str, shape: tuple[int, ...], rank: int, size: int) -> None:
