@@ -30,6 +30,7 @@ def worker(directory: Path) -> list[int]:
     return [int(path.name.partition(".")[2]) for path in directory.glob("worker.*")]
 
 
+@pytest.mark.slow
 def test_of_three_jobs_of_a_caller_that_is_killed_nothing_is_left(tmp_path: Path, cluster: Any) -> None:
     environment = os.environ | {"RAY_ADDRESS": ray.get_runtime_context().gcs_address, "PYTHONPATH": str(ROOT)}
     errors = tmp_path / "errors"

@@ -97,6 +97,7 @@ def frame(spark: Any, rows: list[tuple[Any, ...]], schema: str, partitions: int 
     return spark.createDataFrame(rows, schema).repartition(partitions)
 
 
+@pytest.mark.slow
 def test_what_is_written_is_what_the_manifest_says(spark, store):
     """Covers empty partitions, duplicate files, vectors, and a split in the same pass."""
     from pyspark.ml.functions import array_to_vector
@@ -145,6 +146,7 @@ def test_a_frame_that_differs_at_each_evaluation_is_written_once(spark, store):
     assert sorted(read) == list(range(400))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("rows", "schema", "said"),
     [
@@ -273,6 +275,7 @@ def test_a_model_is_trained_saved_and_loaded_in_a_pipeline(spark, store, points,
     assert torch.equal(loaded.stages[-1].getModel().sum.weight, fitted.stages[-1].getModel().sum.weight)
 
 
+@pytest.mark.slow
 def test_parquet_that_is_there_already_is_trained_on(spark, store, points):
     torch = pytest.importorskip("torch", reason="needs torch")
     from pyspark.ml.functions import vector_to_array
@@ -428,6 +431,7 @@ def test_a_shape_is_that_of_a_row_with_the_rows_or_without(shape, length, row):
         assert row_shape(shape, "x", length) == row
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("cache", [False, True])
 def test_labels_get_the_shape_of_the_output_and_losses_see_it(spark, store, cache):
     """One output is a number per row, the other the scores of classes; training and validation treat them alike."""
