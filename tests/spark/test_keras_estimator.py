@@ -104,6 +104,7 @@ def test_a_model_is_trained_saved_and_loaded_in_a_pipeline(spark, store, points,
         assert np.array_equal(mine, other)
 
 
+@pytest.mark.slow
 def test_a_compiled_model_of_two_inputs_and_outputs_is_trained_on_parquet_that_is_there(spark, store, points):
     points.where("c > 0").selectExpr("*", "array(a, b) AS pair").write.parquet(store.get_full_path("data/there"))
     keras.utils.set_random_seed(1)
@@ -137,6 +138,7 @@ def test_what_an_estimator_lacks_is_told(store):
         KerasEstimator(**whole, lr=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", [True, False])
 def test_labels_get_the_shape_of_the_output_for_losses_and_metrics_of_ones_own(spark, store, points, known):
     """Keras itself reshapes labels neither for the call of a `Loss` nor for a metric's function."""

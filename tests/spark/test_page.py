@@ -34,6 +34,7 @@ def printed(program: str, tmp_path: Path) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_the_example_runs(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """It runs in the existing session, which its own call finds, and with its own `__main__`."""
     monkeypatch.setattr(type(spark), "stop", lambda session: None)
