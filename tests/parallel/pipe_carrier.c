@@ -3,8 +3,8 @@
  *     cc -shared -fPIC -I .../engine_ext/transport $(python3-config --includes) pipe_carrier.c -o pipe_carrier.so
  *     ENGINE_LANES=pipe_carrier:open_provider PIPES=/a/directory enginerun ...
  *
- * It shows what a carrier has to do, and can be told to fail (FAULT, on FAULTY_RANK or on all ranks). It serves ranks of one machine, and is no faster than what
- * it replaces.
+ * It shows what a carrier has to do, and can be told to fail (FAULT, on FAULTY_RANK or on all ranks). It serves ranks of one
+ * machine, and is no faster than what it replaces.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
