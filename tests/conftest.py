@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -17,6 +18,7 @@ from .environments import MPIS, NotToBeHadError, environment_of
 from .ranks import ownerless
 from .shared_jobs import Jobs, parts, rank, ranks, size
 from .time_table import long_tests, time_table
+from .workers import PartScheduling
 
 __all__ = ["parts", "rank", "ranks", "size"]
 
@@ -82,6 +84,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_configure(config: pytest.Config) -> None:
     """Register the plugin that runs tests on shared ranks."""
     config.pluginmanager.register(Jobs(), "shared jobs")
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> PartScheduling:
+    """Give each worker whole parts of the suite."""
+    return PartScheduling(config, log)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

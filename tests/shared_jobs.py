@@ -16,6 +16,7 @@ from . import on_ranks
 from .on_ranks import BEGUN, FAILED, OUTCOMES, SKIPPED, Case, Ranks
 from .ranks import Job, RanksFailed, start_ranks
 from .waiting import NotWithin, until
+from .workers import find_part
 
 STALLED = {"ENGINE_STALL_LIMIT": "45"}  # a missing rank becomes an error, in time for the report
 START = 300  # seconds for a job's first test, during which ranks import their frameworks
@@ -175,11 +176,14 @@ class Jobs:
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Give each job the tests that were chosen; its first test also gets the time in which ranks start."""
         chosen: dict[Key, dict[str, Case]] = {}
+        parts: dict[Key, str] = {}
         for item in session.items:
             if (key := key_of(item)) is not None and not statically_skipped(item):
                 if key not in chosen and item.get_closest_marker("timeout") is None:
                     item.add_marker(pytest.mark.timeout(START))
                 chosen.setdefault(key, {})[item.nodeid] = case_of(item)
+                part = find_part(item.nodeid)
+                assert parts.setdefault(key, part) == part, f"{parts[key]} and {part} share ranks: see workers.py"
         self.jobs = {key: SharedJob(key[1], cases) for key, cases in chosen.items()}
 
     @pytest.hookimpl(tryfirst=True)

@@ -28,6 +28,7 @@ PACKAGES = (
     "fsspec",
     "pytest",
     "pytest-timeout",
+    "pytest-xdist",
 )
 TOOLS = ("Cython>=3.3,<3.4", "meson>=1.5", "meson-python>=0.18", "ninja>=1.11")
 LIBRARIES = (

@@ -85,7 +85,7 @@ def oldest_torch(build: Path) -> str:
 def newest_torch(build: Path) -> str:
     """Install the newest torch and the engine into an environment of their own, and run the torch cases there."""
     python = _environment(build / "torch-newest", Path(sys.executable))
-    _pip(python, "install", "--quiet", "torch", "numpy", "pytest", "pytest-timeout")
+    _pip(python, "install", "--quiet", "torch", "numpy", "pytest", "pytest-timeout", "pytest-xdist")
     _pip(python, "install", "--quiet", FAST, str(ROOT))
     found = _run([python, "-c", "import torch; print(torch.__version__)"]).strip()
     job = _job(python)

@@ -31,7 +31,7 @@ def test_integers_of_any_kind_are_ranks(ranks: Any) -> None:
     assert found == [0, 2] and all(type(rank) is int for rank in found)
 
 
-NO_LISTS = [5, None, "01", b"01", {0: 1}, np.int64(3), np.array(3), object(), 0.5]
+NO_LISTS = [5, None, "01", b"01", {0: 1}, np.int64(3), np.array(3), object, 0.5]
 NO_RANKS = ["a", None, 1.0, np.float32(1), True, False, np.True_, -1, np.int64(-1), 1 << 70, Fraction(1), [0], 1j]
 
 
