@@ -1,6 +1,6 @@
 """Parts of the suite that one of pytest-xdist's workers runs as a whole.
 
-A worker runs the tests of a file, or of a directory where files share what takes long to start: ranks, a cluster, a session.
+A worker runs the tests of a file, or of a directory whose files share what takes long to start: ranks, a cluster.
 """
 
 from __future__ import annotations

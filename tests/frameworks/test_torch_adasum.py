@@ -19,10 +19,10 @@ from engine.frameworks.options import ReductionOptions
 from engine.torch.hooks import TorchReducer
 
 from ..adasum_reference import adasum
-from ..on_ranks import on_ranks, spare
+from ..on_ranks import on_ranks
 from . import toy
 
-pytestmark = on_ranks(1, spare(2), 3, 4)
+pytestmark = on_ranks(*toy.SIZES)
 
 Make = Callable[[Any], torch.optim.Optimizer]
 Test = Callable[[], None]

@@ -16,7 +16,7 @@ from ..waiting import until
 from . import toy
 from .wrapping import Wrap
 
-pytestmark = on_ranks(1, spare(2), 3, 4)
+pytestmark = on_ranks(1, spare(2), 3, spare(4))
 
 
 def halves() -> list[hvd.ProcessSet]:

@@ -21,7 +21,7 @@ from .mutants import changed
 from .test_plane import EVERY_CALL
 
 Start = Callable[..., Job]
-SIZES = [(1, "eager"), *((2, policy) for policy in POLICIES), (3, "drawn")]  # ranks, and the stand-ins' policy
+SIZES = [(1, "eager"), (3, "drawn"), *((2, policy) for policy in POLICIES)]  # ranks, and the stand-ins' policy
 
 
 @pytest.fixture

@@ -30,6 +30,7 @@ layouts = pytest.mark.parametrize("hosts", LAYOUTS, ids=lambda hosts: "".join(ma
 
 
 @pytest.mark.timeout(120 + EXAMPLES)
+@pytest.mark.sample(4)
 @layouts
 def test_drawn_programs(hosts: tuple[int, ...]) -> None:
     size = len(hosts)
@@ -163,6 +164,7 @@ def native_steps(rank: int, size: int, count: int) -> None:
                 assert rows == [[other + 1 for other in range(size)], [k] * size]
 
 
+@pytest.mark.sample(3)
 @layouts
 def test_native_calls(hosts: tuple[int, ...]) -> None:
     library()

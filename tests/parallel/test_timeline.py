@@ -47,7 +47,8 @@ def stepped(size: int, slow: int) -> tuple[Finished, list[Recording], list[list[
         return finished, recordings(job, "t.rank*.json"), files
 
 
-@pytest.mark.parametrize(("size", "slow"), [(1, 0), pytest.param(2, 1, marks=pytest.mark.slow), (3, 2), (4, 0)])
+@pytest.mark.sample(1)
+@pytest.mark.parametrize(("size", "slow"), [(1, 0), (2, 1), (4, 0), (3, 2)])
 def test_every_tensor_is_shown_in_order_with_who_was_last(size: int, slow: int) -> None:
     finished, found, files = stepped(size, slow)
     assert [recording.rank for recording in found] == list(range(size))
@@ -146,7 +147,8 @@ def test_ctrl_c_leaves_complete_files() -> None:
         assert all({name for _, name in each.tensors} == TENSORS for each in recordings(job, "t.rank*.json"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_killed_rank_leaves_a_file_that_lacks_the_bracket_only(number: signal.Signals) -> None:
     with start_ranks(2, timeline_program.endless, env={"ENGINE_TIMELINE": "t.json"}) as job:
         job.wait_for("ready.0", "ready.1")
@@ -282,7 +284,8 @@ def test_files_that_another_running_job_writes_to_are_refused_and_stay_as_they_a
 # ---- process sets ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 3, 4])
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("size", [2, 4, 3])
 def test_process_sets_are_shown_in_the_same_file_by_the_ranks_of_the_world(size: int, tmp_path: Path) -> None:
     names, steps = set(timeline_program.NAMES), timeline_program.SET_STEPS
     with start_ranks(size, timeline_program.in_sets, options=["--timeline", "t.json"]) as job:

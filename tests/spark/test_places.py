@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -242,8 +243,11 @@ def test_a_record_with_numbers_that_cannot_be_is_refused(change: dict[str, Any])
         RankRecord.read_explanation(head | change, b"x")
 
 
-@pytest.mark.parametrize("says", [(), ("open",), ("open", "refuse")])
-def test_a_pretended_driver_is_told_nothing(says: tuple[str, ...]):
+OPENING, REFUSAL = AuthenticatedStream.open, AuthenticatedStream.make_refusal
+
+
+@pytest.mark.parametrize("says", [(), (OPENING,), (OPENING, lambda stream: REFUSAL())])
+def test_a_pretended_driver_is_told_nothing(says: tuple[Callable[[AuthenticatedStream], bytes], ...]):
     """The impostor stays silent, or sends a driver's messages, without the secret."""
     with network.listen("127.0.0.1", 0, backlog=4) as pretended:
         pretended.setblocking(True)
@@ -252,8 +256,8 @@ def test_a_pretended_driver_is_told_nothing(says: tuple[str, ...]):
             connection, _ = pretended.accept()
             with connection:
                 stream = AuthenticatedStream(b"guessed", SERVER)
-                for kind in says:
-                    connection.sendall(getattr(stream, kind)())
+                for message in says:
+                    connection.sendall(message(stream))
                     connection.recv(4096)
 
         thread = threading.Thread(target=pretend)
