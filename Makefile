@@ -14,8 +14,10 @@ BENCH ?= all
 WORKERS ?= 2
 SANITIZE_TESTS ?= tests/unit tests/parallel tests/hosts/test_lying_peers.py
 
-# Without cached byte code, each process of each test would compile what it imports: torch in 7 s instead of 3.
+# Thousands of processes start in the tests, and without byte code each would compile what it imports: torch would take 7 s,
+# not 3. An editable install reads byte code but writes none.
 unexport PYTHONDONTWRITEBYTECODE
+BYTECODE = $(BIN)/python -m compileall -q engine engine_ext autotune benchmarks grafana tools
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
@@ -34,16 +36,19 @@ demo: $(VENV)/.installed-examples ## Train a model on two processes, and prove t
 
 .PHONY: test
 test: $(VENV)/.installed-dev ## Run every check and every test but the slow ones
+	@$(BYTECODE)
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope
 
 # Whole trainings, searches and builds, long waits; part of what they look at `make test` sees in other ways.
 .PHONY: slow
 slow: $(VENV)/.installed-dev ## Run the tests that take long
+	@$(BYTECODE)
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --slow
 
 # With two ranks, and without what builds, measures, or starts many jobs.
 .PHONY: quick
 quick: $(VENV)/.installed-dev ## Run the checks, and the tests that need one process or two ranks
+	@$(BYTECODE)
 	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadscope --only-ranks 2 -m quick tests/checks tests/unit tests/launch tests/parallel
 
 .PHONY: lint
