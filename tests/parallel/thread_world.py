@@ -145,8 +145,8 @@ class ThreadWorld:
         runtime.current_engine = lambda: _here.engine
         everybody: Any = type(global_process_set)  # class of the operations' default process set
         everybody.engine = property(lambda self: _here.engine)
-        # The longest that a rank leaving the engine waits for a computing one. Each of those that wait wakes so often, too:
-        # many ranks get more time, or 64 of them would do little else.
+        # The longest that a rank leaving the engine waits for a computing one. Each of those that wait wakes so often,
+        # too: many ranks get more time, or 64 of them would do little else.
         sys.setswitchinterval(1e-4 * self.size)
         try:
             for thread in threads:
