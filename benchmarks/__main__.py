@@ -23,6 +23,7 @@ from benchmarks.collective.contenders import NAMES
 from benchmarks.common import records
 from benchmarks.common.processes import RankError, interrupt_on_termination
 from benchmarks.common.tables import Table
+from benchmarks.figures import draw
 from benchmarks.frameworks import report as frameworks_report
 from benchmarks.frameworks import run as frameworks
 from benchmarks.gpu import command as gpu
@@ -148,6 +149,10 @@ def _build_parser() -> argparse.ArgumentParser:
 
     add = add_command("all", "collective and training, then the report")
     add("--quick", action="store_true")
+
+    add = add_command("draw", "figures of the pages, from recorded runs; measures nothing")
+    add("names", nargs="*", metavar="NAME", help=f"all, or some of: {', '.join(draw.NAMES)}")
+    add("--out", type=Path, default=draw.IMAGES, metavar="DIRECTORY", help="docs/images")
 
     add = add_command("report", "tables from the JSON of the last runs")
     add("--markdown", action="store_true", help="print Markdown")
@@ -309,6 +314,13 @@ def _run_observing(options: argparse.Namespace, console: Console) -> None:
     _print_results(console, observing.build_tables(content), path, observing.draw_figure(content))
 
 
+def _draw_figures(options: argparse.Namespace, console: Console) -> None:
+    if unknown := set(options.names) - set(draw.NAMES):
+        raise SystemExit(f"no such figure: {', '.join(sorted(unknown))}; there are {', '.join(draw.NAMES)}")
+    for path in draw.draw(options.names or draw.NAMES, options.out):
+        console.print(str(path), soft_wrap=True)
+
+
 REPORTS: dict[str, Any] = {
     "collective": collective_report,
     "training": training_report,
@@ -379,6 +391,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace, Console], None]] = {
     "compression": _run_compression,
     "hub": _run_hub,
     "scaling": _run_scaling,
+    "draw": _draw_figures,
     "report": _write_report,
 }
 ALL = ("collective", "training", "report")

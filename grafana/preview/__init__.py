@@ -1,1 +1,1 @@
-"""Images of the dashboards, rendered from their JSON and a Prometheus, without Grafana."""
+"""Recording of what a Prometheus answers to the dashboards, without Grafana."""

@@ -1,13 +1,11 @@
-"""Command `python -m grafana.preview URL RUN`: an image of each dashboard, rendered by Chromium from a Prometheus."""
+"""Command `python -m grafana.preview URL RUN`: record what a Prometheus answers to the panels that the pages show."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import re
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,12 +13,15 @@ from typing import Any
 from urllib.parse import urlencode
 from urllib.request import urlopen
 
-from PIL import Image
-
 HERE = Path(__file__).parent
 POINTS = 120  # points of a line
-LINE = 33  # pixels of a line of the grid, as in page.html
-WIDTH, HEADER = 1248, 66
+SHOWN = {
+    "overview": ("Step time against its floor", "Exposed communication"),
+    "ranks": ("Blocked in the engine", "Arrival lag by rank and host"),
+    "engine": ("From submission to the start", "Tensors in a batch"),
+    "autotune": ("Score", "Chunk"),
+}
+"""Panels of each dashboard that are recorded."""
 
 
 class Source:
@@ -97,39 +98,42 @@ def _find_moments(mark: dict[str, Any], source: Source) -> Iterator[float]:
                 yield at
 
 
-def render_page(board: dict[str, Any], chromium: str, target: Path) -> None:
-    """Render the page to an image file."""
-    lines = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in board["panels"])
-    page = (HERE / "page.html").read_text().replace("/*BOARD*/null", json.dumps(board).replace("</", "<\\/"))
-    with tempfile.TemporaryDirectory() as directory:
-        place = Path(directory)
-        (place / "page.html").write_text(page)
-        options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--force-device-scale-factor=1"]
-        options += [f"--user-data-dir={place / 'profile'}", f"--window-size={WIDTH},{HEADER + lines * LINE}"]
-        command = [chromium, *options, f"--screenshot={place / 'page.png'}", f"file://{place / 'page.html'}"]
-        done = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120)
-        if not (place / "page.png").exists():
-            raise RuntimeError(f"{chromium} has drawn nothing:\n{done.stdout[-2000:]}")
-        # The image has few colours, so a palette reduces the file to a third.
-        Image.open(place / "page.png").convert("RGB").quantize(128).save(target, optimize=True)
+def record_board(name: str, source: Source) -> dict[str, Any]:
+    """Return the recorded panels of a dashboard, with times in seconds since the start."""
+    path = HERE.parent / "dashboards" / f"enginerun-{name}.json"
+    board = json.loads(path.read_text())
+    titled = {panel["title"]: panel for panel in board["panels"]}
+    board["panels"] = [titled[title] for title in SHOWN[name]]
+    answered = add_answers(board, source)
+    panels = [
+        {
+            "title": panel["title"],
+            "unit": panel["fieldConfig"]["defaults"]["unit"],
+            "series": [
+                {"name": series["name"], "values": [[round(t - source.start, 1), v] for t, v in series["values"]]}
+                for series in panel["series"]
+            ],
+        }
+        for panel in answered["panels"]
+    ]
+    changes = [round(mark["time"] - source.start, 1) for mark in answered["marks"] if mark["color"] == "blue"]
+    return {"panels": panels, "changes": changes}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m grafana.preview", description=__doc__)
     parser.add_argument("url", help="of a Prometheus, such as http://127.0.0.1:9090")
     parser.add_argument("run", help="name of the run")
-    parser.add_argument("--end", type=float, default=time.time(), help="unix time at which the picture ends (now)")
+    parser.add_argument("--end", type=float, default=time.time(), help="unix time at which the recording ends (now)")
     parser.add_argument("--minutes", type=float, default=30)
-    parser.add_argument("--about", default="a job", help="what kind of run it is, for the label")
-    parser.add_argument("--chromium", default="chromium")
-    parser.add_argument("--out", type=Path, default=Path("docs/images"))
+    parser.add_argument("--about", default="a job", help="what kind of run it is, on which machine")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/history/recorded/dashboards.json"))
     given = parser.parse_args()
     source = Source(given.url, given.run, given.end, given.minutes)
-    given.out.mkdir(parents=True, exist_ok=True)
-    for path in sorted((HERE.parent / "dashboards").glob("*.json")):
-        target = given.out / f"dashboard-{path.stem.removeprefix('enginerun-')}.png"
-        render_page({**add_answers(json.loads(path.read_text()), source), "about": given.about}, given.chromium, target)
-        print(target)
+    boards = {name: record_board(name, source) for name in SHOWN}
+    content = {"about": given.about, "seconds": source.end - source.start, "boards": boards}
+    given.out.write_text(json.dumps(content, separators=(",", ":")) + "\n")
+    print(given.out)
     return 0
 
 

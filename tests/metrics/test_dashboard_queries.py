@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from grafana.preview import __main__ as preview
 from grafana.queries import Asked, list_panel_queries
 
 from .prometheus_server import ROOT, Programs, Server
@@ -49,8 +50,7 @@ def test_another_run_has_no_such_series(server: Server) -> None:
 
 @pytest.mark.parametrize("path", sorted((ROOT / "grafana/dashboards").glob("*.json")), ids=lambda path: path.stem)
 def test_the_files_are_answered_as_well(server: Server, path: Path) -> None:
-    """The preview draws the queries of the JSON files, with legends, tables and annotations."""
-    preview = pytest.importorskip("grafana.preview.__main__", reason="needs Pillow")
+    """The recorder asks the queries of the JSON files, with legends, tables and annotations."""
     board = preview.add_answers(json.loads(path.read_text()), preview.Source(server.url, NAME, END - STEP, MINUTES))
     for panel in board["panels"]:
         if panel["type"] not in ("row", "table"):
@@ -63,6 +63,10 @@ def test_the_files_are_answered_as_well(server: Server, path: Path) -> None:
         columns = set(panel["transformations"][-1]["options"]["indexByName"])
         assert len(tables["Ranks"]) == 4 and all(columns <= row.keys() for row in tables["Ranks"])
     assert len([mark for mark in board["marks"] if mark["color"] == "blue"]) == 25  # changes of the knobs
+    recorded = preview.record_board(
+        path.stem.removeprefix("enginerun-"), preview.Source(server.url, NAME, END - STEP, MINUTES)
+    )
+    assert len(recorded["panels"]) == 2 and all(panel["series"] for panel in recorded["panels"])
 
 
 def test_one_rank_can_be_chosen(server: Server) -> None:

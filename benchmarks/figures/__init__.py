@@ -1,0 +1,1 @@
+"""Figures of the pages, drawn from recorded runs: `python -m benchmarks draw`."""
