@@ -17,6 +17,7 @@ SETTINGS = {
     "RAY_TRAIN_METRICS_ENABLED": "0",
     "RAY_enable_worker_prestart": "0",  # workers are started as they are needed
     "RAY_prestart_worker_first_driver": "0",
+    "RAY_worker_niceness": "0",  # by default 15: tests that run beside these would take nearly all time
     "OMP_NUM_THREADS": "1",
 }
 
