@@ -37,7 +37,8 @@ def executor_of(pid: int) -> int:
     return above.parent
 
 
-@pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("times", [1, 2])
 def test_a_killed_executor_ends_the_job_and_leaves_nothing(spark, tmp_path, times):
     """Holds twice in a row, since Spark starts a new executor; executors of one machine count as one host."""
     from engine.spark import run, slots

@@ -125,6 +125,7 @@ def test_what_is_written_is_what_the_manifest_says(spark, store):
     assert batch["v"].dtype == np.float32 and batch["v"].tolist() == [[each, 1] for each in batch["id"]]
 
 
+@pytest.mark.slow
 def test_a_frame_that_differs_at_each_evaluation_is_written_once(spark, store):
     """Training and validation share no row, and lack none."""
     from pyspark.sql import functions

@@ -62,6 +62,7 @@ def estimate(store: Store, model: Any, **parameters: Any) -> Any:
     return KerasEstimator(model=model, store=store, **common | parameters)
 
 
+@pytest.mark.slow
 def test_a_model_is_trained_saved_and_loaded_in_a_pipeline(spark, store, points, tmp_path):
     """Rows of weight 0 would spoil the model; a callback ends the training; custom objects travel with the model."""
     from pyspark.ml import Pipeline, PipelineModel

@@ -15,7 +15,7 @@ from engine.trace.reading import Recording, read
 from ..ranks import Finished, start_ranks
 from . import uptime
 
-UPTIMES = (1, 70, 700)
+UPTIMES = (1, *(pytest.param(seconds, marks=pytest.mark.slow) for seconds in (70, 700)))
 LASTS = 120.0  # upper bound of the job's duration in seconds
 
 
