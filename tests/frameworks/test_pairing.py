@@ -18,13 +18,17 @@ import pytest
 import engine
 from engine.errors import EngineError
 
+from ..on_ranks import on_ranks
 from .backends import Lazy, on_backends
+from .quick_jax import JAX
 
 keras, tf, jax, optax = Lazy("keras"), Lazy("tensorflow"), Lazy("jax"), Lazy("optax")
 hvd, of_tf, of_jax = Lazy("engine.keras"), Lazy("engine.tensorflow"), Lazy("engine.jax")
 values = Lazy("engine.keras.values")
 
 pytestmark = on_backends(2)
+ON_TENSORFLOW = on_backends(2, backends=("tensorflow",))
+ON_JAX = on_ranks(2, env=JAX, job="jax")  # without Keras
 
 TRIALS = 24
 CHANGES = ("none", "order", "dtype", "missing", "renamed")
@@ -281,32 +285,47 @@ def jax_state(things: Things) -> Things:
     return {name: np.asarray(each) for name, each in synced(JaxState(tree=tree_of(things))).tree.items()}
 
 
-CASES: dict[str, tuple[Callable[[Things], Things], Callable[[str], Any], str]] = {
-    case.__name__: (case, expected, backend)
-    for expected, backend, cases in (
-        (from_root, "", (broadcast_variables, broadcast_model, broadcast_moments, keras_state, state_values)),
-        (averaged, "", (keras_gradients,)),
-        (from_root, "tensorflow", (tensorflow_variables, tensorflow_graph, tensorflow_state)),
-        (averaged, "tensorflow", (tensorflow_gradients, tensorflow_function)),
-        (from_root, "jax", (jax_tree, jax_tree_without_keys, jax_state)),
-        (averaged, "jax", (jax_gradients, jax_program, jax_program_without_keys)),
+CASES: dict[str, tuple[Callable[[Things], Things], Callable[[str], Any]]] = {
+    case.__name__: (case, expected)
+    for expected, cases in (
+        (from_root, (broadcast_variables, broadcast_model, broadcast_moments, keras_state, state_values)),
+        (averaged, (keras_gradients, tensorflow_gradients, tensorflow_function)),
+        (from_root, (tensorflow_variables, tensorflow_graph, tensorflow_state)),
+        (from_root, (jax_tree, jax_tree_without_keys, jax_state)),
+        (averaged, (jax_gradients, jax_program, jax_program_without_keys)),
     )
     for case in cases
 }
 
 
-@pytest.mark.sample(12)
-@pytest.mark.parametrize("name", CASES)
-def test_what_ranks_pair_they_pair_by_name(name: str) -> None:
-    case, expected, backend = CASES[name]
-    if backend not in ("", keras.backend.backend()):
-        return
-    first = 1000 * list(CASES).index(name)  # no two trials share names
+def run_trials(name: str) -> None:
+    """Run the trials of a case; no two trials share names."""
+    first = 1000 * list(CASES).index(name)
     for number in range(first, first + TRIALS):
         try:
-            Trial(number).run(case, expected)
+            Trial(number).run(*CASES[name])
         except AssertionError as error:
             raise AssertionError(f"trial {number}: {error}") from error
+
+
+@pytest.mark.sample(5)
+@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith(("tensorflow", "jax"))])
+def test_what_ranks_pair_they_pair_by_name(name: str) -> None:
+    run_trials(name)
+
+
+@ON_TENSORFLOW
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("tensorflow")])
+def test_what_ranks_pair_in_tensorflow_they_pair_by_name(name: str) -> None:
+    run_trials(name)
+
+
+@ON_JAX
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("jax")])
+def test_what_ranks_pair_in_jax_they_pair_by_name(name: str) -> None:
+    run_trials(name)
 
 
 def gradients_in(names: list[str], case: Callable[[dict[str, float]], Things]) -> None:
@@ -314,6 +333,13 @@ def gradients_in(names: list[str], case: Callable[[dict[str, float]], Things]) -
     given = {name: 4.0 * (ord(name) - ord("a")) + engine.rank() for name in names}
     for name, found in case(given).items():
         assert np.all(found == given[name] - engine.rank() + 0.5), f"{name}: {found} in the order {names}"
+
+
+def reduce_in_random_orders(draw: random.Random, case: Callable[[dict[str, float]], Things]) -> None:
+    for _ in range(5):
+        names = list("abcd")
+        draw.shuffle(names)
+        gradients_in(names, case)
 
 
 def of_optimizer(variables: dict[str, Any], given: dict[str, float], **options: Any) -> Things:
@@ -350,20 +376,21 @@ def test_orders_may_change_from_step_to_step_on_one_rank(number: int) -> None:
     if keras.backend.backend() == "tensorflow":
         of_tensorflow = {name: tf.Variable(tf.zeros(2), name=f"{name}{number}of_orders") for name in "abcd"}
         cases.append(lambda given: of_tape(of_tensorflow, given))
-    if keras.backend.backend() == "jax":
-        optimizer = of_jax.distributed(optax.sgd(1.0))
-        cases.append(lambda given: of_optax(optimizer, given))
     for case in cases:
-        for _ in range(5):
-            names = list("abcd")
-            draw.shuffle(names)
-            gradients_in(names, case)
+        reduce_in_random_orders(draw, case)
 
 
+@ON_JAX
+@pytest.mark.parametrize("number", range(4))
+def test_orders_of_a_pytree_may_change_from_step_to_step_on_one_rank(number: int) -> None:
+    optimizer = of_jax.distributed(optax.sgd(1.0))
+    draw = random.Random(10 * number + engine.rank())
+    reduce_in_random_orders(draw, lambda given: of_optax(optimizer, given))
+
+
+@ON_TENSORFLOW
 @pytest.mark.parametrize("number", range(4))
 def test_groups_may_be_in_another_order_on_one_rank(number: int) -> None:
-    if keras.backend.backend() != "tensorflow":
-        return  # on other backends all gradients travel in one group
     draw = random.Random(10 * number + engine.rank())
     variables = {name: tf.Variable(tf.zeros(2), name=f"{name}{number}of_groups") for name in "abcde"}
     groups = [list("abc"), list("de")]
@@ -373,9 +400,8 @@ def test_groups_may_be_in_another_order_on_one_rank(number: int) -> None:
     gradients_in(list("abcde"), lambda given: of_tape(variables, given, groups=chosen))
 
 
+@ON_TENSORFLOW
 def test_other_groups_on_one_rank_are_named() -> None:
-    if keras.backend.backend() != "tensorflow":
-        return
     variables = {name: tf.Variable(tf.zeros(2), name=f"{name}_of_other_groups") for name in "abcd"}
     groups = [["a", "b", "cd"[engine.rank()]], ["dc"[engine.rank()]]]
     chosen = [[variables[name] for name in group] for group in groups]
@@ -383,9 +409,8 @@ def test_other_groups_on_one_rank_are_named() -> None:
         of_tape(variables, dict.fromkeys("abcd", 1.0), groups=chosen)
 
 
+@ON_JAX
 def test_paths_of_jax_that_are_written_alike_are_told_apart() -> None:
-    if keras.backend.backend() != "jax":
-        return
     leaves: list[Any] = [("a/b", 1.0), ("a", {"b": 2.0}), (1, 3.0), ("1", 4.0)]
     tree = OrderedDict(leaves if engine.rank() else leaves[::-1])
     tree = jax.tree.map(lambda each: jax.numpy.full(2, each + engine.rank()), tree)
@@ -396,9 +421,8 @@ def test_paths_of_jax_that_are_written_alike_are_told_apart() -> None:
         assert [float(each[0]) - added for each in given] == [1.0, 2.0, 3.0, 4.0], found
 
 
+@ON_JAX
 def test_leaves_of_jax_that_the_engine_does_not_take_are_given_all_the_same() -> None:
-    if keras.backend.backend() != "jax":
-        return
     rank = engine.rank()
     tree = {
         "int4": jax.numpy.full(3, rank + 1, "int4"),
