@@ -126,6 +126,14 @@ def test_garbage_is_refused_and_scrapes_go_on(make, request_, code):
     assert get(it, "/metrics")[2] == TEXT
 
 
+@pytest.mark.parametrize("line", [b"\x16\x03\x01\x02\x00\x01\x00\xfc\n", b"GET /metrics\r\n"], ids=["TLS", "HTTP/0.9"])
+def test_a_line_of_another_protocol_is_answered_at_once(make, monkeypatch, line):
+    monkeypatch.setattr(endpoint, "LIFETIME", 120.0)  # within which the rest of a request may come
+    with connect(make()) as client:
+        client.sendall(line)
+        assert client.recv(65536)
+
+
 def test_a_request_may_come_in_pieces(make):
     it = make()
     with connect(it) as client:

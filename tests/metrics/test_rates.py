@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.metrics.page import PageError, Snapshot
-from engine.metrics.report.rates import COUNTERS, JobReading, Page, compute_rates, find_straggler, pending
+from engine.metrics.report.rates import (
+    COUNTERS,
+    JobReading,
+    Page,
+    compute_rates,
+    find_straggler,
+    pending,
+    waits_by_host,
+)
 
 from .written_pages import snapshot
 
@@ -104,3 +112,9 @@ def test_a_straggler_stands_out(lags: dict[int, float], step: float | None, expe
 def test_counters_that_were_read_at_two_moments_leave_nothing_pending() -> None:
     assert pending(snapshot(submitted=4, completed=6)) == 0
     assert pending(snapshot(submitted=9, completed=6)) == 3
+
+
+def test_a_page_with_an_absurd_number_of_hosts_tells_of_no_more_than_it_has_counters_of() -> None:
+    pages = [snapshot(hosts=hosts, host=host) for hosts, host in ((10_000, 0), (2, 1))]
+    counters = len(pages[0].fields["crossing_ns"])
+    assert sorted(waits_by_host((page, {}) for page in pages)) == list(range(counters))
