@@ -32,7 +32,7 @@ from engine.net import connection as net_connection
 from engine.net.frames import wrap
 from engine.net.stream import SERVER, AuthenticatedStream
 from engine.spark import job as jobs
-from engine.spark import slots
+from engine.spark import slots, task_channel
 from engine.spark import task_listener as listening
 from engine.spark.rank_assignment import TaskInfo, assign_ranks, host_here
 from engine.spark.record import HEAD, RankRecord, read_rows
@@ -122,6 +122,20 @@ def test_a_stranger_who_says_nothing_is_not_kept(monkeypatch: pytest.MonkeyPatch
         while stranger.recv(4096):  # the challenge, and then the end
             pass
         until(lambda: not listener._acceptor._greeting, "the connection is forgotten")
+
+
+def test_a_peer_that_has_proven_nothing_takes_no_second_descriptor(monkeypatch: pytest.MonkeyPatch):
+    seen: list[socket.socket] = []
+
+    def refuse(connection: Any) -> None:
+        seen.append(connection.socket)
+        raise ValueError("it proves nothing")
+
+    monkeypatch.setattr(task_channel, "receive_greeting", refuse)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert task_channel.receive_task(ours, "secret", 1) == (None, -1)
+        assert seen == [ours]
 
 
 def test_neither_a_strangers_message_nor_a_streams_exception_ends_the_listening():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from types import SimpleNamespace
 from typing import Any
@@ -10,14 +11,15 @@ import pytest
 
 from engine.collectives.process_sets import ProcessSet
 from engine.config import config
-from engine.config.world import World
-from engine.errors import NotInitializedError
+from engine.config.world import World, find_place
+from engine.errors import EngineError, NotInitializedError
 from engine.metrics.names import STATES
-from engine.session import child_processes
+from engine.session import arguments, child_processes
 from engine.session.owner import SessionOwner
 from engine.session.registry import ProcessSetRegistry
 from engine.session.session import RankState
 
+RANK_1 = {"ENGINE_RANK": "1", "ENGINE_SIZE": "2", "ENGINE_LOCAL_RANK": "1", "ENGINE_LOCAL_SIZE": "2", "ENGINE_JOB": "a"}
 ALONE = World(0, 1, 0, 1, "job", None, "a test")
 
 
@@ -103,3 +105,34 @@ def test_registry_ends_all_sets_although_one_raises() -> None:
         registry.close(0.0)
     assert closed == [1, 2, 3] and registry.engines == {}
     assert all(each.process_set_id is None for each in sets)
+
+
+@pytest.fixture
+def as_rank_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in RANK_1.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_init_does_nothing_in_a_worker_that_imports_the_program(as_rank_1, monkeypatch) -> None:
+    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
+    monkeypatch.setattr(SessionOwner, "_start", None)
+    importing = SessionOwner()
+    importing.init({}, None)
+    assert importing.session is None and (importing.imported.rank, importing.imported.size) == (1, 2)
+
+
+def test_init_is_refused_in_a_process_that_its_rank_has_started(as_rank_1, monkeypatch) -> None:
+    job = find_place(config.read_environment()).job
+    monkeypatch.setenv(child_processes.HOLDER, f"{os.getppid()} 0 2 {job}")
+    child_processes.expect_own_rank()  # another rank has started this one
+    monkeypatch.setenv(child_processes.HOLDER, f"{os.getppid()} 1 2 {job}")
+    with pytest.raises(EngineError, match="which is rank 1 of 2 itself"):
+        child_processes.expect_own_rank()
+
+
+def test_a_process_set_that_no_world_has_is_refused_before_the_ranks_meet(as_rank_1, monkeypatch) -> None:
+    told: list[Exception] = []
+    monkeypatch.setattr(arguments, "tell_failure", lambda world, generation, error: told.append(error))
+    with pytest.raises(ValueError, match="has at least one of the ranks 0 to 1") as raised:
+        arguments.create_session({}, [ProcessSet([0, 2])], 1)
+    assert told == [raised.value]
