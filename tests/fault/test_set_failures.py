@@ -72,7 +72,6 @@ def test_the_stop_of_a_rank_that_has_joined(victim: int) -> None:
     named(finished, others(finished, victim), victim, "RankStalledError", stopped, LIMIT + WITHIN)
 
 
-@pytest.mark.slow
 def test_who_waits_is_not_blamed_for_not_joining() -> None:
     with start_ranks(3, set_programs.joining, 0, "alone", env=STALL) as job:
         ready(job)

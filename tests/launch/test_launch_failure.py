@@ -251,7 +251,6 @@ def test_a_hook_for_exceptions_of_the_programs_own_sees_all_of_them(launcher):
     assert "mine RankRaisedError" in job.lines(0, "stderr")
 
 
-@pytest.mark.slow
 def test_no_line_of_the_engines_comes_into_what_a_hook_writes_bit_by_bit(launcher):
     """The hook's lines stay together, as in a traceback."""
     hook = (
