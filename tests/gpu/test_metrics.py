@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ..waiting import measured
 from .jobs import Job
 from .metrics_programs import KERNEL, LATE, MANY, STEPS
 from .mutants import changed
@@ -115,7 +116,14 @@ def check_timeline(where: Path, rank: dict[str, Any]) -> None:
 
 
 def test_timeline_has_slices_where_the_host_saw_the_work(ranks: Start, tmp_path: Path) -> None:
-    check_timeline(tmp_path / "trace", told(ranks(2, "timeline", str(tmp_path / "trace")))[0])
+    number = itertools.count()
+
+    def measure() -> None:
+        """Check once; `measured` repeats it, since the lane may be too late for samples on a busy machine."""
+        where = tmp_path / f"trace.{next(number)}"
+        check_timeline(where, told(ranks(2, "timeline", str(where)))[0])
+
+    measured(measure)
 
 
 # ---- mutants ---------------------------------------------------------------------------------------------------------
