@@ -111,6 +111,7 @@ def test_survivors_go_on_without_a_killed_worker_and_a_lost_node_and_take_in_tho
     add_node()
     grown = job.of_size(3)
     assert {*again} < {*grown}
+    until(lambda: any(each["size"] == 3 for each in job.logged), "three ranks have made a step", SOON)
 
     on_first = {pid for pid, (_, _, host) in job.workers().items() if host.startswith(first.node_id[:8])}
     assert len(on_first) == 1
