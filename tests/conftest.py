@@ -1,6 +1,7 @@
 """Hooks and fixtures that apply to every test."""
 
 import contextlib
+import gc
 import os
 import re
 import signal
@@ -79,6 +80,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         wanted = config.getoption("--slow")
         config.hook.pytest_deselected(items=[item for item in items if is_slow(item) != wanted])
         items[:] = [item for item in items if is_slow(item) == wanted]
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported out of the garbage collector's rounds, each of which would take seconds of some test."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_configure(config: pytest.Config) -> None:
