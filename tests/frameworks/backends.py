@@ -42,11 +42,13 @@ def environment(backend: str) -> dict[str, str]:
     return {**_QUIET, **leaving_out(*others), "KERAS_BACKEND": backend}
 
 
-def on_backends(*sizes: int, backends: tuple[str, ...] = BACKENDS) -> pytest.MarkDecorator:
-    """Mark tests like `on_ranks`, with each number of ranks on each backend; of several, JAX is a spare one."""
+def on_backends(
+    *sizes: int, backends: tuple[str, ...] = BACKENDS, spare: tuple[str, ...] = ("jax",)
+) -> pytest.MarkDecorator:
+    """Mark tests like `on_ranks`, with each number of ranks on each backend; of several, some are spare."""
     return on_ranks(
         *(
-            Ranks(size, backend, tuple(environment(backend).items()), spare=backend == "jax" and len(backends) > 1)
+            Ranks(size, backend, tuple(environment(backend).items()), spare=backend in spare and len(backends) > 1)
             for backend in backends
             for size in sizes
         )

@@ -34,6 +34,7 @@ def shift(optimizer: Any, trained: Any, by: float) -> None:
             each.assign(each + by)
 
 
+@on_backends(2, spare=())
 def test_all_ranks_begin_as_one_of_them() -> None:
     """The optimizer's state is broadcast, too, as when only one rank has loaded a file."""
     alone = toy.model(seed=12)

@@ -142,6 +142,7 @@ def test_options_say_how_gradients_are_reduced(parts: Parts) -> None:
     engine.remove_process_set(cases["alone"][0]["process_set"])
 
 
+@on_backends(2, spare=())
 def test_local_variables_are_not_reduced() -> None:
     model = toy.model(lambda: [keras.layers.Dense(3, name="shared"), keras.layers.Dense(2, name="local")])
     layer = model.get_layer("local")

@@ -31,6 +31,7 @@ MAKERS: dict[str, Any] = {
 }
 
 
+@on_backends(2, spare=())
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", MAKERS)
 def test_fit_equals_one_process_with_the_whole_batch(kind: str) -> None:
@@ -69,7 +70,8 @@ def test_train_on_batch() -> None:
     toy.check_close(toy.weights(trained), toy.weights(alone))
 
 
-@pytest.mark.sample(2)
+@on_backends(2, spare=())
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("ours", [False, True])
 def test_accumulated_gradients(ours: bool) -> None:
     """Batches that are accumulated, by Keras after the reduction or by the engine before it, equal one large batch."""
