@@ -17,7 +17,10 @@ SANITIZE_TESTS ?= tests/unit tests/parallel tests/hosts/test_lying_peers.py
 # Thousands of processes start in the tests, and without byte code each would compile what it imports: torch would take 7 s,
 # not 3. An editable install reads byte code but writes none.
 unexport PYTHONDONTWRITEBYTECODE
-BYTECODE = $(BIN)/python -m compileall -q engine engine_ext autotune benchmarks grafana tools
+define RUN_TESTS
+$(BIN)/python -m compileall -q engine engine_ext autotune benchmarks grafana tools
+@$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope
+endef
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
@@ -36,20 +39,17 @@ demo: $(VENV)/.installed-examples ## Train a model on two processes, and prove t
 
 .PHONY: test
 test: $(VENV)/.installed-dev ## Run every check and every test but the slow ones
-	@$(BYTECODE)
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope
+	@$(RUN_TESTS)
 
 # Whole trainings, searches and builds, long waits; part of what they look at `make test` sees in other ways.
 .PHONY: slow
 slow: $(VENV)/.installed-dev ## Run the tests that take long
-	@$(BYTECODE)
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --slow
+	@$(RUN_TESTS) --slow
 
 # With two ranks, and without what builds, measures, or starts many jobs.
 .PHONY: quick
 quick: $(VENV)/.installed-dev ## Run the checks, and the tests that need one process or two ranks
-	@$(BYTECODE)
-	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadscope --only-ranks 2 -m quick tests/checks tests/unit tests/launch tests/parallel
+	@$(RUN_TESTS) -q --only-ranks 2 -m quick tests/checks tests/unit tests/launch tests/parallel
 
 .PHONY: lint
 lint: $(VENV)/.installed-dev ## Run the static checks alone

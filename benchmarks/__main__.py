@@ -317,7 +317,7 @@ def _run_observing(options: argparse.Namespace, console: Console) -> None:
 def _draw_figures(options: argparse.Namespace, console: Console) -> None:
     if unknown := set(options.names) - set(draw.NAMES):
         raise SystemExit(f"no such figure: {', '.join(sorted(unknown))}; there are {', '.join(draw.NAMES)}")
-    for path in draw.draw(options.names or draw.NAMES, options.out):
+    for path in draw.draw_figures(options.names or draw.NAMES, options.out):
         console.print(str(path), soft_wrap=True)
 
 

@@ -27,7 +27,7 @@ FIGURES: dict[str, Callable[[], Figure]] = {
 NAMES = (*FIGURES, "foresee")
 
 
-def draw(names: Sequence[str] = NAMES, directory: Path = IMAGES) -> list[Path]:
+def draw_figures(names: Sequence[str] = NAMES, directory: Path = IMAGES) -> list[Path]:
     """Draw figures by their names, and return the paths of the images."""
     directory.mkdir(parents=True, exist_ok=True)
     paths = [directory / f"{name}.svg" for name in names]

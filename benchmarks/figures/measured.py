@@ -28,7 +28,8 @@ def draw_training() -> Figure:
         for title in titles
     }
     series = {
-        label: [_scale(parse_interval(found[title][name]), 1e3) for title in titles] for name, label in variants.items()
+        label: [_scale_interval(parse_interval(found[title][name]), 1e3) for title in titles]
+        for name, label in variants.items()
     }
     series = {name: series[name] for name in ("engine", "DDP, gloo", "engine, bucket views")}
     figure, (axes,) = start_figure(3.9)
@@ -38,7 +39,7 @@ def draw_training() -> Figure:
     return figure
 
 
-def _scale(values: tuple[float, float, float], factor: float) -> tuple[float, float, float]:
+def _scale_interval(values: tuple[float, float, float], factor: float) -> tuple[float, float, float]:
     value, low, high = (factor * each for each in values)
     return value, low, high
 

@@ -53,7 +53,7 @@ MOST_SUBJECT = 72  # characters
 MOST = {
     "half sentences that begin a docstring": 0,
     "half sentences that describe a field or parameter": 0,
-    "functions of one word": 17,
+    "functions of one word": 15,
     "class names of several classes": 3,
 }
 

@@ -25,7 +25,7 @@ def read_texts(path: Path) -> list[str]:
 
 @pytest.mark.parametrize("name", draw.NAMES)
 def test_figure_is_what_its_recording_gives(name: str, tmp_path: Path) -> None:
-    (path,) = draw.draw([name], tmp_path)
+    (path,) = draw.draw_figures([name], tmp_path)
     texts = read_texts(path)
     assert len(texts) > 5 and texts == read_texts(draw.IMAGES / path.name)
     assert "prefers-color-scheme: dark" in path.read_text()

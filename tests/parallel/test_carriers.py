@@ -235,9 +235,9 @@ def test_sums_of_a_carrier_that_has_none_are_refused(carriers: Any) -> None:
 
 def job(lanes: str, *path: Path, program: str = PROGRAM, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run the program on three ranks, each as if on a host of its own."""
-    before = [each for each in (os.environ.get("PYTHONPATH"),) if each]  # a build with sanitizers
-    places = os.pathsep.join([*before, *map(str, path), str(ROOT)])
-    environment = os.environ | {"PYTHONPATH": places, "PRETENDED_HOSTS": "3", **variables}
+    places = [os.environ.get("PYTHONPATH"), *map(str, path), str(ROOT)]  # the first has a build with sanitizers
+    searched = os.pathsep.join(filter(None, places))
+    environment = os.environ | {"PYTHONPATH": searched, "PRETENDED_HOSTS": "3", **variables}
     words = [sys.executable, "-m", "engine.launch", "-np", "3", "--lanes", lanes, sys.executable, "-c", program]
     return subprocess.run(words, cwd="/", env=environment, capture_output=True, text=True, timeout=100, check=False)
 
