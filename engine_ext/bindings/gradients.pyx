@@ -203,7 +203,7 @@ cdef class GradientHook:
         elif fits and self.view is not None and view.data != self.place:
             if arena_locate(&self.engine.state.arena, view.data, 1) >= 0:
                 self.group.expect_untied(self, &view)
-            memcpy(self.place, view.data, view.nbytes)          # still in the cache
+            self.engine.state.executor.kernels.copy(self.place, view.data, view.nbytes)         # still in the cache
             self.give_view(parameter, keeper is None)
             view.data, gradient = self.place, self.view
         if not fits:

@@ -4,11 +4,11 @@ A gathered group travels as bytes: how many rows each member has here and how lo
 of 64. So one request carries any dtypes and any number of rows, and a rank without a tensor sends nothing at all.
 """
 from libc.stdlib cimport calloc, free, malloc, qsort
-from libc.string cimport memcpy
 
 from engine_ext.bindings.memory cimport Memory
 from engine_ext.bindings.view cimport expect_dense, view_anywhere
 from engine_ext.data.plan cimport PIECE_ALIGNMENT
+from engine_ext.kernels.kernels cimport ENGINE_PLAIN, engine_kernels_get
 from engine_ext.operations.kinds cimport operation_of
 from engine_ext.operations.op cimport Member
 from engine_ext.platform.hash cimport fnv, fnv_begin
@@ -190,7 +190,7 @@ cdef void group_copy(const char* memory, const int64_t* nbytes, int size, uint32
         if nbytes[r]:
             sent = <const int64_t*>memory
             length = <uint64_t>sent[2 * k] * <uint64_t>sent[2 * k + 1]
-            memcpy(to, memory + offsets[r], length)
+            engine_kernels_get(ENGINE_PLAIN).copy(to, memory + offsets[r], length)
             offsets[r] += align_piece(length)
             to += length
         memory += nbytes[r]

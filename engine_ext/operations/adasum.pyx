@@ -16,7 +16,7 @@ measures, and in which order it adds up, depends on the tensor and the number of
 """
 from libc.stdint cimport int32_t, uint64_t
 from libc.stdlib cimport realloc
-from libc.string cimport memcpy, memset
+from libc.string cimport memset
 
 from engine_ext.data.executor cimport (
     Adasum, Executor, Steps, chunk_end, compartment, elements, executor_start, find_slots, find_sources, offer, offset,
@@ -186,7 +186,7 @@ cdef inline char* exchange_slot(const Executor* x, int rank, uint64_t n) noexcep
 
 
 cdef void pack_exchange(Executor* x, uint64_t n) noexcept nogil:
-    memcpy(exchange_slot(x, x.rank, n), <char*>x.adasum.products + n * SLOT_BYTES, exchange_start(x, n, x.size))
+    x.kernels.copy(exchange_slot(x, x.rank, n), <char*>x.adasum.products + n * SLOT_BYTES, exchange_start(x, n, x.size))
 
 
 cdef void reduce_exchange(Executor* x, uint64_t n) noexcept nogil:
@@ -200,7 +200,7 @@ cdef void reduce_exchange(Executor* x, uint64_t n) noexcept nogil:
         brought = <const double*>(exchange_slot(x, r, n) + low)
         for i in range(count):
             sums[i] += brought[i]
-    memcpy(exchange_slot(x, x.rank, n) + low, sums, high - low)
+    x.kernels.copy(exchange_slot(x, x.rank, n) + low, sums, high - low)
 
 
 cdef void copy_exchange(Executor* x, uint64_t n) noexcept nogil:
@@ -209,7 +209,7 @@ cdef void copy_exchange(Executor* x, uint64_t n) noexcept nogil:
     for r in range(x.size):
         low, high = exchange_start(x, n, r), exchange_start(x, n, r + 1)
         if r != x.rank and low < high:
-            memcpy(<char*>x.adasum.products + n * SLOT_BYTES + low, exchange_slot(x, r, n) + low, high - low)
+            x.kernels.copy(<char*>x.adasum.products + n * SLOT_BYTES + low, exchange_slot(x, r, n) + low, high - low)
     if x.adasum.measured + n + 1 == x.adasum.lead:
         weigh_ranks(x)
 

@@ -1,6 +1,6 @@
 """Broadcast: every rank gets the tensors of one, the root, as bytes: of any dtype, kernels or not."""
 from libc.stdint cimport int32_t
-from libc.string cimport memcpy, memset
+from libc.string cimport memset
 
 from engine_ext.data.executor cimport Steps, chunk_end, copy_range, executor_start, offer, pack_range, slot
 from engine_ext.data.plan cimport Cut, cut_range, next_piece, plan_clear
@@ -66,6 +66,5 @@ cdef void copy(Executor* x, uint64_t n) noexcept nogil:
         return
     cut = cut_range(&x.plan, begin, end)
     while next_piece(&x.plan, &cut):
-        if cut.piece.source != cut.piece.target:
-            memcpy(cut.piece.target + (cut.low - cut.piece.start), cut.piece.source + (cut.low - cut.piece.start),
-                   cut.high - cut.low)
+        x.kernels.copy(cut.piece.target + (cut.low - cut.piece.start), cut.piece.source + (cut.low - cut.piece.start),
+                       cut.high - cut.low)

@@ -16,7 +16,6 @@ A slot holds what the rank has packed for those of its own host, then the sums o
 what one rank of a host reduces of a piece.
 """
 from libc.stdint cimport int32_t, uint32_t, uint64_t
-from libc.string cimport memcpy
 
 from engine_ext.data.executor cimport (
     Chain, Steps, chunk_end, copy_range, elements, executor_start, identity_of_absent, offer, offset, pack_range, share_start,
@@ -255,8 +254,8 @@ cdef void hand_on(Executor* x, uint64_t n, uint64_t leg, int k) noexcept nogil:
         other = part_of(x, n, leg, k, before, place)
         low, high = max(mine.low, other.low), min(mine.high, other.high)
         if low < high:
-            memcpy(slot(x, x.rank, n) + result_at(x, k) + (low - mine.low),
-                   slot(x, member(x.crews, before, place), n - LAG) + result_at(x, k) + (low - other.low), high - low)
+            x.kernels.copy(slot(x, x.rank, n) + result_at(x, k) + (low - mine.low),
+                           slot(x, member(x.crews, before, place), n - LAG) + result_at(x, k) + (low - other.low), high - low)
 
 
 cdef void copy(Executor* x, uint64_t n) noexcept nogil:

@@ -73,7 +73,7 @@ cdef void pack(Executor* x, uint64_t n) noexcept nogil:
     cdef uint64_t begin, nbytes
     cdef int r
     if n == 0:
-        memcpy(slot(x, x.rank, 0), x.rows_sent, <size_t>x.size * 8)
+        memcpy(slot(x, x.rank, 0), x.rows_sent, <size_t>x.size * sizeof(int64_t))
         return
     begin = (n - 1) * compartment(x)
     for r in range(x.size):

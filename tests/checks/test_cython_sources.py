@@ -141,3 +141,12 @@ def test_flags_of_an_operation_are_read_by_the_accessors_alone() -> None:
         if plain.search(line)
     ]
     assert found == []
+
+
+def test_bulk_is_copied_by_the_kernels() -> None:
+    """Only what is small and of fixed size may go by memcpy: see `copy` in kernels/kernels_impl.h."""
+    bulk = [path for path in SOURCES if path.parent.name in ("data", "operations")]
+    bulk += [ROOT / "engine_ext/bindings" / name for name in ("gradients.pyx", "groups.pyx")]
+    copies = [call for path in bulk for call in re.findall(r"\bmemcpy\(.*", path.read_text())]
+    assert len(copies) >= 3
+    assert [call for call in copies if not re.search(r"sizeof\(|, &\w+, item\)", call)] == []
