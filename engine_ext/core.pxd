@@ -15,8 +15,7 @@ cdef class Engine:
     cdef dict settings
     cdef counters_page* page        # mapped; of the world, else NULL
     cdef int control                # the world's memory file
-    cdef uint64_t end               # of what lies in it
-    cdef uint64_t formed            # process sets so far
+    cdef uint64_t formed            # process sets that the world has formed together
     cdef uint64_t offset            # where its segment lies there
     cdef uint64_t regions
     cdef list shared                # this rank's parts of the arena
@@ -30,4 +29,5 @@ cdef class Engine:
     cdef void hold_carrier(self, bint over)
     cdef int open(self, int rank, tuple numbers, Engine world, uint64_t offset, int calls) except -1
     cdef Handle start(self, Op* op, object name, bint blocking, object output)
+    cdef int expect_world(self) except -1
     cdef int agree_on_size(self, str name, uint64_t size) except -1

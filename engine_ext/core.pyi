@@ -80,6 +80,23 @@ class Engine:
         rank's own. `lanes` and `trunks` likewise, by ranks and hosts of the set, where its ranks are on several hosts.
         """
 
+    def claim(self, size: int) -> int:
+        """Make the control segment of a process set of `size` ranks, and return where it begins in this host's file."""
+    def enter_set(
+        self,
+        numbers: tuple[int, ...],
+        calls: int,
+        offset: int,
+        lanes: Mapping[int, Sequence[int]] | None = None,
+        trunks: Mapping[int, int] | None = None,
+        channel: int = ...,
+        settings: Mapping[str, Any] | None = None,
+    ) -> Engine:
+        """As `form`, by the members alone, in any order. One of them on each host has claimed the segment at `offset`.
+        `channel`: number of the carrier's channel, equal on all of them; by default the set goes without a carrier.
+        `settings`: those that differ from the world's, such as `stall_limit`.
+        """
+
     # `blocking` submits and waits in one native call, so that nobody is woken: `wait` then returns at once.
     # `wire`: float32 and float64 travel as `float16` or `bfloat16`, or, with `tuned`, as the knob `compression` says;
     # other dtypes as they are.
@@ -112,8 +129,11 @@ class Engine:
         name: str | None,
         blocking: bool = False,
         room: Callable[[list[int]], list[Any]] | None = None,
+        output: Any = None,
     ) -> Handle:
-        """`room`, of a tensor on a GPU: makes tensors for results of so many bytes each, on the stream that was current
+        """`output`, on the host: gets the result if it has as many bytes; else the handle has it, as without.
+
+        `room`, of a tensor on a GPU: makes tensors for results of so many bytes each, on the stream that was current
         when it was made, and keeps that stream alive. The thread of `make_rooms` calls it.
         """
     def allgather_group(
@@ -135,6 +155,7 @@ class Engine:
         name: str | None,
         blocking: bool = False,
         room: Callable[[list[int]], list[Any]] | None = None,
+        output: Any = None,
     ) -> Handle: ...
     def reducescatter(
         self,

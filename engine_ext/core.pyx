@@ -67,7 +67,12 @@ from engine_ext.transport.lanes cimport lanes_messages, lanes_open, lanes_use
 from engine_ext.transport.shm cimport shared_memory_open
 from engine_ext.transport.transport cimport Transport
 
+from array import array
+from os import fstat
+
 from engine_ext.errors import EngineError, IncompatibleRanksError
+
+cdef uint64_t NO_CHANNEL = <uint64_t>-1      # of a carrier: connections alone
 
 cdef extern from "<sys/eventfd.h>" nogil:
     enum: EFD_CLOEXEC, EFD_NONBLOCK
@@ -131,7 +136,7 @@ cdef class Engine:
         self.settings = {
             "knobs": knobs, "stall_warning": stall_warning, "stall_limit": stall_limit, "spin_us": spin_us, "yield_us": yield_us,
             "counters": counters, "hosts": hosts, "lanes": lanes, "trunks": trunks, "host_silence": host_silence,
-            "carrier": carrier, "device_sums": device_sums,
+            "carrier": carrier, "channel": 0, "device_sums": device_sums,
         }
         try:
             self.open(rank, tuple(range(size)), None, 0, calls)
@@ -174,7 +179,6 @@ cdef class Engine:
         e.clock = &e.own_clock if world is None else world.state.clock
         if world is None:
             stall_open(e)
-            self.end = segment_bytes(<uint32_t>size)
         else:
             for r in range(size):
                 e.segment.numbers[r] = numbers[r]
@@ -245,7 +249,7 @@ cdef class Engine:
         cdef Segment* segment = &self.state.segment
         cdef engine_carrier_provider* provider
         cdef engine_carrier* carrier
-        cdef uint64_t channel = 0 if self.world is None else self.world.formed
+        cdef uint64_t channel = self.settings["channel"]
         if not PyCapsule_IsValid(capsule, ENGINE_CARRIER_CAPSULE):
             raise TypeError(f"a carrier is handed over in a capsule that is called {ENGINE_CARRIER_CAPSULE.decode()!r} "
                             f"(engine_ext/transport/carrier.h), not in {capsule!r}")
@@ -332,30 +336,62 @@ cdef class Engine:
     def form(self, tuple numbers, int calls, dict lanes=None, dict trunks=None):
         """An engine for some ranks of the world, among themselves; None on the others. Collective over the world. Native calls
         find it by the number `calls`. Where its ranks are on several hosts, it is given connections as the world was."""
-        cdef State* e = self.state
-        cdef Engine part = None
-        cdef uint64_t offset = self.end
-        cdef int status = 0
+        cdef Segment* segment = &self.state.segment
+        cdef Handle handle
+        cdef list said = [len(numbers), 0]
         try:
-            expect_open(self.state)
-            if self.world is not None:
-                raise EngineError("process sets are formed by the world's engine")
-            self.end += segment_bytes(<uint32_t>len(numbers))
+            self.expect_world()
             self.formed += 1
-            # The leader of each host makes the segment before it submits the barrier, so every member finds it after.
-            if e.segment.rank == e.segment.leader:
-                status = segment_append(&e.segment, self.control, offset, <int>len(numbers))
-            if status < 0:
-                raise OSError(-status, f"cannot make the control segment of a process set of {len(numbers)} ranks")
-            self.agree_on_size(f"engine.form.{self.formed}", <uint64_t>len(numbers))
-            if self.rank in numbers:
-                part = Engine.__new__(Engine)
-                part.settings = {**self.settings, "lanes": lanes, "trunks": trunks}
-                part.open(numbers.index(self.rank), numbers, self, offset, calls)
+            # The leader of each host makes the segment before it says where, so every member finds it after.
+            if segment.rank == segment.leader:
+                said[1] = self.claim(len(numbers))
+            handle = self.allgather(array("Q", said), f"engine.form.{self.formed}", True)
+            handle.wait()
+            told = handle.gathered[0].cast("B").cast("Q").tolist()
+            if len(set(told[::2])) > 1:
+                raise EngineError(f"the ranks form process sets of different sizes: {told[::2]}")
+            if self.rank not in numbers:
+                return None
+        except BaseException:
+            close_untaken(None, lanes, trunks)
+            raise
+        return self.enter_set(numbers, calls, told[2 * segment.leader + 1], lanes, trunks, self.formed)
+
+    def claim(self, Py_ssize_t size):
+        """Make the control segment of a process set of `size` ranks: where it begins in the file of this host."""
+        cdef uint64_t offset = 0
+        cdef int status
+        self.expect_world()
+        if not 1 <= size <= self.size:
+            raise ValueError(f"a process set has 1 to {self.size} ranks, not {size}")
+        status = segment_append(&self.state.segment, self.control, <int>size, &offset)
+        if status < 0:
+            raise OSError(-status, f"cannot make the control segment of a process set of {size} ranks")
+        return offset
+
+    def enter_set(self, tuple numbers, int calls, uint64_t offset, dict lanes=None, dict trunks=None,
+                  uint64_t channel=NO_CHANNEL, dict settings=None):
+        """This rank's engine in a process set, whose segment one of its ranks on each host has claimed at `offset`. Not
+        collective: its ranks may enter one after another, and use it at once. `channel`: of the carrier, equal on all ranks.
+        `settings` that differ from the world's."""
+        cdef Engine part = None
+        try:
+            self.expect_world()
+            if offset + segment_bytes(<uint32_t>len(numbers)) > <uint64_t>fstat(self.control).st_size:
+                raise ValueError(f"no process set of {len(numbers)} ranks was claimed at {offset} on this host")
+            part = Engine.__new__(Engine)
+            part.settings = {**self.settings, "lanes": lanes, "trunks": trunks, "channel": channel, **(settings or {})}
+            part.open(numbers.index(self.rank), numbers, self, offset, calls)
         except BaseException:
             close_untaken(part, lanes, trunks)
             raise
         return part
+
+    cdef int expect_world(self) except -1:
+        expect_open(self.state)
+        if self.world is not None:
+            raise EngineError("process sets are formed by the world's engine")
+        return 0
 
     def __dealloc__(self):
         cdef State* e = self.state
@@ -446,17 +482,17 @@ cdef class Engine:
         expect_open(self.state)
         return self.start(broadcast_op(self.state, tensor, output, root), name, blocking, output)
 
-    def allgather(self, tensor, name, bint blocking=False, room=None):
+    def allgather(self, tensor, name, bint blocking=False, room=None, output=None):
         expect_open(self.state)
-        return self.start(allgather_op(self.state, tensor, room), name, blocking, None)
+        return self.start(allgather_op(self.state, tensor, room, output), name, blocking, output)
 
     def allgather_group(self, list tensors, name, bint blocking=False, sparse=None, room=None):
         expect_open(self.state)
         return self.start(allgather_group_op(self.state, tensors, sparse, room), name, blocking, None)
 
-    def alltoall(self, tensor, splits, name, bint blocking=False, room=None):
+    def alltoall(self, tensor, splits, name, bint blocking=False, room=None, output=None):
         expect_open(self.state)
-        return self.start(alltoall_op(self.state, tensor, splits, room), name, blocking, None)
+        return self.start(alltoall_op(self.state, tensor, splits, room, output), name, blocking, output)
 
     def barrier(self, name, bint blocking=False):
         expect_open(self.state)

@@ -28,6 +28,11 @@ WAITING = (
 )
 
 
+def next_call_number() -> int:
+    """Return a number by which native calls find an engine, used for no other engine of this process."""
+    return next(_call_numbers)
+
+
 def explain_uninitialized() -> str:
     """Return the error text for callers in a process in which no engine runs."""
     text = "call engine.init() first; it has not been called, or engine.shutdown() has"
@@ -139,7 +144,7 @@ class ProcessSet:
 
     def __init__(self, ranks_or_comm: Any) -> None:
         self.process_set_id: int | None = None
-        self._call_number = next(_call_numbers)
+        self._call_number = next_call_number()
         self._communicator: Any = None
         self._ranks: tuple[int, ...] = ()
         self._world: core.Engine | None = None

@@ -50,16 +50,17 @@ def _make_process_set(number: int, given: ProcessSet | Iterable[int]) -> Process
         raise ConfigError(f"process_sets[{number}]: {error}") from None
 
 
-def create_session(settings: Mapping[str, Any], process_sets: ProcessSets, generation: int) -> EngineSession:
+def create_session(
+    settings: Mapping[str, Any], process_sets: ProcessSets, generation: int, world: World | None = None
+) -> EngineSession:
     """Find this process's place, check the arguments of `init`, and create a session that has not started.
 
-    A failure is told to the other ranks, which wait.
+    `world` is the place if it is known already. A failure is told to the other ranks, which wait.
     """
     environ: Mapping[str, str] = {}
-    world: World | None = None
     try:
         environ, given, chosen = read_settings(settings)
-        world = _detect_world(environ, chosen)
+        world = world or _detect_world(environ, chosen)
         logs.configure_logger(chosen.log_level, world.rank)
         sets = make_process_sets(process_sets)
         check_sets(sets, world.size)

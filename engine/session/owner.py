@@ -93,8 +93,11 @@ class SessionOwner:
             raise ForkedError(_FORKED.format(parent=session.pid, child=os.getpid()))
         return session
 
-    def init(self, settings: Mapping[str, Any], process_sets: ProcessSets) -> None:
-        """Start the session, or make a pending one in an elastic job; do nothing if it runs."""
+    def init(self, settings: Mapping[str, Any], process_sets: ProcessSets, world: World | None = None) -> None:
+        """Start the session, or make a pending one in an elastic job; do nothing if it runs.
+
+        `world` is this process's place, if the launcher's variables do not tell it.
+        """
         if self.session is not None:
             self.current_session()
             if settings or arguments.make_process_sets(process_sets):
@@ -104,7 +107,10 @@ class SessionOwner:
             logs.logger.info("engine.init() does nothing in process %d, a worker that imports the script", os.getpid())
         else:
             try:
-                (self._wait if pending.GATE in os.environ else self._start)(settings, process_sets)
+                if pending.GATE in os.environ:
+                    self._wait(settings, process_sets)
+                else:
+                    self._start(settings, process_sets, world)
             except EngineError as error:
                 logs.logger.debug("init has failed", exc_info=True)
                 writer.claim_rank()
@@ -112,14 +118,14 @@ class SessionOwner:
                 raise
             atexit.register(self.shutdown)
 
-    def _start(self, settings: Mapping[str, Any], process_sets: ProcessSets) -> None:
+    def _start(self, settings: Mapping[str, Any], process_sets: ProcessSets, world: World | None) -> None:
         """Meet the other ranks and start a session by steps, which end in reverse if one of them fails.
 
         If it fails on one rank it fails on all ranks, with the reason, and leaves nothing behind. It can be called
         again.
         """
         child_processes.expect_own_rank()
-        session = arguments.create_session(settings, process_sets, self._generation + 1)
+        session = arguments.create_session(settings, process_sets, self._generation + 1, world)
         try:
             session.start((startup.listen_for_metrics, *startup.PREPARE))
             startup.join_world(session)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from array import array
 from collections import Counter
@@ -10,15 +11,22 @@ from contextlib import ExitStack
 from itertools import accumulate, chain
 from typing import Any
 
-from ..collectives.process_sets import ProcessSet, check_ranks, global_process_set, parse_ranks
+from ..collectives.process_sets import (
+    ProcessSet,
+    check_ranks,
+    global_process_set,
+    next_call_number,
+    parse_ranks,
+)
 from ..errors import EngineError, NotInitializedError, RendezvousError, WorldError
 from ..errors.formatting import format_whole_exception
 from ..gpu.device import Device
 from ..host.patience import Patience
 from ..native import core
-from ..net.rendezvous.set_connections import Connections, SetConnector
+from ..net.rendezvous.set_connections import Connections, Exchange, SetConnector
 from ..net.unix_sockets import close_all
 from ..text import readable
+from ..text.bounded_reader import get_text, get_whole, parse_json
 
 IDLE = 2.0  # seconds for threads to leave a set that has no operation in flight
 
@@ -45,7 +53,10 @@ class ProcessSetRegistry:
         self._links = links
         self._sets: dict[int, ProcessSet] = {}
         self._next = 1
+        self._tries = 0  # of connecting a set's ranks
         self._memberships: Counter[int] = Counter()
+        self._groups: dict[int, core.Engine] = {}  # sets that their members alone have formed, counted down from -1
+        self._entered = 0
         global_process_set._enter(0, world, world.numbers, world)
 
     @property
@@ -55,8 +66,12 @@ class ProcessSetRegistry:
 
     @property
     def engines(self) -> dict[int, core.Engine]:
-        """Engines of the sets that this rank is in, by the set's number."""
-        return {number: each._engine for number, each in list(self._sets.items()) if each._engine is not None}
+        """Engines of the sets that this rank is in, by the set's number.
+
+        Sets that their members alone have formed have negative numbers, which each rank counts by itself.
+        """
+        sets = {number: each._engine for number, each in list(self._sets.items()) if each._engine is not None}
+        return sets | self._groups.copy()
 
     def get_by_id(self, number: int) -> ProcessSet:
         """Return the set with that `process_set_id`; 0 is the global one."""
@@ -123,6 +138,74 @@ class ProcessSetRegistry:
         process_set._leave_world()
         return True
 
+    def form_among(self, ranks: tuple[int, ...], name: str, exchange: Exchange, **settings: float) -> core.Engine:
+        """Form a set of this rank and others, in which no other rank takes part. Collective over its ranks.
+
+        Any number of sets may have the same ranks, and ranks may form sets in different orders.
+
+        Parameters
+        ----------
+        ranks : tuple of int
+            Ranks of the set, ascending.
+        name : str
+            Name of the set in this world, equal on its ranks and used for no other set.
+        exchange : callable
+            Takes this rank's bytes, and returns those of each of `ranks`.
+        **settings
+            Settings of the set's engine that differ from the world's, such as `stall_limit`.
+
+        Raises
+        ------
+        EngineError
+            The set cannot be formed on one of the ranks.
+        """
+        hosts = (0,) * self._world.size if self._links is None else self._links.hosts
+        leader = next(rank for rank in ranks if hosts[rank] == hosts[self._world.rank])
+        said: dict[str, Any] = {"offset": 0, "failure": ""}
+        try:
+            if self._world.rank == leader:
+                said["offset"] = self._world.claim(len(ranks))
+        except OSError as error:
+            said["failure"] = str(error)
+        told = [
+            parse_json(text, f"what rank {rank} has said")
+            for rank, text in zip(ranks, exchange(_dump(said)), strict=True)
+        ]
+        for rank, each in zip(ranks, told, strict=True):
+            if failure := get_text(each, "failure"):
+                raise EngineError(f"a group of the ranks {list(ranks)} cannot be formed: rank {rank}: {failure}")
+        connections: Connections = {}, {}
+        if self._links is not None:
+            try:
+                connections = self._links.open(ranks, name, exchange, lambda: self._world.failure is not None)
+            except (OSError, RendezvousError) as error:
+                raise EngineError(f"a group of the ranks {list(ranks)} cannot be formed: {error}") from None
+        return self.enter(ranks, get_whole(told[ranks.index(leader)], "offset"), connections, **settings)
+
+    def are_on_one_host(self, ranks: tuple[int, ...]) -> bool:
+        """Return whether ranks of the world share a host."""
+        return self._links is None or len({self._links.hosts[rank] for rank in ranks}) == 1
+
+    def claim_segment(self, size: int) -> int:
+        """Return where the segment of a set of `size` ranks of this host begins, for `enter`."""
+        return self._world.claim(size)
+
+    def enter(
+        self, ranks: tuple[int, ...], offset: int, connections: Connections = ({}, {}), **settings: float
+    ) -> core.Engine:
+        """Enter a set whose segment one of its ranks on this host has claimed at `offset`. Not collective."""
+        engine = self._world.enter_set(ranks, next_call_number(), offset, *connections, settings=settings)
+        self._entered += 1
+        self._groups[-self._entered] = engine
+        return engine
+
+    def leave_set(self, engine: core.Engine, seconds: float | None = None) -> None:
+        """Leave a set of `enter`; operations in flight have `seconds`. Not collective."""
+        for number, each in list(self._groups.items()):
+            if each is engine:
+                del self._groups[number]
+                engine.close(self._timeout if seconds is None else seconds)
+
     def close(self, seconds: float | None = None) -> bool:
         """End all sets before the world ends, and return whether a set was ever added. Not collective.
 
@@ -135,6 +218,8 @@ class ProcessSetRegistry:
             time.sleep(0.001)
         with ExitStack() as ends:
             ends.callback(global_process_set._leave_world)
+            for group in list(self._groups.values()):
+                ends.callback(self.leave_set, group, min(seconds, IDLE))
             for number in reversed(self._sets):
                 ends.callback(self._end_set, number, seconds)
         return found
@@ -172,11 +257,15 @@ class ProcessSetRegistry:
         """Open connections to ranks of a set on other hosts. If one fails, no rank has the set."""
         if self._links is None:
             return {}, {}
+        self._tries += 1
         connections: Connections = {}, {}
         failure = ""
         try:
             connections = self._links.open(
-                ranks, lambda text: self._gather_texts("addresses", text), lambda: self._world.failure is not None
+                ranks,
+                f"process set {self._next}.{self._tries}",
+                lambda text: _pick_texts(self._gather_texts("addresses", text), ranks),
+                lambda: self._world.failure is not None,
             )
         except (OSError, RendezvousError) as error:
             failure = str(error)
@@ -248,3 +337,12 @@ def split_gathered(handle: Any) -> list[bytes]:
     data, counts = handle.gathered
     ends = accumulate(counts)
     return [bytes(data[end - count : end]) for end, count in zip(ends, counts, strict=True)]
+
+
+def _pick_texts(texts: list[bytes], ranks: tuple[int, ...]) -> list[bytes]:
+    """Return the texts of some of all ranks."""
+    return [texts[rank] for rank in ranks]
+
+
+def _dump(said: dict[str, Any]) -> bytes:
+    return json.dumps(said).encode()

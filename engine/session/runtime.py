@@ -85,6 +85,15 @@ def init(process_sets: ProcessSets = None, **settings: Any) -> None:
         raise error.with_traceback(None) from None  # the engine's own frames would only hide the text from the user
 
 
+def init_in(world: World, **settings: Any) -> None:
+    """Start the engine like `init`, in a world that the caller knows of otherwise than from a launcher's variables."""
+    try:
+        with owner.hold_alone("init"):
+            owner.init(settings, None, world)
+    except EngineError as error:
+        raise error.with_traceback(None) from None
+
+
 def enter_world(world: World, cancel: CancellationToken | None = None) -> None:
     """End the current world, if any, and enter the next one. Collective over the next one.
 

@@ -15,9 +15,9 @@ cdef Op* reducescatter_op(State* e, object tensor, object output, int op, double
 cdef Op* reduce_group_op(State* e, int kind, list tensors, list outputs, int op, double prescale, double postscale,
                          object wire) except NULL
 cdef Op* broadcast_op(State* e, object tensor, object output, Py_ssize_t root) except NULL
-cdef Op* allgather_op(State* e, object tensor, object room) except NULL
+cdef Op* allgather_op(State* e, object tensor, object room, object output) except NULL
 cdef Op* allgather_group_op(State* e, list tensors, object sparse, object room) except NULL
-cdef Op* alltoall_op(State* e, object tensor, object splits, object room) except NULL
+cdef Op* alltoall_op(State* e, object tensor, object splits, object room, object output) except NULL
 cdef Op* barrier_op(State* e, object name, bint blocking) except NULL
 cdef Op* size_barrier_op(uint64_t nbytes) except NULL
 

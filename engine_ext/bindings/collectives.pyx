@@ -48,6 +48,26 @@ cdef Op* tensor_op(int kind, const View* source, const View* target, object owne
     return op
 
 
+cdef Op* gathering_op(int kind, object tensor, const View* source, object keeper, object room, object output) except NULL:
+    """An operation on rows of `tensor`, whose result goes into `output`, on the host, if that is as long."""
+    cdef View target
+    cdef Op* op
+    if output is None:
+        return tensor_op(kind, source, NULL, (tensor, keeper, room))
+    target_keeper = view_anywhere(output, &target)
+    expect_same_device(output, &target, source, "the output")
+    expect_dense(output, &target, "the output")
+    if target.device != HOST:
+        raise UnsupportedTensorError("results on GPUs are made by `room`, not given")
+    if target.dtype != source.dtype or target.layout != source.layout:
+        raise ArgumentError("the output has another dtype or layout than the tensor")
+    if target.readonly:
+        raise ArgumentError("the output is read-only")
+    op = tensor_op(kind, source, &target, (tensor, keeper, output, target_keeper))
+    op.memory_bytes = target.nbytes
+    return op
+
+
 cdef void fill_reduction(Op* brought, int op, double prescale, double postscale) noexcept nogil:
     brought.meta.op, brought.meta.prescale, brought.meta.postscale = <unsigned char>op, prescale, postscale
 
@@ -188,14 +208,14 @@ cdef int expect_root(State* e, Py_ssize_t root) except -1:
     raise ArgumentError(f"root rank {root} is not in {where}")
 
 
-cdef Op* allgather_op(State* e, object tensor, object room) except NULL:
+cdef Op* allgather_op(State* e, object tensor, object room, object output) except NULL:
     """`room`, of a tensor on a GPU: a function that makes tensors for results of given sizes, on the stream that is current
-    now."""
+    now. `output`: gets the result if it is as long; None: memory of the engine's does."""
     cdef View source
     cdef Op* brought
     cdef object keeper = view_anywhere(tensor, &source)
     expect_rows(tensor, &source, "an allgather joins")
-    brought = tensor_op(KIND_ALLGATHER, &source, NULL, (tensor, keeper, room))
+    brought = gathering_op(KIND_ALLGATHER, tensor, &source, keeper, room, output)
     brought.meta.dims[0] = 0
     brought.rows, brought.row_bytes = source.dims[0], row_bytes(&source)
     if source.device != HOST:
@@ -236,8 +256,8 @@ cdef Op* allgather_group_op(State* e, list tensors, object sparse, object room) 
     return brought
 
 
-cdef Op* alltoall_op(State* e, object tensor, object splits, object room) except NULL:
-    """`room` as for `allgather_op`."""
+cdef Op* alltoall_op(State* e, object tensor, object splits, object room, object output) except NULL:
+    """`room` and `output` as for `allgather_op`."""
     cdef View source
     cdef Op* brought
     cdef int r, size = e.segment.size
@@ -254,7 +274,7 @@ cdef Op* alltoall_op(State* e, object tensor, object splits, object room) except
     if max(counts) > INT32_MAX:
         raise ArgumentError(f"splits {counts}: each rank gets {INT32_MAX} rows at most, since received_splits is int32; make "
                             "rows longer, or call it several times")
-    brought = tensor_op(KIND_ALLTOALL, &source, NULL, (tensor, keeper, room))
+    brought = gathering_op(KIND_ALLTOALL, tensor, &source, keeper, room, output)
     brought.meta.dims[0] = 0
     brought.row_bytes = row_bytes(&source)
     brought.splits = <int64_t*>malloc(<size_t>size * sizeof(int64_t))

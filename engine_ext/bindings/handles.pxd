@@ -14,6 +14,7 @@ cdef class Handle:
     cdef tuple rows
     cdef list parts                 # of an allgather of a group
     cdef int waiting                # threads in wait()
+    cdef object told                # whom to call when it is done; None: nobody, or it was called
     cdef uint64_t ticket            # of an operation on a GPU that has succeeded; 0: there is none
     cdef CurrentStream stream_of
 

@@ -1,5 +1,6 @@
 """What a call of the engine returns."""
 
+from collections.abc import Callable
 from typing import Any
 
 class Handle:
@@ -15,14 +16,21 @@ class Handle:
         """The tensor that holds, or will hold, the result; None for allgather and barrier."""
     @property
     def gathered(self) -> tuple[Any, tuple[int, ...]]:
-        """Allgather, after `wait`: the bytes, writable and owned, and the rows of each rank.
+        """Allgather or alltoall, after `wait`: the bytes, writable and owned, and the rows of each rank.
 
-        The bytes are a memoryview; of a tensor on a GPU what `room` has made for them.
+        The bytes are a memoryview; of a tensor on a GPU what `room` has made for them; None if they are in `output`.
         """
     @property
     def gathered_group(self) -> list[tuple[Any, tuple[int, ...], int]]:
         """Allgather of a group, after `wait`: of each tensor the bytes, writable and owned, the rows of each rank, and
         the bytes of a row.
         """
+    def notify(self, told: Callable[[], object]) -> None:
+        """Call `told` once the operation is done, whatever has come of it: at once if it is, else on another thread.
+
+        Once for each handle. What `told` raises is printed. An operation of an engine that is closed is never done.
+        """
+    def set_aside(self, on: bool) -> None:
+        """Say whether nobody minds if the operation is never done: then ranks that it needs may leave."""
     def wait(self) -> None:
         """Drive the engine until the operation is done; raise what went wrong. May be called again."""

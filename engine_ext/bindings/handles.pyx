@@ -1,6 +1,7 @@
 """Handle: one submitted operation, as Python holds it; and how a thread waits for it."""
 cimport cython
 from cpython.exc cimport PyErr_CheckSignals
+from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport uint32_t
 from libc.string cimport memset
 
@@ -12,11 +13,12 @@ from engine_ext.bindings.submit cimport TICK_NS, between_ticks, catch_up, releas
 from engine_ext.control.driver cimport (
     Goal, driver_await, driver_count_unnamed, driver_join, driver_note_thread, driver_wait, driver_wait_for_all,
 )
+from engine_ext.control.native_calls cimport finishers_start
 from engine_ext.control.stall cimport stall_join
 from engine_ext.operations.kinds cimport operation_of
-from engine_ext.operations.op cimport OP_DONE
+from engine_ext.operations.op cimport OP_ABANDONED, OP_ASIDE, OP_DONE
 from engine_ext.operations.operation cimport SAYS_ALIGNED
-from engine_ext.platform.atomics cimport add32, load32_acquire, load32_relaxed, now_ns, store_release
+from engine_ext.platform.atomics cimport add32, and32, load32_acquire, load32_relaxed, now_ns, or32, store_pointer, store_release
 from engine_ext.platform.clock cimport patience_at
 from engine_ext.shared.layout cimport KINDS, STUCK_SHIFT, Status
 
@@ -41,7 +43,7 @@ cdef class Handle:
 
     @property
     def gathered(self):
-        if self.memory is None:
+        if self.rows is None:
             raise EngineError(f"'{self.name}' has nothing gathered: call wait() first")
         return memoryview(self.memory) if isinstance(self.memory, Memory) else self.memory, self.rows
 
@@ -50,6 +52,30 @@ cdef class Handle:
         if self.parts is None:
             raise EngineError(f"'{self.name}' has no group gathered: call wait() first")
         return self.parts
+
+    def notify(self, told):
+        """Call `told` once the operation is done, whatever has come of it: now if it is, else on one of the threads on which
+        native calls end. Once for each handle."""
+        if self.told is not None:
+            raise EngineError(f"'{self.name}' notifies somebody already")
+        if self.op == NULL:
+            return told()
+        if not finishers_start():
+            raise MemoryError("no thread can be started that ends operations")
+        self.told, self.op.call = told, <void*>self
+        Py_INCREF(self)
+        with nogil:
+            driver_await(self.state, self.op)       # somebody wants it, though no thread of this rank drives for it
+        store_pointer(<void**>&self.op.finished, <void*>tell)
+        if or32(&self.op.flags, OP_ABANDONED) & OP_DONE:        # else complete_op() hands it to a finisher
+            tell_done(self.op)
+
+    def set_aside(self, bint on):
+        """Say that nobody minds if the operation is never done, and ranks that it needs may leave; or that somebody does."""
+        if self.op != NULL and on:
+            or32(&self.op.flags, OP_ASIDE)
+        elif self.op != NULL:
+            and32(&self.op.flags, ~<uint32_t>OP_ASIDE)
 
     def wait(self):
         """Drive the engine until the operation is done; raise what went wrong with it."""
@@ -63,7 +89,7 @@ cdef class Handle:
             self.take_result(op)
         finally:
             self.waiting -= 1
-        if self.waiting == 0:
+        if self.waiting == 0 and self.told is None:
             self.op = NULL
             let_go(self.state, op)
 
@@ -83,9 +109,10 @@ cdef class Handle:
             self.take_from_room(op)
         elif op.memory != NULL and op.meta.group:
             self.parts = self.parts or group_parts(op.memory, op.row_counts, e.segment.size, op.meta.group)
-        elif op.memory != NULL:
+        elif op.row_counts != NULL and self.rows is None:
             self.rows = tuple([op.row_counts[r] for r in range(e.segment.size)])
-            self.memory = take_memory(op)
+            if op.memory != NULL:
+                self.memory = take_memory(op)
         elif op.rows and operation_of(&op.meta).says == SAYS_ALIGNED:       # others, of the engine's own, agree on a size there
             catch_up(e, op.meta.dims)
         return 0
@@ -99,6 +126,21 @@ cdef class Handle:
             self.rows = tuple([op.row_counts[r] for r in range(e.segment.size)])
             self.memory = (<list>op.result)[0]
         return 0
+
+
+cdef void tell(Op* op) noexcept nogil:
+    with gil:
+        tell_done(op)
+
+
+cdef int tell_done(Op* op) except -1:
+    """Call whom a handle notifies. The operation is the handle's again, which frees it with the last wait."""
+    cdef Handle handle = <Handle>op.call
+    told, handle.told = handle.told, None
+    op.finished, op.call = NULL, NULL
+    Py_DECREF(handle)
+    told()
+    return 0
 
 
 cdef Handle begin_op(object engine, State* e, Op* op, object name, bint blocking, object output):

@@ -36,7 +36,7 @@ cdef void complete_op(State* e, Op* op) noexcept nogil:
     if finished != NULL:
         conclude_call(e, op)
     if or32(&op.flags, OP_DONE) & OP_ABANDONED:
-        if finished != NULL:
+        if load_pointer(<void**>&op.finished) != NULL:      # it may have come since: handles ask late (Handle.notify)
             finishers_add(op)
             return
         while True:                     # nobody holds a handle: for the next call that has the GIL (I9)

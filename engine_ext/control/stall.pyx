@@ -20,7 +20,7 @@ from engine_ext.data.executor cimport executor_laggard, executor_passed_by
 from engine_ext.gpu.device cimport device
 from engine_ext.hosts.connections cimport ALL_ANSWER, find_silent_rank, liveness_is_checked
 from engine_ext.operations.kinds cimport describe_ranks, fit
-from engine_ext.operations.op cimport OP_TAKEN, Record, fails
+from engine_ext.operations.op cimport OP_ASIDE, OP_TAKEN, Record, fails
 from engine_ext.platform.atomics cimport (
     load32_acquire, load32_relaxed, load_acquire, load_pointer, load_relaxed, now_ns, store32_release,
 )
@@ -131,6 +131,20 @@ cdef void check_entry(State* e) noexcept nogil:
         stall_tell(e, text)
 
 
+cdef bint all_are_aside(State* e) noexcept nogil:
+    """Whether this rank has operations in flight, and nobody minds if they are never done: receives of a set of two ranks."""
+    cdef bint aside
+    cdef Op* op
+    pthread_mutex_lock(&e.lock)
+    op = e.table.inflight
+    aside = op != NULL
+    while op != NULL:
+        aside = aside and load32_relaxed(&op.flags) & OP_ASIDE != 0
+        op = op.next
+    pthread_mutex_unlock(&e.lock)
+    return aside
+
+
 cdef void check_names(State* e) noexcept nogil:
     """On the coordinator: look for names that some rank has not submitted. New ones it sees itself; of others a rank tells it."""
     cdef Coordinator* c = &e.coordinator
@@ -149,7 +163,8 @@ cdef void check_names(State* e) noexcept nogil:
     if c.open != NULL:
         culprit = coordinator_absentee(c, seen, e.stall_limit_ns, text, TEXT_BYTES)
         if culprit >= 0 and load32_acquire(&e.segment.pages[culprit].left):
-            abort_world(&e.segment, culprit, CAUSE_LEFT, text)
+            if not all_are_aside(e):
+                abort_world(&e.segment, culprit, CAUSE_LEFT, text)
             return
     for r in range(e.segment.size):
         word = load32_acquire(&e.segment.pages[r].overdue)      # pairs with say_overdue: its bit is seen too
@@ -243,7 +258,7 @@ cdef int who_left(State* e, const Op* op) noexcept nogil:
 
 cdef int left_without(State* e, const Op* op, char* text) noexcept nogil:
     """A rank that has left and that `op` needs, and why in `text`; or -1. The caller holds the lock."""
-    cdef int culprit = who_left(e, op)
+    cdef int culprit = -1 if load32_relaxed(&op.flags) & OP_ASIDE else who_left(e, op)
     # With entries to execute nobody is to blame yet: stall_check watches over those. A rank that has left appends no more.
     if culprit < 0 or load_acquire(&e.segment.mine.cursor) != load_acquire(&e.segment.coordinator.tail):
         return -1

@@ -61,7 +61,9 @@ cdef struct Executor:
     uint64_t row_bytes          # all-to-all: bytes of a row
     const int64_t* rows_sent    # all-to-all: rows for each rank
     int64_t* rows_received      # all-to-all: rows from each rank; known after the first chunk
-    char* received              # all-to-all: the result, malloc'ed after the first chunk; NULL: there is no memory for it
+    char* given                 # all-to-all: where its caller wants the result, if it has `given_bytes`; NULL: nowhere
+    uint64_t given_bytes
+    char* received              # all-to-all: the result, `given` or malloc'ed after the first chunk; NULL: no memory for it
     uint64_t first              # number of the entry's first chunk, over the whole schedule
     uint64_t end                # number of the chunk after its last
     uint64_t uncopied           # chunks before this number have nothing to copy: they pass copy with reduce

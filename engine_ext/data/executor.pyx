@@ -44,7 +44,8 @@ cdef void executor_close(Executor* x) noexcept nogil:
     free(x.gather_start)
     free(x.send_bytes)
     free(x.send_start)
-    free(x.received)
+    if x.received != x.given:
+        free(x.received)
     free(x.adasum.memory)
     memset(x, 0, sizeof(Executor))
 

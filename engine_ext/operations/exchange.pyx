@@ -54,6 +54,7 @@ cdef bint plan(Executor* x, Op** batch, const engine_entry* entry) noexcept nogi
         x.send_start[r], x.send_bytes[r] = start, <uint64_t>op.splits[r] * op.row_bytes
         start += x.send_bytes[r]
     x.row_bytes, x.rows_sent, x.rows_received = op.row_bytes, op.splits, op.row_counts
+    x.given, x.given_bytes = op.target, op.memory_bytes
     executor_start(x, &STEPS, 1)
     return True
 
@@ -62,10 +63,11 @@ cdef const char* finish(Executor* x, Op** batch) noexcept nogil:
     """The result becomes the operation's."""
     if x.culprit >= 0:
         return WRONG_ROW_COUNTS
-    batch[0].memory, x.received = x.received, NULL
-    batch[0].memory_bytes = x.gather_start[x.size - 1] + x.gather_bytes[x.size - 1]
-    if batch[0].memory == NULL:
+    if x.received == NULL:
         return b"out of memory for the result of an all-to-all"
+    if x.received != x.given:
+        batch[0].memory, batch[0].memory_bytes = x.received, x.gather_start[x.size - 1] + x.gather_bytes[x.size - 1]
+    x.received = NULL
     return NULL
 
 
@@ -113,7 +115,7 @@ cdef void begin_receiving(Executor* x) noexcept nogil:
                 x.rows_received[s] = rows
         x.gather_bytes[s], x.gather_start[s] = <uint64_t>x.rows_received[s] * x.row_bytes, total
         total += x.gather_bytes[s]
-    x.received = engine_memory_take(total)
+    x.received = x.given if x.given != NULL and total == x.given_bytes else engine_memory_take(total)
     x.end += (longest + compartment(x) - 1) // compartment(x)
 
 

@@ -61,10 +61,11 @@ cdef bint gather_memory(Executor* x, uint64_t chunk, char* own, uint64_t nbytes,
 
 
 cdef bint plan(Executor* x, Op** batch, const engine_entry* entry) noexcept nogil:
-    """One tensor or group, whose result is allocated here because only the entry knows its size."""
+    """One tensor or group. Only the entry knows the size of the result: it goes into the given target if that is as long, else
+    into memory that is allocated here."""
     cdef Op* op = batch[0]
     cdef const int64_t* rows = entry_rows(entry)
-    cdef uint64_t longest = 0, row_bytes = <uint64_t>bytes_of_row(&entry.meta)
+    cdef uint64_t given = op.memory_bytes, longest = 0, row_bytes = <uint64_t>bytes_of_row(&entry.meta)
     cdef int r
     op.memory_bytes = 0
     for r in range(x.size):
@@ -72,8 +73,10 @@ cdef bint plan(Executor* x, Op** batch, const engine_entry* entry) noexcept nogi
         op.memory_bytes += x.gather_bytes[r]
         longest = max(longest, x.gather_bytes[r])
     op.row_counts = <int64_t*>malloc(x.size * sizeof(int64_t))
-    op.memory = x.gathered = engine_memory_take(op.memory_bytes)
-    if op.row_counts == NULL or op.memory == NULL:
+    x.gathered = op.target
+    if op.target == NULL or op.memory_bytes != given:
+        op.memory = x.gathered = engine_memory_take(op.memory_bytes)
+    if op.row_counts == NULL or x.gathered == NULL:
         return False
     memcpy(op.row_counts, rows, x.size * sizeof(int64_t))
     x.reduction.prescale = 1.0                      # what is gathered is not scaled on the way

@@ -13,6 +13,7 @@ cdef enum:
     OP_STAND_IN = 4     # flag: made by the engine of a rank that has joined; it has neither a handle nor a Python reference
     OP_PATIENT = 8      # flag: where there is no room for it, it waits in the backlog (native_calls.pyx), and its maker does not
     OP_TAKEN = 16       # flag: its entry was handed to the GPU's lane, which completes it
+    OP_ASIDE = 32       # flag: nobody minds if it is never done: ranks that it needs may leave
 
 cdef struct Member:     # a tensor of a group
     const char* source
@@ -44,8 +45,8 @@ cdef struct Op:
     uint64_t row_bytes  # allgather, all-to-all, reduce-scatter: bytes of a row
     int64_t rows        # allgather: rows of this rank; barrier: whether ranks align behind it
     char* memory        # malloc'ed: the result, where the caller gave no target; NULL: none
-    uint64_t memory_bytes
-    int64_t* row_counts  # malloc'ed; allgather and all-to-all: rows from each rank
+    uint64_t memory_bytes   # of `memory`; until the entry is planned, of a `target` that may be as long as the result, or not
+    int64_t* row_counts  # malloc'ed; allgather and all-to-all: rows from each rank; `memory` NULL: the result is in `target`
     int64_t* splits     # malloc'ed; all-to-all: rows for each rank; allgather of a group: rows and row length of each tensor
     Member* members     # malloc'ed; the meta.group tensors of a group; NULL: no group
     char* text          # malloc'ed; the error of an operation that failed, or of the call whose failure this one announces

@@ -30,6 +30,7 @@ static inline void store32_relaxed(uint32_t *p, uint32_t v) { __atomic_store_n(p
 static inline void store32_release(uint32_t *p, uint32_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
 static inline uint64_t add64(uint64_t *p, uint64_t v) { return __atomic_fetch_add(p, v, __ATOMIC_ACQ_REL); }
 static inline uint32_t add32(uint32_t *p, uint32_t v) { return __atomic_fetch_add(p, v, __ATOMIC_ACQ_REL); }
+static inline uint32_t and32(uint32_t *p, uint32_t v) { return __atomic_fetch_and(p, v, __ATOMIC_ACQ_REL); }
 static inline uint32_t or32(uint32_t *p, uint32_t v) { return __atomic_fetch_or(p, v, __ATOMIC_ACQ_REL); }
 
 /* Both return whether the word was `old` and is now `v`. */

@@ -26,6 +26,7 @@ cdef extern from "<sys/mman.h>" nogil:
 cdef extern from "<unistd.h>" nogil:
     int close(int fd)
     int ftruncate(int fd, long length)
+    ssize_t pwrite(int fd, const void* buf, size_t count, long offset)
     long read(int fd, void* data, size_t count)
     long write(int fd, const void* data, size_t count)
 

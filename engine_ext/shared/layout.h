@@ -161,6 +161,7 @@ typedef struct engine_entry {
 typedef struct segment_header {
   uint64_t magic, layout, bytes;
   uint32_t protocol, size, generation, reserved;
+  uint64_t end;                /* in the world's: where the next segment of a process set begins in the file */
   _Alignas(64) uint64_t abort; /* culprit + 1 | cause << 16 | reporter << 32; 0: nobody has failed */
   uint64_t claim;              /* the same, of what ranks of this host claim and the coordinator's host has to judge; unused there */
   uint32_t departures;         /* ranks that have left: each adds 1 to it, after it has set its own `left` */

@@ -67,7 +67,7 @@ cdef extern from "engine_ext/shared/layout.h" nogil:
     ctypedef struct segment_header:
         uint64_t magic, layout, bytes
         uint32_t protocol, size, generation
-        uint64_t abort, claim
+        uint64_t end, abort, claim
         uint32_t departures, state_notices
         uint64_t ahead, ahead_error
         uint32_t clocked

@@ -35,7 +35,7 @@ cdef struct Segment:
     uint64_t wakes              # futex calls made to wake somebody; statistics
 
 cdef int segment_create(int size, uint32_t generation) noexcept nogil
-cdef int segment_append(const Segment* world, int fd, uint64_t offset, int size) noexcept nogil
+cdef int segment_append(Segment* world, int fd, int size, uint64_t* offset) noexcept nogil
 cdef void segment_discard(int fd, uint64_t offset, int size) noexcept nogil
 cdef int segment_map(
     Segment* segment, int fd, uint64_t offset, int rank, int size, const int* host_of

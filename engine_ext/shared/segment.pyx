@@ -3,11 +3,11 @@ from libc.errno cimport ENOMEM, EPROTO, errno
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset, strncpy
 
-from engine_ext.platform.atomics cimport cas, cas32, store_release
+from engine_ext.platform.atomics cimport add64, cas, cas32, store_release
 from engine_ext.platform.doors cimport DOOR_EVERYBODY
 from engine_ext.platform.posix cimport (
-    MADV_DONTFORK, MAP_FAILED, MAP_NORESERVE, MAP_SHARED, PAGE, PROT_READ, PROT_WRITE, close, ftruncate, madvise, mmap,
-    munmap,
+    MADV_DONTFORK, MAP_FAILED, MAP_NORESERVE, MAP_SHARED, PAGE, PROT_READ, PROT_WRITE, close, madvise, mmap, munmap,
+    pwrite,
 )
 from engine_ext.shared.crews cimport crew_size
 from engine_ext.shared.layout cimport (
@@ -27,13 +27,13 @@ cdef int write_header(int fd, uint64_t offset, int size, uint32_t generation) no
     """Make the file long enough for a segment at `offset`, and say what it is; 0 or -errno."""
     cdef segment_header* header
     cdef uint64_t bytes = segment_bytes(<uint32_t>size)
-    if ftruncate(fd, <long>(offset + bytes)) != 0:
+    if pwrite(fd, b"", 1, <long>(offset + bytes) - 1) != 1:       # never shorter: others append at the same time
         return -errno
     header = <segment_header*>mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, <long>offset)
     if <void*>header == MAP_FAILED:
         return -errno
     header.magic, header.layout, header.bytes = SEGMENT_MAGIC, engine_layout(), bytes
-    header.protocol, header.size, header.generation = ENGINE_PROTOCOL, <uint32_t>size, generation
+    header.protocol, header.size, header.generation, header.end = ENGINE_PROTOCOL, <uint32_t>size, generation, bytes
     munmap(header, PAGE)
     return 0
 
@@ -51,10 +51,11 @@ cdef int segment_create(int size, uint32_t generation) noexcept nogil:
     return fd
 
 
-cdef int segment_append(const Segment* world, int fd, uint64_t offset, int size) noexcept nogil:
-    """A segment for a process set of `size` ranks in the world's file, after all that is there: 0 or -errno. One rank does it,
-    before the members map."""
-    return write_header(fd, offset, size, world.header.generation)
+cdef int segment_append(Segment* world, int fd, int size, uint64_t* offset) noexcept nogil:
+    """A segment for a process set of `size` ranks in the world's file, after all that is there, and where it begins: 0 or -errno.
+    One rank of the host does it, before the others map; several may append at the same time."""
+    offset[0] = add64(&world.header.end, segment_bytes(<uint32_t>size))
+    return write_header(fd, offset[0], size, world.header.generation)
 
 
 cdef void segment_discard(int fd, uint64_t offset, int size) noexcept nogil:

@@ -24,14 +24,14 @@ FIELD = re.compile(r"^\S[^\n]* : [^\n]*\n    (\S+(?: that)?)", re.MULTILINE)
 # Functions of one word that the field uses for exactly that.
 ONE_WORD = frozenset(
     """
-    abort accept acquire add allgather allreduce alltoall append attach backward barrier broadcast cancel cast
-    check clear close collect compile connect copy decode describe destroy detach done drain dump encode end enter
-    error exit export extend feed fileno finish flush format forward freeze get handle init insert install is items
-    join keys kill length listen load lock log main make map merge name next open parse pause peek pending pin
-    plan poll pop predict prepare put queue rank read receive record recv reduce reducescatter register release remove
-    render replace reset resize resolve restore resume run save seek send serve set setup shutdown size skip sort split
-    start state step stop store submit sum suspend swap sync synchronize teardown tell test then truncate unfreeze
-    unlock unregister unwrap update validate values view wait wake warn wrap write
+    abort accept acquire add allgather allreduce alltoall append attach backward barrier broadcast cancel cast check
+    clear close collect compile connect copy decode describe destroy detach done drain dump encode end enter error
+    exit export extend feed fileno finish flush format forward freeze gather get handle init insert install is items
+    join keys kill length listen load lock log main make map merge name next notify open parse pause peek pending
+    pin plan poll pop predict prepare put queue rank read receive record recv reduce reducescatter register release
+    remove render replace reset resize resolve restore resume run save scatter seek send serve set setup shutdown
+    size skip sort split start state step stop store submit sum suspend swap sync synchronize teardown tell test
+    then truncate unfreeze unlock unregister unwrap update validate values view wait wake warn wrap write
     """.split()
 )
 # Functions of one word whose names others fixed: a library that calls them, Horovod, pickles or native code that name
@@ -40,10 +40,11 @@ FIXED = frozenset(
     """
     BaseDataLoader._iterate BroadcastGlobalVariablesHook.begin CastCompressor.compress CastCompressor.decompress
     Compressor.compress Compressor.decompress Distributed.communication PowerSGD.accepts PowerSGD.rounds
-    ProcessSet.included RayExecutor.execute Reducer.separate Scheme.accepts Scheme.rounds State.commit
-    SyncBatchNormalization._moments TorchReducer.separate _DistributedKerasOptimizer.apply
-    _DistributedKerasOptimizer.build _DistributedTape.gradient _DistributedTape.jacobian _Fallback.emit _Rank.filter
-    batches.loop caller.place errors.of optax.distributed optimizer._plain run.leave
+    EngineWork.exception EngineWork.result ProcessSet.included RayExecutor.execute Reducer.separate Scheme.accepts
+    Scheme.rounds State.commit SyncBatchNormalization._moments TorchReducer.separate
+    _DistributedKerasOptimizer.apply _DistributedKerasOptimizer.build _DistributedTape.gradient
+    _DistributedTape.jacobian _Fallback.emit _Rank.filter batches.loop caller.place errors.of optax.distributed
+    optimizer._plain run.leave
     """.split()
 )
 COPY = "autotune/bounded_reader.py"  # equal to the engine's by another check, as autotune imports no engine

@@ -317,7 +317,7 @@ def by_hub(*hosts: str) -> list[socket.socket]:
 
 
 def by_mpi(monkeypatch: pytest.MonkeyPatch) -> list[socket.socket]:
-    address = mpi._listen(world(0, (0, 1), "key", None), OTHER)
+    address = mpi.open_hub(0, OTHER)
     assert address.host == OTHER and address.descriptor is not None
     return [socket.socket(fileno=address.descriptor)]
 

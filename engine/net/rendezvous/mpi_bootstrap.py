@@ -65,7 +65,7 @@ def agree_over_mpi(world: World, seconds: float, interface: str | None) -> World
     message = b""
     if world.rank == 0:
         if hub is None:
-            hub = _listen(world, interface)
+            hub = open_hub(world.rank, interface)
         meeting = {"job": secrets.token_hex(8), "secret": secrets.token_hex(32), "hosts": (hub.host, *hub.others)}
         message = json.dumps({**meeting, "port": hub.port}).encode()
     found = parse_json(_broadcast(mpi, message, world, seconds), "what rank 0 has sent over MPI")
@@ -167,7 +167,7 @@ def _start_mpi_thread(library: ctypes.CDLL, level: int) -> threading.Event:
     return begun
 
 
-def _listen(world: World, interface: str | None) -> HubAddress:
+def open_hub(rank: int, interface: str | None) -> HubAddress:
     """Open rank 0's listening socket, and return its port and addresses."""
     try:
         chosen = None if interface is None else network.interface_address(interface)
@@ -178,9 +178,9 @@ def _listen(world: World, interface: str | None) -> HubAddress:
                 raise ValueError("this host has no address that others could reach")
             return HubAddress(addresses[0], port, listener.detach(), tuple(addresses[1:]))
     except ValueError as error:
-        raise RendezvousError(f"rank {world.rank}: ENGINE_INTERFACE: {error}") from None
+        raise RendezvousError(f"rank {rank}: ENGINE_INTERFACE: {error}") from None
     except OSError as error:
-        raise RendezvousError(f"rank {world.rank} can open no socket for the other hosts: {error.strerror}") from None
+        raise RendezvousError(f"rank {rank} can open no socket for the other hosts: {error.strerror}") from None
 
 
 def _broadcast(mpi: Any, message: bytes, world: World, seconds: float) -> bytes:

@@ -45,22 +45,28 @@ class SetConnector:
         self._layout = gathered.layout
         self._key = derive_key(world.proof, f"process sets of world {gathered.generation}")
         self._timeout = timeout
-        self._formed = 0
         first = next(iter(gathered.lanes.values()))
         self._sockets = len(first)
         lane = socket.socket(fileno=first[0])
         self._own = network.address_of(lane.getsockname()).host
         lane.detach()
 
-    def open(self, ranks: tuple[int, ...], exchange: Exchange, ended: Ended) -> Connections:
-        """Connect the ranks of a set. Collective over the world.
+    @property
+    def hosts(self) -> tuple[int, ...]:
+        """Host of each rank of the world."""
+        return self._layout.hosts
+
+    def open(self, ranks: tuple[int, ...], name: str, exchange: Exchange, ended: Ended) -> Connections:
+        """Connect the ranks of a set. Collective over those that take part in `exchange`.
 
         Parameters
         ----------
         ranks : tuple of int
             World ranks of the set's members, sorted.
+        name : str
+            Name of the set in this world, equal on all ranks and used for no other set.
         exchange : callable
-            Allgather over the world: takes this rank's bytes, and returns those of all ranks.
+            Takes this rank's bytes, and returns those of each of `ranks`.
         ended : callable
             Returns whether the world has ended, so that no rank can connect any more.
 
@@ -75,18 +81,17 @@ class SetConnector:
         RendezvousError
             A rank of the set cannot be reached, or the world has ended.
         """
-        self._formed += 1
         hosts: dict[int, int] = {}
         layout = Layout(tuple(hosts.setdefault(self._layout.hosts[rank], len(hosts)) for rank in ranks))
         if len(hosts) == 1:
             return {}, {}
-        key = derive_key(self._key, f"process set {self._formed}")
+        key = derive_key(self._key, name)
         me = ranks.index(self._rank) if self._rank in ranks else -1
         meeting = _SetRendezvous(layout, me, key, self._sockets)
         try:
             meeting.listen(self._own)
             addresses = exchange(json.dumps(meeting.address).encode())
-            meeting.connect([addresses[rank] for rank in ranks], Patience(self._timeout), ended)
+            meeting.connect(addresses, Patience(self._timeout), ended)
             return meeting.detach_connections()
         finally:
             meeting.close()

@@ -1,0 +1,143 @@
+"""Meetings of ranks in torch's store: how they find their places in a world, and how a group is formed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import time
+from datetime import timedelta
+from typing import Any
+
+from torch._C._distributed_c10d import PrefixStore
+
+from ..config.hub_address import HubAddress
+from ..config.world import World
+from ..errors import RendezvousError
+from ..host.machine import read_boot_id
+from ..host.patience import Patience
+from ..net.rendezvous.mpi_bootstrap import open_hub
+from ..text import readable
+from ..text.bounded_reader import get_text, get_whole, parse_json, parse_natural
+
+SOURCE = "torch.distributed"
+_PAUSE = 0.003  # seconds between two looks of a meeting aside
+
+
+class StoreMeeting:
+    """Exchange of short texts among the ranks of a group, in the store that torch gives to it.
+
+    Ranks may meet several times in one store: a group that is formed anew finds the keys of the former one.
+
+    Parameters
+    ----------
+    store : torch.distributed.Store
+    rank, size : int
+        This process's rank in the group, and the number of its ranks.
+    seconds : float
+        Longest time to wait for the others.
+    aside : bool
+        Whether another thread may use the store meanwhile: torch's waits would keep it from it.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int, seconds: float, aside: bool = False) -> None:
+        self.rank, self.size = rank, size
+        self._aside = aside
+        self._store = store
+        self._seconds = seconds
+        self._exchanges = 0
+        self._turn = (store.add("engine/arrivals", 1) - 1) // size
+
+    @property
+    def key(self) -> str:
+        """Text that differs between meetings in one store."""
+        return str(self._turn)
+
+    def exchange_texts(self, said: bytes) -> list[bytes]:
+        """Return what each rank has said. Collective.
+
+        Raises
+        ------
+        RendezvousError
+            Ranks did not come in time; the text names them.
+        """
+        self._exchanges += 1
+        keys = [f"engine/{self._turn}/{self._exchanges}/{rank}" for rank in range(self.size)]
+        self._store.set(keys[self.rank], said)
+        self._await_keys(keys)
+        return [self._store.get(key) for key in keys]
+
+    def meet_aside(self, name: str, rank: int, size: int) -> StoreMeeting:
+        """Return a meeting of some of the ranks, as which this one has another number, for a thread of its own."""
+        store = PrefixStore(f"engine/{self._turn}/{name}", self._store)
+        return StoreMeeting(store, rank, size, self._seconds, aside=True)
+
+    def agree_on_number(self, name: str, proposed: int) -> int:
+        """Return the first number that any rank has proposed under a name. Not collective: it waits for nobody."""
+        key = f"engine/{self._turn}/{name}"
+        return _read_number(self._store.compare_set(key, "", str(proposed)))
+
+    def find_number(self, name: str) -> int | None:
+        """Return the number that was proposed under a name, or None."""
+        key = f"engine/{self._turn}/{name}"
+        return _read_number(self._store.get(key)) if self._store.check([key]) else None
+
+    def _await_keys(self, keys: list[str]) -> None:
+        patience = Patience(self._seconds)
+        if self._aside:
+            while patience.seconds_left() and not self._store.check(keys):
+                time.sleep(_PAUSE)
+        else:
+            with contextlib.suppress(RuntimeError, ValueError):  # its time-out, which names nobody
+                self._store.wait(keys, timedelta(seconds=self._seconds))
+                return
+        if missing := [rank for rank, key in enumerate(keys) if not self._store.check([key])]:
+            raise RendezvousError(
+                f"rank {self.rank} of the group has waited {self._seconds:g} s, the time-out of init_process_group or "
+                f"new_group, for {readable.format_ranks(missing)}: does each make the same groups in the same order?"
+            )
+
+
+def _read_number(text: bytes) -> int:
+    number = parse_natural(text.decode("utf-8", "replace"), most=(1 << 62) - 1)
+    if number is None:
+        raise RendezvousError(f"torch's store has {text[:40]!r} where a rank has put a number")
+    return number
+
+
+def find_world(meeting: StoreMeeting, interface: str | None) -> World:
+    """Find this process's place in the world of the default group. Collective.
+
+    Rank 0 makes the job's key and secret, and opens the port at which ranks of other hosts call it.
+    """
+    hosts = [text.decode() for text in meeting.exchange_texts(_describe_host().encode())]
+    rank, own = meeting.rank, hosts[meeting.rank]
+    several = len(set(hosts)) > 1
+    hub, said = None, b""
+    if rank == 0:
+        hub = open_hub(0, interface) if several else None
+        addresses = () if hub is None else (hub.host, *hub.others)
+        told = {"job": secrets.token_hex(8), "secret": secrets.token_hex(32), "hosts": addresses}
+        said = json.dumps({**told, "port": 0 if hub is None else hub.port}).encode()
+    found = parse_json(meeting.exchange_texts(said)[0], "what rank 0 has put into the store")
+    if several and hub is None:
+        first, *others = (str(host) for host in found["hosts"])
+        hub = HubAddress(first, get_whole(found, "port"), others=tuple(others))
+    return World(
+        rank,
+        meeting.size,
+        local_rank=hosts[:rank].count(own),
+        local_size=hosts.count(own),
+        job=f"torch={get_text(found, 'job')}",
+        secret=get_text(found, "secret"),
+        source=SOURCE,
+        hub=hub,
+        host=own,
+    )
+
+
+def _describe_host() -> str:
+    """Return a text that is equal for processes that can share memory and descriptors."""
+    spaces = (os.stat(f"/proc/self/ns/{name}").st_ino for name in ("net", "pid"))
+    return " ".join(map(str, (read_boot_id(), *spaces, os.geteuid())))

@@ -1,0 +1,200 @@
+"""Work of torch.distributed: what a collective returns, by which callers wait, poll and chain callbacks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from ..errors import EngineError
+from ..errors.formatting import format_exception
+
+Finish = Callable[[], object]
+
+
+class Operation(Protocol):
+    """Operation of the engine that was submitted, or will be: native handles are such."""
+
+    @property
+    def name(self) -> str:
+        """Name on every rank."""
+
+    @property
+    def done(self) -> bool:
+        """Return whether `wait` would return at once."""
+
+    def wait(self) -> None:
+        """Wait for the end; raise the operation's error."""
+
+    def notify(self, told: Callable[[], object]) -> None:
+        """Call `told` at the end, once."""
+
+
+class EngineWork(dist.Work):
+    """One operation of torch, on one or several of the engine.
+
+    Its end does not depend on `wait`: with a `finish`, or if a future was asked for, a thread of the engine calls
+    `conclude_work`. That thread holds no lock while callbacks run, so they may wait for other operations.
+
+    Parameters
+    ----------
+    operations : sequence of Operation
+    tensors : sequence of torch.Tensor
+        Tensors that hold the result once the work is done.
+    finish : callable, optional
+        Stores the result in the tensors, once the operations are done. Called once.
+    source : int
+        Rank in the group from which the tensors were received; -1: they were not.
+    """
+
+    def __init__(
+        self,
+        operations: Sequence[Operation],
+        tensors: Sequence[torch.Tensor],
+        finish: Finish | None = None,
+        source: int = -1,
+    ) -> None:
+        super().__init__()
+        self._operations = operations
+        self._tensors = tensors
+        self._finish = finish
+        self._lock = threading.Lock()
+        self._over = False
+        self._error: BaseException | None = None
+        self._future: Any = None
+        self._watched = False
+        self.source = source
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Wait for the operation; raise its error. A `timeout` other than 0 limits this wait alone."""
+        if not self._over:
+            if timeout and timeout > timedelta(0):
+                self._wait_within(timeout.total_seconds())
+            self.conclude_work()
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        if not self._over and all(each.done for each in self._operations):
+            self.conclude_work()
+        return self._over
+
+    def is_success(self) -> bool:
+        return self.is_completed() and self._error is None
+
+    def exception(self) -> BaseException | None:
+        return self._error
+
+    def result(self) -> list[torch.Tensor]:
+        return list(self._tensors)
+
+    def source_rank(self) -> int:
+        return self.source
+
+    _source_rank = source_rank
+
+    def get_future(self) -> Any:
+        with self._lock:
+            if self._future is None:
+                self._future = torch.futures.Future()
+                over = self._over
+            else:
+                return self._future
+        if over:
+            self._tell(self._future)
+        else:
+            self.watch_end()
+        return self._future
+
+    def watch_end(self) -> None:
+        """Have the work concluded by a thread of the engine as soon as its operations are done."""
+        with self._lock:
+            if self._watched:
+                return
+            self._watched = True
+        _Countdown(self).start(self._operations)
+
+    def conclude_work(self) -> None:
+        """Wait for the operations, store the result and complete the future; does nothing the second time."""
+        error: BaseException | None = None
+        try:
+            for each in self._operations:
+                each.wait()
+        except EngineError as failure:
+            error = translate_error(failure)
+        with self._lock:
+            if self._over:
+                return
+            if error is None and self._finish is not None:
+                try:
+                    self._finish()
+                except Exception as failure:  # an output of the wrong size, which torch has not checked
+                    error = failure
+            self._error, self._over, self._finish = error, True, None
+            self._operations, future = (), self._future
+        if future is not None:
+            self._tell(future)
+
+    def settle_work(self, error: BaseException | None) -> None:
+        """Complete the work from outside, unless it is complete: with an error, or with None for success."""
+        with self._lock:
+            if self._over:
+                return
+            self._error, self._over, self._finish, future = error, True, None, self._future
+        if future is not None:
+            self._tell(future)
+
+    def _tell(self, future: Any) -> None:
+        if self._error is not None:
+            future.set_exception(self._error)
+        else:
+            future.set_result(list(self._tensors))
+
+    def _wait_within(self, seconds: float) -> None:
+        done = threading.Event()
+        self.get_future().add_done_callback(lambda _: done.set())
+        if not done.wait(seconds):
+            names = ", ".join(repr(each.name) for each in self._operations)
+            raise dist.DistBackendError(
+                f"engine: {names} has not ended within {seconds:g} s, the time-out of this wait"
+            )
+
+
+class _Countdown:
+    """Conclusion of a work when the last of its operations is done."""
+
+    def __init__(self, work: EngineWork) -> None:
+        self._work = work
+        self._left = 1
+        self._lock = threading.Lock()
+
+    def start(self, operations: Sequence[Operation]) -> None:
+        self._left += len(operations)
+        for each in operations:
+            each.notify(self._count_one)
+        self._count_one()
+
+    def _count_one(self) -> None:
+        with self._lock:
+            self._left -= 1
+            if self._left:
+                return
+        self._work.conclude_work()
+
+
+def translate_error(error: EngineError) -> BaseException:
+    """Return torch's exception for an error of the engine, which is its cause."""
+    translated = dist.DistBackendError(f"engine: {format_exception(error)}")
+    translated.__cause__ = error
+    return translated
