@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import secrets
 import time
 from datetime import timedelta
 from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore
 
-from ..config.hub_address import HubAddress
 from ..config.world import World
 from ..errors import RendezvousError
-from ..host.machine import read_boot_id
+from ..host.machine import identify_host
 from ..host.patience import Patience
-from ..net.rendezvous.mpi_bootstrap import open_hub
+from ..net.rendezvous.invitation import open_hub, read_invitation, write_invitation
 from ..text import readable
-from ..text.bounded_reader import get_text, get_whole, parse_json, parse_natural
+from ..text.bounded_reader import parse_natural
 
 SOURCE = "torch.distributed"
 _PAUSE = 0.003  # seconds between two looks of a meeting aside
@@ -114,30 +111,22 @@ def find_world(meeting: StoreMeeting, interface: str | None) -> World:
     hosts = [text.decode() for text in meeting.exchange_texts(_describe_host().encode())]
     rank, own = meeting.rank, hosts[meeting.rank]
     several = len(set(hosts)) > 1
-    hub, said = None, b""
-    if rank == 0:
-        hub = open_hub(0, interface) if several else None
-        addresses = () if hub is None else (hub.host, *hub.others)
-        told = {"job": secrets.token_hex(8), "secret": secrets.token_hex(32), "hosts": addresses}
-        said = json.dumps({**told, "port": 0 if hub is None else hub.port}).encode()
-    found = parse_json(meeting.exchange_texts(said)[0], "what rank 0 has put into the store")
-    if several and hub is None:
-        first, *others = (str(host) for host in found["hosts"])
-        hub = HubAddress(first, get_whole(found, "port"), others=tuple(others))
+    hub = open_hub(0, interface) if several and rank == 0 else None
+    said = write_invitation(hub) if rank == 0 else b""
+    found = read_invitation(meeting.exchange_texts(said)[0], "what rank 0 has put into the store")
     return World(
         rank,
         meeting.size,
         local_rank=hosts[:rank].count(own),
         local_size=hosts.count(own),
-        job=f"torch={get_text(found, 'job')}",
-        secret=get_text(found, "secret"),
+        job=f"torch={found.job}",
+        secret=found.secret,
         source=SOURCE,
-        hub=hub,
+        hub=hub or found.hub,
         host=own,
     )
 
 
 def _describe_host() -> str:
-    """Return a text that is equal for processes that can share memory and descriptors."""
-    spaces = (os.stat(f"/proc/self/ns/{name}").st_ino for name in ("net", "pid"))
-    return " ".join(map(str, (read_boot_id(), *spaces, os.geteuid())))
+    """Return a text that is equal for processes that can share memory, and open descriptors of each other."""
+    return f"{identify_host()} {os.stat('/proc/self/ns/pid').st_ino}"

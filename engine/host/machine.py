@@ -212,6 +212,15 @@ def absolute_path(path: str | os.PathLike[str]) -> Path:
     return Path(os.path.normpath(expanded if os.path.isabs(expanded) else working_directory() / expanded))
 
 
+def identify_host() -> str:
+    """Return a text that is equal for processes that can share memory: boot id, network namespace and user.
+
+    Names and addresses would not do: several processes of a machine have the same, but containers of one machine
+    differ.
+    """
+    return f"{read_boot_id()} {os.stat('/proc/self/ns/net').st_ino} {os.geteuid()}"
+
+
 def read_boot_id() -> str:
     """Return the boot id, equal for all processes and containers of a machine while it is up; empty if unreadable."""
     try:

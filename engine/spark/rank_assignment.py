@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -41,7 +40,7 @@ class TaskInfo:
     @classmethod
     def of_this_process(cls, address: str, hub: int) -> TaskInfo:
         """Create the description of the task that runs in this process."""
-        return cls(host_here(), socket.gethostname(), address, hub, machine.free_port(""))
+        return cls(machine.identify_host(), socket.gethostname(), address, hub, machine.free_port(""))
 
     def to_json(self) -> str:
         """Return the description as a line of JSON, for `read`."""
@@ -54,15 +53,6 @@ class TaskInfo:
         host, name, address = (words(told, field) for field in ("host", "name", "address"))
         hub, port = (get_whole(told, field, 0, MOST_PORTS) for field in ("hub", "port"))
         return cls(host, name, address, hub, port)
-
-
-def host_here() -> str:
-    """Return a text that is equal for processes that can share memory: boot id, network namespace and user.
-
-    Names and addresses would not do: several executors of a machine have the same, but containers of one machine
-    differ.
-    """
-    return f"{machine.read_boot_id()} {os.stat('/proc/self/ns/net').st_ino} {os.geteuid()}"
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@ from engine.host import machine, network
 from engine.host.strangers import accept
 from engine.launch import fixed_ranks
 from engine.net.connection import Connection
-from engine.net.rendezvous import mpi_bootstrap as mpi
 from engine.net.rendezvous.hub import _open_listeners
+from engine.net.rendezvous.invitation import open_hub
 from engine.net.stream import CLIENT, SERVER, AuthenticatedStream
 from engine.spark.task_listener import TaskListener
 
@@ -317,7 +317,7 @@ def by_hub(*hosts: str) -> list[socket.socket]:
 
 
 def by_mpi(monkeypatch: pytest.MonkeyPatch) -> list[socket.socket]:
-    address = mpi.open_hub(0, OTHER)
+    address = open_hub(0, OTHER)
     assert address.host == OTHER and address.descriptor is not None
     return [socket.socket(fileno=address.descriptor)]
 

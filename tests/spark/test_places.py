@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 import engine
-from engine.host import network
+from engine.host import machine, network
 from engine.launch import LaunchError
 from engine.launch.hosts.channel import pack_message
 from engine.launch.process.cpu_binding import Allotment
@@ -34,7 +34,7 @@ from engine.net.stream import SERVER, AuthenticatedStream
 from engine.spark import job as jobs
 from engine.spark import slots, task_channel
 from engine.spark import task_listener as listening
-from engine.spark.rank_assignment import TaskInfo, assign_ranks, host_here
+from engine.spark.rank_assignment import TaskInfo, assign_ranks
 from engine.spark.record import HEAD, RankRecord, read_rows
 from engine.spark.task_channel import reach_driver
 from engine.spark.task_listener import TaskListener
@@ -68,7 +68,7 @@ def test_on_one_host_there_is_no_hub():
 
 def test_a_card_survives_its_way():
     info = TaskInfo.of_this_process("fd00::1", 5)
-    assert TaskInfo.read(info.to_json()) == info and info.host == host_here()
+    assert TaskInfo.read(info.to_json()) == info and info.host == machine.identify_host()
     assert assign_ranks([info, *infos("b")])[1].hub == "[fd00::1]:5"
 
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import json
-import secrets
 import sys
 import threading
 import time
@@ -19,16 +17,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ...config.forms import MOST_PORTS
-from ...config.hub_address import HubAddress
 from ...config.world import World
 from ...errors import ConfigError, RendezvousError
-from ...host import network
 from ...host.patience import Patience
-from ...text.bounded_reader import get_text, get_whole, parse_json
+from .invitation import open_hub, read_invitation, write_invitation
 
 BYTES = 4096  # size of the padded message: no rank but the first knows the length of its text
-ADDRESSES = 16  # most addresses of rank 0's host that are sent
 FINALIZE_SECONDS = 5.0  # seconds that MPI_Finalize may take at the end of the process
 LOOK = 0.1  # seconds between two checks whether another rank has given up
 _PAUSE = 0.001  # seconds between two polls of a pending request
@@ -66,14 +60,9 @@ def agree_over_mpi(world: World, seconds: float, interface: str | None) -> World
     if world.rank == 0:
         if hub is None:
             hub = open_hub(world.rank, interface)
-        meeting = {"job": secrets.token_hex(8), "secret": secrets.token_hex(32), "hosts": (hub.host, *hub.others)}
-        message = json.dumps({**meeting, "port": hub.port}).encode()
-    found = parse_json(_broadcast(mpi, message, world, seconds), "what rank 0 has sent over MPI")
-    job, secret, port = get_text(found, "job"), get_text(found, "secret"), get_whole(found, "port", 1, MOST_PORTS)
-    if hub is None:
-        first, *others = (str(host) for host in found["hosts"])
-        hub = HubAddress(first, port, others=tuple(others))
-    return replace(world, job=f"mpi={job}", secret=world.secret or secret, hub=hub)
+        message = write_invitation(hub)
+    found = read_invitation(_broadcast(mpi, message, world, seconds), "what rank 0 has sent over MPI")
+    return replace(world, job=f"mpi={found.job}", secret=world.secret or found.secret, hub=hub or found.hub)
 
 
 class OtherFailedError(Exception):
@@ -165,22 +154,6 @@ def _start_mpi_thread(library: ctypes.CDLL, level: int) -> threading.Event:
     threading.Thread(target=run_mpi, name="engine-mpi", daemon=True).start()
     atexit.register(end)
     return begun
-
-
-def open_hub(rank: int, interface: str | None) -> HubAddress:
-    """Open rank 0's listening socket, and return its port and addresses."""
-    try:
-        chosen = None if interface is None else network.interface_address(interface)
-        with network.listen(chosen, 0, backlog=256) as listener:
-            port = listener.getsockname()[1]
-            addresses = network.own_addresses()[:ADDRESSES] if chosen is None else [chosen]
-            if not addresses:
-                raise ValueError("this host has no address that others could reach")
-            return HubAddress(addresses[0], port, listener.detach(), tuple(addresses[1:]))
-    except ValueError as error:
-        raise RendezvousError(f"rank {rank}: ENGINE_INTERFACE: {error}") from None
-    except OSError as error:
-        raise RendezvousError(f"rank {rank} can open no socket for the other hosts: {error.strerror}") from None
 
 
 def _broadcast(mpi: Any, message: bytes, world: World, seconds: float) -> bytes:
