@@ -22,9 +22,18 @@ from ..native import core, handles
 from ..torch import sparse
 from ..torch.adapter import TorchAdapter, flat_over
 from .reductions import as_reals, find_bitwise, read_reduction, reduce_bitwise
-from .work import EngineWork, Finish, Operation, translate_error
+from .work import EngineWork, Finish, Operation, expect_host, translate_error
 
-_adapter = TorchAdapter()
+
+class _HostAdapter(TorchAdapter):
+    """Adapter that refuses tensors on other devices than the CPU: torch would wait for results on a stream."""
+
+    def as_input(self, tensor: torch.Tensor) -> torch.Tensor:
+        expect_host(tensor)
+        return super().as_input(tensor)
+
+
+_adapter = _HostAdapter()
 
 
 class GroupOperations:
@@ -98,6 +107,7 @@ class GroupOperations:
         return handle, lambda: reduce_bitwise(function, tuple(gathered), tensor.detach())
 
     def _reduce_sparse(self, tensor: torch.Tensor, op: Op, factor: float) -> tuple[handles.Handle, Finish | None]:
+        expect_host(tensor)
         started = sparse.start(self.engine, tensor.detach(), None, op, factor)
 
         def finish() -> None:
@@ -113,7 +123,7 @@ class GroupOperations:
             return self.allreduce(tensors, opts)
         with self.open_submission("allreduce"):
             op, factor = read_reduction(reduction)
-            sources = [each.detach() for each in tensors]
+            sources = [_adapter.as_input(each.detach()) for each in tensors]
             handle = self.engine.allreduce_group(sources, sources, None, op, factor, 1.0, blocking)
         return self.make_work([handle], tensors)
 
@@ -371,7 +381,7 @@ def _as_flat(tensor: torch.Tensor) -> torch.Tensor:
 
 def _join(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the elements of several tensors, one tensor after another."""
-    return torch.cat([each.detach().reshape(-1) for each in tensors])
+    return _adapter.as_input(torch.cat([each.detach().reshape(-1) for each in tensors]))
 
 
 def _store_gathered(handle: handles.Handle, dtype: torch.dtype, targets: Sequence[torch.Tensor]) -> Finish:

@@ -19,7 +19,7 @@ from ..native import core, handles
 from ..session import runtime
 from ..session.registry import ProcessSetRegistry
 from .meeting import StoreMeeting
-from .work import EngineWork, translate_error
+from .work import EngineWork, expect_host, translate_error
 
 LEAVING = 1.0  # seconds for messages in flight when a group is destroyed
 EAGER = 1 << 16  # bytes up to which a message is copied, so that its sender does not wait for the receiver
@@ -357,5 +357,6 @@ def _store(tensor: torch.Tensor, message: torch.Tensor) -> None:
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """Return the elements of a tensor in row-major order as bytes."""
+    expect_host(tensor)
     flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
     return flat.view(torch.uint8) if flat.numel() else _NOTHING

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from ..config import config
 from ..errors import EngineError, NotInitializedError
+from ..host.patience import LONGEST
 from ..native import core
 from ..session import runtime
 from ..session.pending import GATE
@@ -197,7 +198,8 @@ def _form_group(options: Any) -> EngineProcessGroup:
         engine = runtime.current_engine()
     else:
         owner, sets = False, runtime.current_session().sets
-        engine = sets.form_among(ranks, f"torch {options.group_id}", meeting.exchange_texts, stall_limit=seconds)
+        name = f"torch {options.group_id} {meeting.key}"
+        engine = sets.form_among(ranks, name, meeting.exchange_texts, **_read_limit(seconds))
     return EngineProcessGroup(engine, meeting, options.store, options.group_id, options.timeout, owner)
 
 
@@ -218,9 +220,15 @@ def _join_world(meeting: StoreMeeting, rank: int, size: int, seconds: float) -> 
         return False
     environ = config.read_environment()
     settings = config.read_given(environ, {})
-    limit: dict[str, Any] = {} if "stall_limit" in settings else {"stall_limit": seconds}
+    limit = _read_limit(seconds)
     if environ.get("ENGINE_SIZE") == str(size) and environ.get("ENGINE_RANK") == str(rank):
         runtime.init(**limit)
     else:
         runtime.init_in(find_world(meeting, settings.get("interface")), **limit)
     return True
+
+
+def _read_limit(seconds: float) -> dict[str, Any]:
+    """Return the setting that a time-out of torch stands for; none if the environment has it."""
+    given = config.read_given(config.read_environment(), {})
+    return {} if "stall_limit" in given else {"stall_limit": min(seconds, LONGEST)}

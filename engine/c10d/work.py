@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from ..errors import EngineError
+from ..errors import EngineError, UnsupportedTensorError
 from ..errors.formatting import format_exception
 
 Finish = Callable[[], object]
@@ -131,8 +131,8 @@ class EngineWork(dist.Work):
         try:
             for each in self._operations:
                 each.wait()
-        except EngineError as failure:
-            error = translate_error(failure)
+        except Exception as failure:  # a future that is never completed would hide it
+            error = translate_error(failure) if isinstance(failure, EngineError) else failure
         with self._lock:
             if self._over:
                 return
@@ -191,6 +191,15 @@ class _Countdown:
             if self._left:
                 return
         self._work.conclude_work()
+
+
+def expect_host(tensor: torch.Tensor) -> None:
+    """Raise UnsupportedTensorError unless a tensor is on the CPU."""
+    if not tensor.is_cpu:
+        raise UnsupportedTensorError(
+            f"a tensor is on {tensor.device}, and the backend 'engine' takes tensors of the CPU: use another backend "
+            "for this device, such as init_process_group('nccl')"
+        )
 
 
 def translate_error(error: EngineError) -> BaseException:

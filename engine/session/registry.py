@@ -141,7 +141,8 @@ class ProcessSetRegistry:
     def form_among(self, ranks: tuple[int, ...], name: str, exchange: Exchange, **settings: float) -> core.Engine:
         """Form a set of this rank and others, in which no other rank takes part. Collective over its ranks.
 
-        Any number of sets may have the same ranks, and ranks may form sets in different orders.
+        Any number of sets may have the same ranks. It waits for all of them: ranks that form several sets do it in one
+        order.
 
         Parameters
         ----------
@@ -165,7 +166,7 @@ class ProcessSetRegistry:
         try:
             if self._world.rank == leader:
                 said["offset"] = self._world.claim(len(ranks))
-        except OSError as error:
+        except (OSError, EngineError) as error:
             said["failure"] = str(error)
         told = [
             parse_json(text, f"what rank {rank} has said")

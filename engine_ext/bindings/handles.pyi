@@ -28,7 +28,7 @@ class Handle:
     def notify(self, told: Callable[[], object]) -> None:
         """Call `told` once the operation is done, whatever has come of it: at once if it is, else on another thread.
 
-        Once for each handle. What `told` raises is printed. An operation of an engine that is closed is never done.
+        Once for each handle. What `told` raises is printed.
         """
     def set_aside(self, on: bool) -> None:
         """Say whether nobody minds if the operation is never done: then ranks that it needs may leave."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import threading
 from datetime import timedelta
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -312,8 +314,6 @@ def subgroup_of_an_enumeration(rank: int, size: int) -> None:
 
 def threads_and_groups(rank: int, size: int) -> None:
     """Groups that are used by threads at the same time."""
-    import threading
-
     made = [dist.new_group() for _ in range(4)]
     errors: list[BaseException] = []
 
@@ -372,6 +372,44 @@ def deadline_of_one_wait(rank: int, size: int) -> str:
     return text
 
 
+def destroyed_while_receiving(rank: int, size: int) -> None:
+    """A thread that waits for a message gets an error when its group is destroyed."""
+    group = dist.new_group()
+    works = [dist.irecv(torch.zeros(1), group=group), dist.irecv(torch.zeros(1), (rank + 1) % size, group=group, tag=1)]
+    errors: list[BaseException] = []
+
+    def wait_for(work: Any) -> None:
+        try:
+            work.wait()
+        except RuntimeError as error:
+            errors.append(error)
+
+    waiting = [threading.Thread(target=wait_for, args=(work,), daemon=True) for work in works]
+    for each in waiting:
+        each.start()
+    dist.barrier()
+    dist.destroy_process_group(group)
+    for each in waiting:
+        each.join(30)
+    assert len(errors) == 2
+    dist.barrier()
+
+
+def other_devices(rank: int, size: int) -> None:
+    tensor = torch.empty(3, device="meta")
+    calls = (
+        lambda: dist.all_reduce(tensor),
+        lambda: dist.broadcast(tensor, 0),
+        lambda: dist.all_gather([torch.empty(3) for _ in range(size)], tensor),
+        lambda: dist.all_to_all([torch.empty(3) for _ in range(size)], [tensor] * size),
+        lambda: dist.send(tensor, (rank + 1) % size),
+    )
+    for call in calls:
+        with pytest.raises((RuntimeError, ValueError), match="a tensor is on meta"):
+            call()
+    dist.barrier()
+
+
 def with_the_engines_own_calls(rank: int, size: int) -> None:
     import engine
 
@@ -388,5 +426,5 @@ def every_name() -> list[str]:
         "all_reductions average_and_factors bitwise_reductions complex_and_sparse strided_tensors all_gathers "
         "reduce_scatters all_to_alls rooted_calls object_calls async_works coalesced_calls ring_messages "
         "messages_from_any local_groups many_groups subgroup_of_an_enumeration threads_and_groups "
-        "with_the_engines_own_calls"
+        "destroyed_while_receiving other_devices with_the_engines_own_calls"
     ).split()
