@@ -263,7 +263,7 @@ PORTS = {
     "engine/launch/fixed_ranks.py": ["address or None"],  # that of --network-interface
     "engine/launch/cli/doctor.py": ["address or None"],  # that of --network-interface
     "engine/ray/actor.py": ["bound"],  # that of `nics`, or else of the node
-    "engine/net/rendezvous/mpi_bootstrap.py": ["chosen"],  # ENGINE_INTERFACE's
+    "engine/net/rendezvous/invitation.py": ["chosen"],  # ENGINE_INTERFACE's
     "engine/net/rendezvous/hub.py": ["chosen", "address"],  # ENGINE_INTERFACE's, or where others look for rank 0
     "engine/net/rendezvous/hub_client.py": ["chosen or connection.here.host"],  # ENGINE_INTERFACE's, or of the hub
     "engine/net/rendezvous/set_connections.py": ["own"],  # that of the world's connections

@@ -20,7 +20,7 @@ ADDRESSES = 16  # most addresses of rank 0's host that are sent
 
 @dataclass(frozen=True)
 class Invitation:
-    """What ranks need to meet.
+    """Key, secret and address by which ranks meet.
 
     Attributes
     ----------
