@@ -101,7 +101,7 @@ class GroupOperations:
     ) -> tuple[handles.Handle, Finish | None]:
         if tensor.dtype.is_floating_point or tensor.is_complex():
             raise ValueError(f"engine: a bitwise reduction takes integers, and not {tensor.dtype}")
-        gathered = torch.empty((self.engine.size, tensor.numel()), dtype=tensor.dtype)
+        gathered = tensor.new_empty((self.engine.size, tensor.numel()))
         source = _adapter.as_input(tensor.detach()).reshape(-1)
         handle = self.engine.allgather(source, None, False, None, gathered.view(-1))
         return handle, lambda: reduce_bitwise(function, tuple(gathered), tensor.detach())
@@ -157,7 +157,7 @@ class GroupOperations:
         reals = torch.view_as_real(target) if target.is_complex() else target
         source = _adapter.as_input(source).reshape(-1)
         direct = reals.is_contiguous() and not _share_memory(source, reals)
-        result = reals.view(-1) if direct else torch.empty(reals.numel(), dtype=reals.dtype)
+        result = reals.view(-1) if direct else reals.new_empty(reals.numel())
         handle = self.engine.reducescatter(source, result, None, op, factor, 1.0, blocking)
         return handle, None if direct else lambda: reals.copy_(result.view(reals.shape))
 
@@ -165,7 +165,7 @@ class GroupOperations:
         self, output: torch.Tensor, flat: torch.Tensor, function: Callable[..., Any]
     ) -> tuple[handles.Handle, Finish | None]:
         size, rank = self.engine.size, self.engine.rank
-        gathered = torch.empty((size, size, output.numel()), dtype=output.dtype)
+        gathered = output.new_empty((size, size, output.numel()))
         handle = self.engine.allgather(_adapter.as_input(flat), None, False, None, gathered.view(-1))
         return handle, lambda: reduce_bitwise(function, tuple(gathered[:, rank]), output.detach())
 
@@ -328,7 +328,7 @@ class GroupOperations:
                 self._expect_one_each(inputs[0])
                 flat, splits = _join(inputs[0]), [each.numel() for each in inputs[0]]
             else:
-                flat, splits = torch.empty(0, dtype=output.dtype), [0] * self.engine.size
+                flat, splits = output.new_empty(0), [0] * self.engine.size
             handle = self.engine.alltoall(flat, splits, None)
         return self.make_work([handle], outputs, _store_gathered(handle, output.dtype, outputs))
 

@@ -24,7 +24,7 @@ from .work import EngineWork, expect_host, translate_error
 LEAVING = 1.0  # seconds for messages in flight when a group is destroyed
 EAGER = 1 << 16  # bytes up to which a message is copied, so that its sender does not wait for the receiver
 _PATIENT: dict[str, Any] = {"stall_warning": 0.0, "stall_limit": 0.0}  # a receiver may wait for as long as it likes
-_NOTHING = torch.empty(0, dtype=torch.uint8)
+_NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 class Messenger:

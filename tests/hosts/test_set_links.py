@@ -21,6 +21,7 @@ from .meeting import meet, worlds
 
 CREWS = [[0, 1], [2, 3], [4]]
 RANKS = (1, 2, 3, 4)
+NAME = "a set"
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +44,7 @@ def on_all(use: Callable[[int, SetConnector, Callable[[bytes], list[bytes]]], An
             def exchange(text: bytes) -> list[bytes]:
                 texts[rank] = text
                 barrier.wait(60)
-                told = [texts[each] for each in sorted(job)]
+                told = [texts[each] for each in RANKS]
                 barrier.wait(60)
                 return told
 
@@ -70,7 +71,7 @@ def goes_on() -> bool:
 
 def test_a_set_has_as_wide_lanes_as_the_world() -> None:
     def use(rank: int, links: SetConnector, exchange: Callable[[bytes], list[bytes]]) -> None:
-        lanes, trunks = links.open(RANKS, exchange, goes_on)
+        lanes, trunks = links.open(RANKS, NAME, exchange, goes_on)
         close_all([*chain(*lanes.values()), *trunks.values()])
         layout = Layout((0, 1, 1, 2))
         me = RANKS.index(rank) if rank in RANKS else -1
@@ -89,7 +90,7 @@ def test_an_exchange_that_fails_leaves_no_descriptor() -> None:
             exchange(text)
             raise RuntimeError("the world has ended")
 
-        links.open(RANKS, failing, goes_on)
+        links.open(RANKS, NAME, failing, goes_on)
 
     assert all("the world has ended" in str(each) for each in on_all(use).values())
 
@@ -101,7 +102,7 @@ def test_nobody_waits_for_connections_when_the_world_has_ended() -> None:
         if rank == RANKS[-1]:
             exchange(b"null")
         else:
-            links.open(RANKS, exchange, lambda: True)
+            links.open(RANKS, NAME, exchange, lambda: True)
 
     results = on_all(use)
     assert {str(results[rank]) for rank in RANKS[:-1]} == {"the world has ended"}
@@ -118,7 +119,7 @@ def test_a_set_that_is_not_formed_leaves_no_descriptor(when: str) -> None:
             raise AssertionError("nobody is to get so far")
 
     class Links:
-        def open(self, ranks: tuple[int, ...], exchange: object, ended: object) -> Connections:
+        def open(self, ranks: tuple[int, ...], name: str, exchange: object, ended: object) -> Connections:
             return {1: [os.open(os.devnull, os.O_RDONLY) for _ in range(3)]}, {1: os.open(os.devnull, os.O_RDONLY)}
 
     class OfASet(ProcessSetRegistry):
