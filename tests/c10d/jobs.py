@@ -75,9 +75,6 @@ def main(directory: str, module: str, backend: str, names: list[str]) -> None:
     import torch
     import torch.distributed as dist
 
-    from engine.c10d.registration import register
-
-    register()
     dist.init_process_group(backend)
     rank, size = dist.get_rank(), dist.get_world_size()
     for name in names:

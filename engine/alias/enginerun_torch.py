@@ -1,0 +1,39 @@
+"""Entry points of torch: they register the backend "engine" in torch.distributed, and import nothing of the package.
+
+Installed beside the package, not in it: torch loads this file at `import torch`, where a package `engine` may be the
+program's own.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+NAME = "engine"
+
+
+def register() -> None:
+    """Register the backend in torch.distributed, unless that is done or torch was built without it.
+
+    Torch 2.14 and newer call this when the name is first used. For versions before 2.5, and where the variable
+    TORCH_DEVICE_BACKEND_AUTOLOAD is 0, programs call it before `init_process_group`.
+    """
+    import torch.distributed as dist
+
+    if dist.is_available() and NAME not in dist.Backend.backend_list:
+        dist.Backend.register_backend(NAME, create_group, extended_api=True, devices=["cpu"])
+
+
+def register_at_import() -> None:
+    """Register the backend at the end of `import torch`, which must not fail for it; called by torch 2.5 and newer."""
+    try:
+        register()
+    except Exception as error:
+        warnings.warn(f"enginerun: torch.distributed has no backend {NAME!r}: {error!r}", RuntimeWarning, stacklevel=2)
+
+
+def create_group(options: Any, _own: Any) -> Any:
+    """Create a process group from torch's options; called by `init_process_group` and `new_group` on its members."""
+    from enginerun.c10d.process_group import form_group
+
+    return form_group(options)
