@@ -6,9 +6,8 @@ import subprocess
 import sys
 from importlib.metadata import entry_points
 
-import pytest
-
 import enginerun_torch
+import pytest
 
 from .jobs import ROOT
 
