@@ -51,8 +51,8 @@ class StoreMeeting:
         """Text that differs between meetings in one store."""
         return str(self._turn)
 
-    def exchange_texts(self, said: bytes) -> list[bytes]:
-        """Return what each rank has said. Collective.
+    def exchange_texts(self, said: bytes, seconds: float | None = None) -> list[bytes]:
+        """Return what each rank has said. Collective. `seconds` replaces the longest wait of this meeting.
 
         Raises
         ------
@@ -62,7 +62,7 @@ class StoreMeeting:
         self._exchanges += 1
         keys = [f"engine/{self._turn}/{self._exchanges}/{rank}" for rank in range(self.size)]
         self._store.set(keys[self.rank], said)
-        self._await_keys(keys)
+        self._await_keys(keys, self._seconds if seconds is None else seconds)
         return [self._store.get(key) for key in keys]
 
     def meet_aside(self, name: str, rank: int, size: int) -> StoreMeeting:
@@ -80,19 +80,20 @@ class StoreMeeting:
         key = f"engine/{self._turn}/{name}"
         return _read_number(self._store.get(key)) if self._store.check([key]) else None
 
-    def _await_keys(self, keys: list[str]) -> None:
-        patience = Patience(self._seconds)
+    def _await_keys(self, keys: list[str], seconds: float) -> None:
+        patience = Patience(seconds)
         if self._aside:
             while patience.seconds_left() and not self._store.check(keys):
                 time.sleep(_PAUSE)
         else:
             with contextlib.suppress(RuntimeError, ValueError):  # its time-out, which names nobody
-                self._store.wait(keys, timedelta(seconds=self._seconds))
+                self._store.wait(keys, timedelta(seconds=seconds))
                 return
         if missing := [rank for rank, key in enumerate(keys) if not self._store.check([key])]:
             raise RendezvousError(
-                f"rank {self.rank} of the group has waited {self._seconds:g} s, the time-out of init_process_group or "
-                f"new_group, for {readable.format_ranks(missing)}: does each make the same groups in the same order?"
+                f"rank {self.rank} of the group has waited {seconds:g} s, the time-out of init_process_group, "
+                f"new_group or monitored_barrier, for {readable.format_ranks(missing)}: does each make the same groups "
+                "in the same order?"
             )
 
 

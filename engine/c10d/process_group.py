@@ -1,234 +1,126 @@
 """Process group of torch.distributed over the engine, in place of torch's own `ProcessGroup`.
 
-The default group is the session's engine, which `engine.init()` may have started before: so collectives of both
-interfaces share a world, its metrics and its failures. Each further group is a set that its members form by themselves.
+Python callers get the engine's works. From torch 2.14 on, an `EngineBackend` lies beneath for what asks C++.
 """
 
 from __future__ import annotations
 
-import os
-import weakref
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
-from ..config import config
-from ..errors import EngineError, NotInitializedError
-from ..host.patience import LONGEST
-from ..native import core
-from ..session import runtime
-from ..session.pending import GATE
-from . import NAME
-from .meeting import StoreMeeting, find_world
-from .operations import GroupOperations
-from .point_to_point import Messenger
-from .tracing import hide_from_dynamo
-from .work import EngineWork, translate_error
+from .formation import form_membership, split_membership
+from .membership import MemberOperations, Membership
 
-_CPU = torch.device("cpu")
+if TYPE_CHECKING:
+    from .backend import EngineBackend
+
+CPU = torch.device("cpu")
 _TorchGroup: Any = dist.ProcessGroup  # torch's declarations of its methods are not those that it calls
 
 
-class EngineProcessGroup(GroupOperations, _TorchGroup):
-    """Process group whose collectives run on the engine.
+class EngineProcessGroup(MemberOperations, _TorchGroup):
+    """Process group whose collectives run on the engine."""
 
-    Parameters
-    ----------
-    engine : core.Engine
-        Engine of the group's ranks.
-    meeting : StoreMeeting
-        Store of the group.
-    name : str
-        Torch's name of the group.
-    timeout : timedelta
-        Longest time for an operation.
-    owner : bool
-        Whether the session was started for this group, and ends with it.
-    """
+    def __init__(self, membership: Membership) -> None:
+        _TorchGroup.__init__(self, membership.engine.rank, membership.engine.size)
+        MemberOperations.__init__(self, membership)
+        self._beneath: Any = None
 
-    def __init__(
-        self, engine: core.Engine, meeting: StoreMeeting, store: Any, name: str, timeout: timedelta, owner: bool
-    ) -> None:
-        _TorchGroup.__init__(self, engine.rank, engine.size)
-        self.engine = engine
-        self._store = store
-        self._group_name = name
-        self._description = "undefined"
-        self._timeout = timeout
-        self._owner = owner
-        self._closed = False
-        self._works: weakref.WeakSet[EngineWork] = weakref.WeakSet()
-        self._messenger = Messenger(engine, meeting)
+    def put_beneath(self, backend: Any) -> None:
+        """Register a `Backend` for those who ask this group for one."""
+        self._beneath = backend
+        self._register_backend(CPU, dist.ProcessGroup.BackendType.CUSTOM, backend)
+        self._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
 
-    # ---- what torch asks of a group
+    def split_group(
+        self,
+        new_ranks: list[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: list[torch.device] | None = None,
+    ) -> EngineProcessGroup | None:
+        """Return a group of some ranks of this one, by their numbers in it; None on others. Collective over these."""
+        if self.engine.rank not in new_ranks:
+            return None
+        parent = self.membership
+        name = group_name or f"{parent.name} split {new_ranks}"
+        store = dist.PrefixStore(f"{name}/", parent.store)
+        membership = split_membership(parent, list(new_ranks), store, name, timeout or parent.timeout)
+        membership.description = group_desc or membership.description
+        return _make_group(membership, self._beneath is not None)
 
-    def rank(self) -> int:
-        return self.engine.rank
-
-    def size(self) -> int:
-        return self.engine.size
-
-    def name(self) -> str:
-        return NAME
-
-    getBackendName = name
+    def merge_remote_group(self, *_: Any, **__: Any) -> Any:
+        raise NotImplementedError("the backend 'engine' does not merge groups")
 
     @property
     def group_name(self) -> str:
-        return self._group_name
+        return self.membership.name
 
     pg_name = group_name
 
     @property
     def group_desc(self) -> str:
-        return self._description
+        return self.membership.description
 
     def getGroupName(self) -> str:
-        return self._group_name
+        return self.membership.name
 
     def setGroupName(self, name: str) -> None:
-        self._group_name = name
+        self.membership.name = name
 
     _set_group_name = setGroupName
 
     def getGroupDesc(self) -> str:
-        return self._description
+        return self.membership.description
 
     def setGroupDesc(self, description: str) -> None:
-        self._description = description
+        self.membership.description = description
 
     _set_group_desc = setGroupDesc
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return [_CPU]
+        return [CPU]
 
     @property
     def supports_coalescing(self) -> bool:
         return False
 
-    def _get_backend(self, device: torch.device) -> EngineProcessGroup:
-        return self
-
-    def _get_backend_name(self) -> str:
-        return NAME
-
-    def _set_default_timeout(self, timeout: timedelta) -> None:
-        self._timeout = timeout
-
-    set_timeout = _set_default_timeout
+    def _get_backend(self, device: torch.device) -> Any:
+        return self._beneath or self
 
     def get_group_store(self) -> Any:
-        return self._store
+        return self.membership.store
 
     def __repr__(self) -> str:
-        return f"<EngineProcessGroup {self._group_name!r} of ranks {list(self.engine.numbers)}>"
-
-    # ---- point to point
-
-    def send(self, tensors: list[torch.Tensor], rank: int, tag: int = 0) -> EngineWork:
-        return self._messenger.send(tensors[0], rank, tag)
-
-    def recv(self, tensors: list[torch.Tensor], rank: int, tag: int = 0) -> EngineWork:
-        return self._messenger.receive(tensors[0], rank, tag)
-
-    def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> EngineWork:
-        return self._messenger.receive_from_any(tensors[0], tag)
-
-    recvAnysource = recv_anysource
-
-    # ---- the end
-
-    def keep_work(self, work: EngineWork) -> None:
-        self._works.add(work)
-
-    def shutdown(self) -> None:
-        """Leave the group; operations in flight have the session's `shutdown_timeout`. Called by torch."""
-        if self._closed:
-            return
-        self._closed = True
-        try:
-            session = runtime.current_session()
-        except NotInitializedError:  # `engine.shutdown()` came before, and ended all groups.
-            session = None
-        if session is not None:
-            self._messenger.close()
-            if self.engine is not session.engine:
-                session.sets.leave_set(self.engine)
-            elif self._owner:
-                runtime.shutdown()
-        gone = translate_error(NotInitializedError(f"the process group {self._group_name!r} was destroyed"))
-        for work in list(self._works):
-            work.settle_work(gone)
-
-    def abort(self) -> None:
-        """Fail the world of this group, so that no rank waits in it."""
-        self.engine.abort(f"the process group {self._group_name!r} was aborted (torch.distributed)")
-        self.shutdown()
+        return f"<EngineProcessGroup {self.membership.name!r} of ranks {list(self.engine.numbers)}>"
 
 
-def form_group(options: Any) -> EngineProcessGroup:
-    """Create a process group. Collective over its ranks, of which torch calls only these.
+def form_group(options: Any) -> EngineProcessGroup | EngineBackend:
+    """Create a process group, or a backend for one device of it; the entry point of `enginerun_torch`.
 
-    Parameters
-    ----------
-    options : torch's _DistributedBackendOptions
-        Ranks, store, name and time-out of the group.
-
-    Raises
-    ------
-    DistBackendError
-        The ranks cannot meet, or the group cannot be formed; the cause is the engine's error.
+    From torch 2.14 on, options name the group `around`; one with other backends too gets a backend alone.
     """
-    hide_from_dynamo()
-    try:
-        return _form_group(options)
-    except EngineError as error:
-        raise translate_error(error) from error
+    membership = form_membership(options)
+    around = getattr(options, "process_group", None)
+    if around is None or around.name() == "custom":  # the type of its default backend
+        return _make_group(membership, around is not None)
+    return _make_backend(membership).hold()
 
 
-def _form_group(options: Any) -> EngineProcessGroup:
-    rank, size, seconds = options.group_rank, options.group_size, options.timeout.total_seconds()
-    ranks = tuple(options.global_ranks_in_group)
-    meeting = StoreMeeting(options.store, rank, size, seconds)
-    if not ranks:  # the default group
-        owner = _join_world(meeting, rank, size, seconds)
-        engine = runtime.current_engine()
-    else:
-        owner, sets = False, runtime.current_session().sets
-        name = f"torch {options.group_id} {meeting.key}"
-        engine = sets.form_among(ranks, name, meeting.exchange_texts, **_read_limit(seconds))
-    return EngineProcessGroup(engine, meeting, options.store, options.group_id, options.timeout, owner)
+def _make_group(membership: Membership, takes_backends: bool) -> EngineProcessGroup:
+    group = EngineProcessGroup(membership)
+    if takes_backends:
+        group.put_beneath(_make_backend(membership))
+    return group
 
 
-def _join_world(meeting: StoreMeeting, rank: int, size: int, seconds: float) -> bool:
-    """Start the engine, unless it runs; return whether it was started. Collective."""
-    if GATE in os.environ:
-        raise EngineError(
-            "torch.distributed cannot use the engine in an elastic job of enginerun, whose ranks change: start the job "
-            "without --min-np, --max-np and --host-discovery-script, or with torchrun"
-        )
-    if runtime.is_initialized():
-        engine = runtime.current_engine()
-        if (engine.rank, engine.size) != (rank, size):
-            raise EngineError(
-                f"init_process_group says rank {rank} of {size}, and engine.init() has made this process rank "
-                f"{engine.rank} of {engine.size}: give both the same"
-            )
-        return False
-    environ = config.read_environment()
-    settings = config.read_given(environ, {})
-    limit = _read_limit(seconds)
-    if environ.get("ENGINE_SIZE") == str(size) and environ.get("ENGINE_RANK") == str(rank):
-        runtime.init(**limit)
-    else:
-        runtime.init_in(find_world(meeting, settings.get("interface")), **limit)
-    return True
+def _make_backend(membership: Membership) -> EngineBackend:
+    from .backend import EngineBackend  # of older versions' backends, no subclass can be made
 
-
-def _read_limit(seconds: float) -> dict[str, Any]:
-    """Return the setting that a time-out of torch stands for; none if the environment has it."""
-    given = config.read_given(config.read_environment(), {})
-    return {} if "stall_limit" in given else {"stall_limit": min(seconds, LONGEST)}
+    return EngineBackend(membership)

@@ -1,0 +1,128 @@
+"""This rank's part in one group: what both of torch's shapes, a `ProcessGroup` and a `Backend`, have in common."""
+
+from __future__ import annotations
+
+import weakref
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from ..errors import EngineError, NotInitializedError
+from ..native import core
+from ..session import runtime
+from . import NAME
+from .meeting import StoreMeeting
+from .operations import GroupOperations
+from .point_to_point import Messenger
+from .work import EngineWork, translate_error
+
+
+class Membership:
+    """This rank's part in a group, from its formation to its end.
+
+    Parameters
+    ----------
+    engine : core.Engine
+        Engine of the group's ranks.
+    meeting : StoreMeeting
+        Meeting of the group's ranks.
+    store : torch.distributed.Store
+        Store of the group.
+    name : str
+        Torch's name of the group.
+    timeout : timedelta
+        Longest time for an operation.
+    owner : bool
+        Whether the session was started for this group, and ends with it.
+    """
+
+    def __init__(
+        self, engine: core.Engine, meeting: StoreMeeting, store: Any, name: str, timeout: timedelta, owner: bool
+    ) -> None:
+        self.engine = engine
+        self.meeting = meeting
+        self.store = store
+        self.name = name
+        self.description = "undefined"
+        self.timeout = timeout
+        self.works: weakref.WeakSet[EngineWork] = weakref.WeakSet()
+        self.messenger = Messenger(engine, meeting)
+        self._owner = owner
+        self._over = False
+
+    def leave(self) -> None:
+        """Leave the group; operations in flight have the session's `shutdown_timeout`. The second time does nothing."""
+        if self._over:
+            return
+        self._over = True
+        try:
+            session = runtime.current_session()
+        except NotInitializedError:  # `engine.shutdown()` came before, and ended all groups.
+            session = None
+        if session is not None:
+            self.messenger.close()
+            if self.engine is not session.engine:
+                session.sets.leave_set(self.engine)
+            elif self._owner:
+                runtime.shutdown()
+        gone = translate_error(NotInitializedError(f"the process group {self.name!r} was destroyed"))
+        for work in list(self.works):
+            work.settle_work(gone)
+
+
+class MemberOperations(GroupOperations):
+    """What torch asks of a group in either shape."""
+
+    def __init__(self, membership: Membership) -> None:
+        self.engine = membership.engine
+        self.membership = membership
+
+    def rank(self) -> int:
+        return self.engine.rank
+
+    def size(self) -> int:
+        return self.engine.size
+
+    def name(self) -> str:
+        return NAME
+
+    getBackendName = name
+    _get_backend_name = name
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self.membership.timeout = timeout
+
+    _set_default_timeout = set_timeout
+
+    def keep_work(self, work: EngineWork) -> None:
+        self.membership.works.add(work)
+
+    def send(self, tensors: list[torch.Tensor], rank: int, tag: int = 0) -> EngineWork:
+        return self.membership.messenger.send(tensors[0], rank, tag)
+
+    def recv(self, tensors: list[torch.Tensor], rank: int, tag: int = 0) -> EngineWork:
+        return self.membership.messenger.receive(tensors[0], rank, tag)
+
+    def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> EngineWork:
+        return self.membership.messenger.receive_from_any(tensors[0], tag)
+
+    recvAnysource = recv_anysource
+
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        """Wait for all ranks; an error names those that have not come within the time-out, a `timedelta` or options."""
+        given = getattr(timeout, "timeout", timeout)
+        seconds = (given or self.membership.timeout).total_seconds()
+        try:
+            self.membership.meeting.exchange_texts(b"", seconds)
+        except EngineError as error:
+            raise translate_error(error) from error
+
+    def shutdown(self) -> None:
+        """Leave the group. Called by torch."""
+        self.membership.leave()
+
+    def abort(self) -> None:
+        """Fail the world of this group, so that no rank waits in it."""
+        self.engine.abort(f"the process group {self.membership.name!r} was aborted (torch.distributed)")
+        self.shutdown()
