@@ -6,6 +6,7 @@ program's own.
 
 from __future__ import annotations
 
+import traceback
 import warnings
 from typing import Any
 
@@ -29,7 +30,8 @@ def register_at_import() -> None:
     try:
         register()
     except Exception as error:
-        warnings.warn(f"enginerun: torch.distributed has no backend {NAME!r}: {error!r}", RuntimeWarning, stacklevel=2)
+        reason = traceback.format_exception_only(error)[-1].strip()
+        warnings.warn(f"enginerun: torch.distributed has no backend {NAME!r}: {reason}", RuntimeWarning, stacklevel=2)
 
 
 def create_group(options: Any, _own: Any) -> Any:

@@ -14,19 +14,19 @@ from . import NAME
 from .membership import MemberOperations, Membership
 
 _TorchBackend: Any = c10d.Backend
-_held: set[EngineBackend] = set()  # C++ holds a backend, and not its Python half
+_held: set[DeviceBackend] = set()  # C++ holds a backend, and not its Python half
 
 
-class EngineBackend(MemberOperations, _TorchBackend):
+class DeviceBackend(MemberOperations, _TorchBackend):
     """Backend whose collectives run on the engine."""
 
     def __init__(self, membership: Membership) -> None:
         _TorchBackend.__init__(self, membership.engine.rank, membership.engine.size)
         MemberOperations.__init__(self, membership)
-        self._options = c10d.Backend.Options(NAME, timeout=membership.timeout)
+        self._options = _TorchBackend.Options(NAME, timeout=membership.timeout)
         self._options.group_name = membership.name
 
-    def hold(self) -> EngineBackend:
+    def hold_alive(self) -> DeviceBackend:
         """Return this backend, which lives until its `shutdown` though nothing in Python holds it."""
         _held.add(self)
         return self
@@ -49,5 +49,5 @@ class EngineBackend(MemberOperations, _TorchBackend):
 
 # Torch asks the Python half for each, which without one of its own would ask torch again, for ever.
 for _name in dir(_TorchBackend):
-    if _name.startswith(("supports_", "_supports_")) and _name not in vars(EngineBackend):
-        setattr(EngineBackend, _name, False)
+    if _name.startswith(("supports_", "_supports_")) and _name not in vars(DeviceBackend):
+        setattr(DeviceBackend, _name, False)

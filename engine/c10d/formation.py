@@ -39,14 +39,16 @@ def form_membership(options: Any) -> Membership:
     hide_from_dynamo()
     ranks = list(options.global_ranks_in_group)  # none: the default group
     with _translated_errors():
-        return _form(options.store, options.group_rank, options.group_size, ranks, options.group_id, options.timeout)
+        return _form_set(
+            options.store, options.group_rank, options.group_size, ranks, options.group_id, options.timeout
+        )
 
 
 def split_membership(parent: Membership, places: list[int], store: Any, name: str, timeout: timedelta) -> Membership:
     """Form a group of some of the ranks of another, by their numbers in it. Collective over these."""
     ranks = [parent.engine.numbers[place] for place in places]
     with _translated_errors():
-        return _form(store, places.index(parent.engine.rank), len(places), ranks, name, timeout)
+        return _form_set(store, places.index(parent.engine.rank), len(places), ranks, name, timeout)
 
 
 @contextmanager
@@ -57,7 +59,7 @@ def _translated_errors() -> Iterator[None]:
         raise translate_error(error) from error
 
 
-def _form(store: Any, rank: int, size: int, ranks: list[int], name: str, timeout: timedelta) -> Membership:
+def _form_set(store: Any, rank: int, size: int, ranks: list[int], name: str, timeout: timedelta) -> Membership:
     seconds = timeout.total_seconds()
     meeting = StoreMeeting(store, rank, size, seconds)
     if not ranks:

@@ -51,7 +51,7 @@ class Membership:
         self._owner = owner
         self._over = False
 
-    def leave(self) -> None:
+    def leave_group(self) -> None:
         """Leave the group; operations in flight have the session's `shutdown_timeout`. The second time does nothing."""
         if self._over:
             return
@@ -72,7 +72,7 @@ class Membership:
 
 
 class MemberOperations(GroupOperations):
-    """What torch asks of a group in either shape."""
+    """Operations and questions that torch asks of a group in either shape."""
 
     def __init__(self, membership: Membership) -> None:
         self.engine = membership.engine
@@ -120,7 +120,7 @@ class MemberOperations(GroupOperations):
 
     def shutdown(self) -> None:
         """Leave the group. Called by torch."""
-        self.membership.leave()
+        self.membership.leave_group()
 
     def abort(self) -> None:
         """Fail the world of this group, so that no rank waits in it."""

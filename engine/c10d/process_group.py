@@ -1,6 +1,6 @@
 """Process group of torch.distributed over the engine, in place of torch's own `ProcessGroup`.
 
-Python callers get the engine's works. From torch 2.14 on, an `EngineBackend` lies beneath for what asks C++.
+Python callers get the engine's works. From torch 2.14 on, an `DeviceBackend` lies beneath for what asks C++.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
 
 from .formation import form_membership, split_membership
 from .membership import MemberOperations, Membership
 
 if TYPE_CHECKING:
-    from .backend import EngineBackend
+    from .backend import DeviceBackend
 
 CPU = torch.device("cpu")
 _TorchGroup: Any = dist.ProcessGroup  # torch's declarations of its methods are not those that it calls
@@ -49,7 +50,7 @@ class EngineProcessGroup(MemberOperations, _TorchGroup):
             return None
         parent = self.membership
         name = group_name or f"{parent.name} split {new_ranks}"
-        store = dist.PrefixStore(f"{name}/", parent.store)
+        store = PrefixStore(f"{name}/", parent.store)
         membership = split_membership(parent, list(new_ranks), store, name, timeout or parent.timeout)
         membership.description = group_desc or membership.description
         return _make_group(membership, self._beneath is not None)
@@ -101,7 +102,7 @@ class EngineProcessGroup(MemberOperations, _TorchGroup):
         return f"<EngineProcessGroup {self.membership.name!r} of ranks {list(self.engine.numbers)}>"
 
 
-def form_group(options: Any) -> EngineProcessGroup | EngineBackend:
+def form_group(options: Any) -> EngineProcessGroup | DeviceBackend:
     """Create a process group, or a backend for one device of it; the entry point of `enginerun_torch`.
 
     From torch 2.14 on, options name the group `around`; one with other backends too gets a backend alone.
@@ -110,7 +111,7 @@ def form_group(options: Any) -> EngineProcessGroup | EngineBackend:
     around = getattr(options, "process_group", None)
     if around is None or around.name() == "custom":  # the type of its default backend
         return _make_group(membership, around is not None)
-    return _make_backend(membership).hold()
+    return _make_backend(membership).hold_alive()
 
 
 def _make_group(membership: Membership, takes_backends: bool) -> EngineProcessGroup:
@@ -120,7 +121,7 @@ def _make_group(membership: Membership, takes_backends: bool) -> EngineProcessGr
     return group
 
 
-def _make_backend(membership: Membership) -> EngineBackend:
-    from .backend import EngineBackend  # of older versions' backends, no subclass can be made
+def _make_backend(membership: Membership) -> DeviceBackend:
+    from .backend import DeviceBackend  # of older versions' backends, no subclass can be made
 
-    return EngineBackend(membership)
+    return DeviceBackend(membership)

@@ -62,7 +62,7 @@ def composed_calls(rank: int, size: int) -> None:
     group = dist.new_group(list(range(size)))
     gc.collect()  # C++ alone holds the backend of the group
     for each in (dist.group.WORLD, group):
-        assert type(each._get_backend(CPU)).__name__ == "EngineBackend"
+        assert type(each._get_backend(CPU)).__name__ == "DeviceBackend"
         sums(each, size)
     gathered = [None] * size
     dist.all_gather_object(gathered, rank)

@@ -37,10 +37,10 @@ def test_groups_composed_of_two_backends(tmp_path: Path, size: int) -> None:
 
 @SINCE_2_14
 def test_the_backend_has_all_that_torch_asks_its_python_half_for() -> None:
-    from engine.c10d.backend import EngineBackend
+    from engine.c10d.backend import DeviceBackend
 
     theirs = c10d.Backend
     asked = [name for name in dir(theirs) if name.startswith(("supports_", "_supports_"))]
     assert asked
-    own = {name for each in EngineBackend.__mro__[: EngineBackend.__mro__.index(theirs)] for name in vars(each)}
+    own = {name for each in DeviceBackend.__mro__[: DeviceBackend.__mro__.index(theirs)] for name in vars(each)}
     assert set(asked) - own == set()
