@@ -11,13 +11,14 @@ import warnings
 from typing import Any
 
 NAME = "engine"
+OLDEST = "2.7"  # the first whose C++ keeps the Python half of a work
 
 
 def register() -> None:
     """Register the backend in torch.distributed, unless that is done or torch was built without it.
 
-    Torch 2.14 and newer call this when the name is first used. For versions before 2.5, and where the variable
-    TORCH_DEVICE_BACKEND_AUTOLOAD is 0, programs call it before `init_process_group`.
+    Torch 2.14 and newer call this when the name is first used. Up to 2.13, programs call it before
+    `init_process_group` where the variable TORCH_DEVICE_BACKEND_AUTOLOAD is 0.
     """
     import torch.distributed as dist
 
@@ -26,7 +27,7 @@ def register() -> None:
 
 
 def register_at_import() -> None:
-    """Register the backend at the end of `import torch`, which must not fail for it; called by torch 2.5 and newer."""
+    """Register the backend at the end of `import torch`, which must not fail for it; called by torch up to 2.13."""
     try:
         register()
     except Exception as error:
@@ -36,6 +37,13 @@ def register_at_import() -> None:
 
 def create_group(options: Any, _own: Any) -> Any:
     """Create a process group from torch's options; called by `init_process_group` and `new_group` on its members."""
+    import torch
+
+    if torch.__version__ < OLDEST:
+        raise RuntimeError(
+            f"the backend {NAME!r} of torch.distributed needs torch 2.7 or newer, and this is {torch.__version__}: "
+            "older versions lose the works of a backend that is written in Python"
+        )
     from enginerun.c10d.process_group import form_group
 
     return form_group(options)

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from ..errors import EngineError, UnsupportedTensorError
 from ..errors.formatting import format_exception
 
+_Future: Any = torch._C.Future  # what torch's own backends return
 Finish = Callable[[], object]
 
 
@@ -65,6 +66,7 @@ class EngineWork(dist.Work):
         self._lock = threading.Lock()
         self._over = False
         self._error: BaseException | None = None
+        self._end: Any = None  # completes the future, if one was asked for
         self._future: Any = None
         self._watched = False
         self.source = source
@@ -106,13 +108,13 @@ class EngineWork(dist.Work):
 
     def get_future(self) -> Any:
         with self._lock:
-            if self._future is None:
-                self._future = torch.futures.Future()
-                over = self._over
-            else:
+            if self._future is not None:
                 return self._future
+            self._end = _Future([])
+            self._future = self._end.then(self._tell_result)
+            over = self._over
         if over:
-            self._tell(self._future)
+            self._end.set_result(None)
         else:
             self.watch_end()
         return self._future
@@ -142,24 +144,24 @@ class EngineWork(dist.Work):
                 except Exception as failure:  # an output of the wrong size, which torch has not checked
                     error = failure
             self._error, self._over, self._finish = error, True, None
-            self._operations, future = (), self._future
-        if future is not None:
-            self._tell(future)
+            self._operations, end = (), self._end
+        if end is not None:
+            end.set_result(None)
 
     def settle_work(self, error: BaseException | None) -> None:
         """Complete the work from outside, unless it is complete: with an error, or with None for success."""
         with self._lock:
             if self._over:
                 return
-            self._error, self._over, self._finish, future = error, True, None, self._future
-        if future is not None:
-            self._tell(future)
+            self._error, self._over, self._finish, end = error, True, None, self._end
+        if end is not None:
+            end.set_result(None)
 
-    def _tell(self, future: Any) -> None:
+    def _tell_result(self, _end: Any) -> list[torch.Tensor]:
+        """Return the result of the future, or raise its error, which C++ sees only if a callback has raised it."""
         if self._error is not None:
-            future.set_exception(self._error)
-        else:
-            future.set_result(list(self._tensors))
+            raise self._error
+        return list(self._tensors)
 
     def _wait_within(self, seconds: float) -> None:
         done = threading.Event()

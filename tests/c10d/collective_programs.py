@@ -354,6 +354,24 @@ def refused_calls(rank: int, size: int) -> list[str]:
     return told
 
 
+def bucket_that_fails(rank: int, size: int) -> str:
+    """Let the reducer of DDP, which is C++, meet a rank that sends something else; the next call works."""
+    module = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 1))
+    loss = module(torch.ones(3)).sum()
+    text = ""
+    try:
+        if rank == 1:
+            dist.all_reduce(torch.ones(7))
+        else:
+            loss.backward()
+    except RuntimeError as error:
+        text = str(error)
+    tensor = torch.ones(2)
+    dist.all_reduce(tensor)
+    assert (tensor == size).all()
+    return text
+
+
 def deadline_of_one_wait(rank: int, size: int) -> str:
     text = ""
     if rank == 0:

@@ -8,7 +8,7 @@ from .collective_programs import every_name
 from .jobs import Ended, run_job
 
 pytest.importorskip("torch")
-PROGRAMS = [*every_name(), "refused_calls", "deadline_of_one_wait"]
+PROGRAMS = [*every_name(), "refused_calls", "bucket_that_fails", "deadline_of_one_wait"]
 
 
 @pytest.fixture(scope="module", params=[2, 3])
@@ -34,6 +34,12 @@ def test_what_one_rank_gets_wrong_is_an_error_of_all(ended_job: Ended) -> None:
         assert "rank 1 sent allreduce sum float32[4]" in shape
         assert "elements" in output
         assert "float64" in dtype
+
+
+def test_a_bucket_that_one_rank_gets_wrong_is_an_error_of_every_backward(ended_job: Ended) -> None:
+    for text in ended_job.returned["bucket_that_fails"]:
+        assert "MismatchError" in text
+        assert "rank 1 sent allreduce sum float32[7]" in text
 
 
 def test_a_wait_has_a_deadline_of_its_own(ended_job: Ended) -> None:

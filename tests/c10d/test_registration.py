@@ -13,6 +13,8 @@ from .jobs import ROOT
 
 torch = pytest.importorskip("torch")
 
+from torch.torch_version import TorchVersion  # noqa: E402
+
 LOADED = """
 import sys, torch
 print([name for name in sys.modules if name.split(".")[0] in ("engine", "engine_ext", "enginerun")])
@@ -46,3 +48,9 @@ def test_a_backend_that_cannot_be_registered_is_a_warning(monkeypatch: pytest.Mo
     monkeypatch.setattr(torch.distributed.Backend, "register_backend", refuse)
     with pytest.warns(RuntimeWarning, match="no backend 'engine'.*another form of plugins"):
         enginerun_torch.register_at_import()
+
+
+def test_a_torch_that_loses_works_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.6.0+cpu"))
+    with pytest.raises(RuntimeError, match=r"needs torch 2\.7 or newer, and this is 2\.6\.0\+cpu"):
+        enginerun_torch.create_group(None, None)
