@@ -28,7 +28,8 @@ class Handle:
     def notify(self, told: Callable[[], object]) -> None:
         """Call `told` once the operation is done, whatever has come of it: at once if it is, else on another thread.
 
-        Once for each handle. What `told` raises is printed.
+        Once for each handle. What `told` raises is raised here if it is called at once, else printed. It may use any
+        engine of this process.
         """
     def set_aside(self, on: bool) -> None:
         """Say whether nobody minds if the operation is never done: then ranks that it needs may leave."""

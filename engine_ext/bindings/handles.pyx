@@ -11,7 +11,7 @@ from engine_ext.bindings.memory cimport Memory, abandon_op, let_go, take_memory
 from engine_ext.bindings.refusals cimport expect_open, make_mismatch_error, raise_refusal
 from engine_ext.bindings.submit cimport TICK_NS, between_ticks, catch_up, release, release_stuck, submit
 from engine_ext.control.driver cimport (
-    Goal, driver_await, driver_count_unnamed, driver_join, driver_note_thread, driver_wait, driver_wait_for_all,
+    Goal, driver_await, driver_count_unnamed, driver_join, driver_note_done, driver_note_thread, driver_wait, driver_wait_for_all,
 )
 from engine_ext.control.native_calls cimport finishers_start
 from engine_ext.control.stall cimport stall_join
@@ -56,6 +56,8 @@ cdef class Handle:
     def notify(self, told):
         """Call `told` once the operation is done, whatever has come of it: now if it is, else on one of the threads on which
         native calls end. Once for each handle."""
+        if self.state.alive[0] != 1:
+            expect_open(self.state)     # which raises: a forked child has neither that thread nor the world's words
         if self.told is not None:
             raise EngineError(f"'{self.name}' notifies somebody already")
         if self.op == NULL:
@@ -65,6 +67,7 @@ cdef class Handle:
         self.told, self.op.call = told, <void*>self
         Py_INCREF(self)
         with nogil:
+            driver_note_done(self.state)
             driver_await(self.state, self.op)       # somebody wants it, though no thread of this rank drives for it
         store_pointer(<void**>&self.op.finished, <void*>tell)
         if or32(&self.op.flags, OP_ABANDONED) & OP_DONE:        # else complete_op() hands it to a finisher

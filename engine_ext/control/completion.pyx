@@ -28,7 +28,7 @@ cdef void raise_event(State* e, int event) noexcept nogil:
 
 cdef void complete_op(State* e, Op* op) noexcept nogil:
     """Let go of an operation. Nothing may touch it afterwards: its owner frees it."""
-    cdef Finished finished = op.finished
+    cdef Finished finished = <Finished>load_pointer(<void**>&op.finished)
     cdef void* head
     if load32_relaxed(&op.flags) & OP_STAND_IN:
         table_dismiss(op)

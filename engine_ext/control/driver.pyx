@@ -237,16 +237,31 @@ cdef void driver_note_thread(State* e) noexcept nogil:
     cdef uint64_t thread = <uint64_t>pthread_self(), first
     cas(&e.caller, 0, thread)
     first = load_relaxed(&e.caller)
-    if first != thread and not load32_relaxed(&e.many_threads):
-        store32_relaxed(&e.many_threads, 1)
-        store_release(&e.segment.mine.stuck, 0)    # said by the first thread, of a rank with no other
+    if first != thread:
+        note_another_thread(e)
 
 
 cdef void driver_note_done(State* e) noexcept nogil:
-    """Note that a thread of the engine's own will call a `done`, and that this may call the engine."""
+    """Note that a thread of the engine's own will call a `done`, and that this may call any engine of this rank."""
+    cdef State* world = e.world
+    cdef State* part
+    if load32_relaxed(&world.calls_back):
+        return
+    pthread_mutex_lock(&world.lock)
+    store32_relaxed(&world.calls_back, 1)       # for sets that are formed later, too: pairs with process_set_enter
+    note_another_thread(world)
+    part = world.sets
+    while part != NULL:
+        note_another_thread(part)
+        part = part.next_set
+    pthread_mutex_unlock(&world.lock)
+
+
+cdef void note_another_thread(State* e) noexcept nogil:
+    """Note that a wait of the first thread that has used this engine does not mean any more that nothing comes from here."""
     if not load32_relaxed(&e.many_threads):
         store32_relaxed(&e.many_threads, 1)
-        store_release(&e.segment.mine.stuck, 0)
+        store_release(&e.segment.mine.stuck, 0)    # said by the first thread, of a rank with no other
 
 
 cdef uint32_t driver_label(char* label, int kind, uint64_t number) noexcept nogil:

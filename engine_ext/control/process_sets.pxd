@@ -5,7 +5,7 @@ from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
 
 cdef inline void process_set_enter(State* e) noexcept nogil:
     pthread_mutex_lock(&e.world.lock)
-    e.next_set, e.world.sets = e.world.sets, e
+    e.next_set, e.world.sets, e.many_threads = e.world.sets, e, e.world.calls_back      # pairs with driver_note_done
     pthread_mutex_unlock(&e.world.lock)
 
 cdef inline void process_set_leave(State* e) noexcept nogil:
