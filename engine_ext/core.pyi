@@ -92,7 +92,8 @@ class Engine:
         channel: int = ...,
         settings: Mapping[str, Any] | None = None,
     ) -> Engine:
-        """As `form`, by the members alone, in any order. One of them on each host has claimed the segment at `offset`.
+        """As `form`, by the members alone, in any order. One of them on each host has claimed the segment at `offset`,
+        which each enters once.
         `channel`: number of the carrier's channel, equal on all of them; by default the set goes without a carrier.
         `settings`: those that differ from the world's, such as `stall_limit`.
         """
@@ -246,6 +247,9 @@ class Engine:
         """Operations of this rank in flight: name, kind, seconds, missing (ranks that have not submitted it, None if
         unknown), brought (those that have). Of ranks on other hosts only the coordinator's host knows.
         """
+    @property
+    def idle(self) -> bool:
+        """Whether this rank has nothing in flight, but for operations that are set aside (`Handle.set_aside`)."""
     def ranks(self) -> list[dict[str, Any]]:
         """Where every rank is, as its words in shared memory say: rank, entry (that it executes or has yet to, None: it
         has executed all), packed, reduced, copied (chunks passed, over the whole schedule), left.
@@ -290,7 +294,8 @@ class Engine:
         """End `make_rooms`."""
     def free_deferred(self) -> None:
         """Free operations that nobody holds, and whose tensors nobody uses any more."""
-    def reclaim(self) -> None:
-        """Give back the memory of a process set that all its members have closed. One of them does it."""
     def close(self, timeout: float) -> None:
-        """Finish what is in flight (up to `timeout` seconds), publish that this rank left, stop the engine thread."""
+        """Finish what is in flight (up to `timeout` seconds), publish that this rank left, stop the engine thread.
+
+        The last member of a process set on a host gives its memory back.
+        """

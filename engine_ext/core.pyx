@@ -29,7 +29,7 @@ from engine_ext.control.driver cimport Goal, driver_start, driver_stop, driver_w
 from engine_ext.control.monitor cimport monitor_wait
 from engine_ext.control.observers cimport observers_close, observers_count, observers_open
 from engine_ext.control.process_sets cimport process_set_enter, process_set_leave
-from engine_ext.control.stall cimport stall_open
+from engine_ext.control.stall cimport stall_all_are_aside, stall_open
 from engine_ext.control.state cimport EVENT_ABORT, EVENT_CLOSED, EVENT_SIGNAL, EVENT_STALL
 from engine_ext.control.table cimport table_close, table_open
 from engine_ext.control.turns cimport turns_enter, turns_hand, turns_leave, turns_want
@@ -40,7 +40,7 @@ from engine_ext.gpu.device cimport device, device_queue
 from engine_ext.hosts.connections cimport Network, connections_close, connections_forked, connections_open, connections_watch
 from engine_ext.hosts.network cimport network_leave, network_start
 from engine_ext.kernels.kernels cimport engine_kernels_get
-from engine_ext.platform.atomics cimport add32, load32_acquire, load_acquire, load_relaxed, now_ns, store32_release
+from engine_ext.platform.atomics cimport add32, load32_acquire, load_acquire, load_pointer, load_relaxed, now_ns, store32_release
 from engine_ext.platform.clock cimport age_ns, patience_at, patience_look, seconds_ns
 from engine_ext.platform.posix cimport (
     MADV_WIPEONFORK, MAP_ANONYMOUS, MAP_FAILED, MAP_PRIVATE, PAGE, PROT_READ, PROT_WRITE, close as close_descriptor, madvise,
@@ -53,7 +53,7 @@ from engine_ext.shared.layout cimport (
     segment_bytes,
 )
 from engine_ext.shared.segment cimport (
-    Segment, abort_world, segment_append, segment_discard, segment_map, segment_unmap, segment_within, wake_others,
+    Segment, abort_world, segment_append, segment_enter, segment_leave, segment_map, segment_unmap, wake_others,
 )
 from engine_ext.snapshots cimport (
     clock_of, counters_of, definitions_of, expect_summing, history_of, knobs_of, knobs_with, overdue_of, pending_of, ranks_of,
@@ -68,11 +68,15 @@ from engine_ext.transport.shm cimport shared_memory_open
 from engine_ext.transport.transport cimport Transport
 
 from array import array
-from os import fstat
+from os import fstat, strerror
 
 from engine_ext.errors import EngineError, IncompatibleRanksError
 
 cdef uint64_t NO_CHANNEL = <uint64_t>-1      # of a carrier: connections alone
+cdef str CLAIMED_FOR_OTHERS = (
+    "the process set of the ranks {numbers} cannot be entered at {offset}, which was claimed for another set: do all its ranks form "
+    "the same sets in the same order?"
+)
 
 cdef extern from "<sys/eventfd.h>" nogil:
     enum: EFD_CLOEXEC, EFD_NONBLOCK
@@ -150,7 +154,7 @@ cdef class Engine:
         cdef State* e = self.state
         cdef engine_knobs knobs
         cdef int status, r, size = <int>len(numbers)
-        cdef int[MAX_RANKS] host_of
+        cdef int[MAX_RANKS] host_of, members
         cdef Transport* transport
         cdef object failure = None
         self.rank, self.size, self.numbers, self.number, self.offset = rank, size, numbers, numbers[rank], offset
@@ -172,8 +176,10 @@ cdef class Engine:
         pthread_mutex_init(&e.lock, NULL)
         status = segment_map(&e.segment, self.control if world is None else world.control, offset, rank, size,
                              number_hosts(self.settings["hosts"], numbers, host_of))
-        if status == -EPROTO:
+        if status == -EPROTO and world is None:
             raise IncompatibleRanksError(f"rank {rank} was given a control segment of another layout than this build's")
+        if status == -EPROTO:
+            raise EngineError(CLAIMED_FOR_OTHERS.format(numbers=list(numbers), offset=offset))
         if status < 0:
             raise OSError(-status, "cannot map the control segment")
         e.clock = &e.own_clock if world is None else world.state.clock
@@ -181,9 +187,16 @@ cdef class Engine:
             stall_open(e)
         else:
             for r in range(size):
-                e.segment.numbers[r] = numbers[r]
-            segment_within(&e.segment, &world.state.segment)
+                members[r] = numbers[r]
             self.world, e.world = world, world.state
+            status = segment_enter(&e.segment, &world.state.segment, members)
+            if status < 0:
+                segment_unmap(&e.segment)       # whose words here are those of another engine
+            if status == -EPROTO:
+                raise EngineError(CLAIMED_FOR_OTHERS.format(numbers=list(numbers), offset=offset))
+            if status < 0:
+                raise EngineError(f"rank {self.number} has entered the process set of the ranks {list(numbers)} before: claim a "
+                                  "place for each, also for those of the same ranks")
         if e.segment.hosts > 1:
             self.connect()
             transport = lanes_open(&e.network.lanes, &e.segment, e.network.to, e.network.of, e.network.bell)
@@ -339,17 +352,23 @@ cdef class Engine:
         cdef Segment* segment = &self.state.segment
         cdef Handle handle
         cdef list said = [len(numbers), 0]
+        cdef object failure = None
         try:
             self.expect_world()
             self.formed += 1
             # The leader of each host makes the segment before it says where, so every member finds it after.
             if segment.rank == segment.leader:
-                said[1] = self.claim(len(numbers))
+                try:
+                    said[1] = self.claim(len(numbers))
+                except OSError as error:
+                    failure = error
             handle = self.allgather(array("Q", said), f"engine.form.{self.formed}", True)
             handle.wait()
             told = handle.gathered[0].cast("B").cast("Q").tolist()
             if len(set(told[::2])) > 1:
                 raise EngineError(f"the ranks form process sets of different sizes: {told[::2]}")
+            if told[2 * segment.leader + 1] == 0:       # which is where the world's own segment is
+                raise failure or EngineError(f"rank {segment.leader} cannot make its control segment on this host")
             if self.rank not in numbers:
                 return None
         except BaseException:
@@ -366,7 +385,8 @@ cdef class Engine:
             raise ValueError(f"a process set has 1 to {self.size} ranks, not {size}")
         status = segment_append(&self.state.segment, self.control, <int>size, &offset)
         if status < 0:
-            raise OSError(-status, f"cannot make the control segment of a process set of {size} ranks")
+            raise OSError(-status, f"cannot make the control segment of a process set of {size} ranks: {strerror(-status)}. Remove "
+                                   "sets or groups that are no longer used, or give the job more memory")
         return offset
 
     def enter_set(self, tuple numbers, int calls, uint64_t offset, dict lanes=None, dict trunks=None,
@@ -375,9 +395,14 @@ cdef class Engine:
         collective: its ranks may enter one after another, and use it at once. `channel`: of the carrier, equal on all ranks.
         `settings` that differ from the world's."""
         cdef Engine part = None
+        cdef uint64_t room
         try:
             self.expect_world()
-            if offset + segment_bytes(<uint32_t>len(numbers)) > <uint64_t>fstat(self.control).st_size:
+            if self.rank not in numbers or len({*numbers, *range(self.size)}) > self.size or len(set(numbers)) < len(numbers):
+                raise ValueError(f"a process set has ranks of the world, 0 to {self.size - 1}, each once and this one, {self.rank}, "
+                                 f"among them, not {list(numbers)}")
+            room = fstat(self.control).st_size
+            if offset % PAGE or offset > room or room - offset < segment_bytes(<uint32_t>len(numbers)):
                 raise ValueError(f"no process set of {len(numbers)} ranks was claimed at {offset} on this host")
             part = Engine.__new__(Engine)
             part.settings = {**self.settings, "lanes": lanes, "trunks": trunks, "channel": channel, **(settings or {})}
@@ -581,6 +606,12 @@ cdef class Engine:
     def pending(self):
         return pending_of(self.state)
 
+    @property
+    def idle(self):
+        cdef State* e = self.state
+        return (e.segment.header == NULL or e.alive[0] != 1 or load_pointer(<void**>&e.table.inflight) == NULL
+                or stall_all_are_aside(e))
+
     def ranks(self):
         return ranks_of(self.state)
 
@@ -675,7 +706,7 @@ cdef class Engine:
         begun, limit = patience_at(e.clock, now_ns()), seconds_ns(timeout)
         driver_wait_for_all(e, True)
         try:
-            while age_ns(patience_look(e.clock), begun) < limit:
+            while age_ns(patience_look(e.clock), begun) < limit and not stall_all_are_aside(e):
                 with nogil:
                     status = driver_wait(e, &goal, TICK_NS)
                 if status == Status.OK:
@@ -717,10 +748,6 @@ cdef class Engine:
                 raise_event(e, EVENT_CLOSED)
                 close_descriptor(self.control)
                 self.control = -1
+            elif settled and over and self.world.control >= 0:
+                segment_leave(&e.segment, self.world.control, self.offset)
             free_deferred(e)
-
-    def reclaim(self):
-        """Give back the memory of a process set that all its members have closed. On each host one of them does it."""
-        cdef Segment* segment = &self.state.segment
-        if segment.rank == segment.leader and self.world is not None and self.state.closed and not self.world.state.closed:
-            segment_discard(self.world.control, self.offset, self.size)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import itertools
 import time
 from array import array
 from collections import Counter
@@ -19,14 +19,14 @@ from ..collectives.process_sets import (
     parse_ranks,
 )
 from ..errors import EngineError, NotInitializedError, RendezvousError, WorldError
-from ..errors.formatting import format_whole_exception
+from ..errors.formatting import format_exception, format_whole_exception
 from ..gpu.device import Device
 from ..host.patience import Patience
 from ..native import core
 from ..net.rendezvous.set_connections import Connections, Exchange, SetConnector
 from ..net.unix_sockets import close_all
 from ..text import readable
-from ..text.bounded_reader import get_text, get_whole, parse_json
+from .group_exchange import GroupExchange
 
 IDLE = 2.0  # seconds for threads to leave a set that has no operation in flight
 
@@ -56,7 +56,8 @@ class ProcessSetRegistry:
         self._tries = 0  # of connecting a set's ranks
         self._memberships: Counter[int] = Counter()
         self._groups: dict[int, core.Engine] = {}  # sets that their members alone have formed, counted down from -1
-        self._entered = 0
+        self._entered = itertools.count(1)
+        self._closing = False
         global_process_set._enter(0, world, world.numbers, world)
 
     @property
@@ -132,7 +133,6 @@ class ProcessSetRegistry:
         self._world.barrier("engine.process_set.removed", True).wait()
         if process_set._engine is not None:
             self._device.release(process_set._engine)
-            process_set._engine.reclaim()
         del self._sets[process_set.process_set_id]
         self._memberships.subtract(process_set._ranks)
         process_set._leave_world()
@@ -160,28 +160,43 @@ class ProcessSetRegistry:
         EngineError
             The set cannot be formed on one of the ranks.
         """
+        forming = GroupExchange(ranks, exchange)
+        engine, failure = None, ""
+        offset = self._find_place(forming)
+        try:
+            engine = self.enter(ranks, offset, self._connect_group(forming, name), **settings)
+        except Exception as error:  # Such as no memory, no further thread, or no connection.
+            if self._world.failure is not None:
+                raise self._world.failure from error
+            if forming.broken:  # A rank is missing: nobody waits for it again.
+                raise forming.make_error(str(error)) from error
+            failure = format_exception(error)
+        try:
+            forming.agree_on_success(failure)
+        except BaseException:
+            if engine is not None:
+                self.leave_set(engine, 0.0)
+            raise
+        assert engine is not None
+        return engine
+
+    def _find_place(self, forming: GroupExchange) -> int:
+        """Return where the segment of a group begins on this host, which the first of its ranks here claims."""
         hosts = (0,) * self._world.size if self._links is None else self._links.hosts
-        leader = next(rank for rank in ranks if hosts[rank] == hosts[self._world.rank])
-        said: dict[str, Any] = {"offset": 0, "failure": ""}
+        leader = next(rank for rank in forming.ranks if hosts[rank] == hosts[self._world.rank])
+        offset, failure = 0, ""
         try:
             if self._world.rank == leader:
-                said["offset"] = self._world.claim(len(ranks))
+                offset = self._world.claim(len(forming.ranks))
         except (OSError, EngineError) as error:
-            said["failure"] = str(error)
-        told = [
-            parse_json(text, f"what rank {rank} has said")
-            for rank, text in zip(ranks, exchange(_dump(said)), strict=True)
-        ]
-        for rank, each in zip(ranks, told, strict=True):
-            if failure := get_text(each, "failure"):
-                raise EngineError(f"a group of the ranks {list(ranks)} cannot be formed: rank {rank}: {failure}")
-        connections: Connections = {}, {}
-        if self._links is not None:
-            try:
-                connections = self._links.open(ranks, name, exchange, lambda: self._world.failure is not None)
-            except (OSError, RendezvousError) as error:
-                raise EngineError(f"a group of the ranks {list(ranks)} cannot be formed: {error}") from None
-        return self.enter(ranks, get_whole(told[ranks.index(leader)], "offset"), connections, **settings)
+            failure = format_exception(error)
+        return forming.agree_on_place(leader, offset, failure)
+
+    def _connect_group(self, forming: GroupExchange, name: str) -> Connections:
+        """Open connections to ranks of a group on other hosts."""
+        if self._links is None:
+            return {}, {}
+        return self._links.open(forming.ranks, name, forming.exchange_texts, lambda: self._world.failure is not None)
 
     def are_on_one_host(self, ranks: tuple[int, ...]) -> bool:
         """Return whether ranks of the world share a host."""
@@ -196,15 +211,16 @@ class ProcessSetRegistry:
     ) -> core.Engine:
         """Enter a set whose segment one of its ranks on this host has claimed at `offset`. Not collective."""
         engine = self._world.enter_set(ranks, next_call_number(), offset, *connections, settings=settings)
-        self._entered += 1
-        self._groups[-self._entered] = engine
+        self._groups[-next(self._entered)] = engine
+        if self._closing:  # Another thread ends the session: it, too, may have seen this set.
+            self.leave_set(engine, 0.0)
+            raise NotInitializedError("engine.shutdown() was called while a group was formed")
         return engine
 
     def leave_set(self, engine: core.Engine, seconds: float | None = None) -> None:
         """Leave a set of `enter`; operations in flight have `seconds`. Not collective."""
         for number, each in list(self._groups.items()):
-            if each is engine:
-                del self._groups[number]
+            if each is engine and self._groups.pop(number, None) is not None:
                 engine.close(self._timeout if seconds is None else seconds)
 
     def close(self, seconds: float | None = None) -> bool:
@@ -215,12 +231,13 @@ class ProcessSetRegistry:
         seconds = self._timeout if seconds is None else seconds
         found = self._next > 1
         patience = Patience(seconds)
-        while any(map(self._pending, self._sets.values())) and patience.seconds_left():
+        self._closing = True
+        while not all(each.idle for each in self.engines.values()) and patience.seconds_left():
             time.sleep(0.001)
         with ExitStack() as ends:
             ends.callback(global_process_set._leave_world)
             for group in list(self._groups.values()):
-                ends.callback(self.leave_set, group, min(seconds, IDLE))
+                ends.callback(self.leave_set, group, min(seconds, IDLE) if group.idle else 0.0)
             for number in reversed(self._sets):
                 ends.callback(self._end_set, number, seconds)
         return found
@@ -230,7 +247,7 @@ class ProcessSetRegistry:
         process_set = self._sets[number]
         try:
             if process_set._engine is not None:
-                process_set._engine.close(0.0 if self._pending(process_set) else min(seconds, IDLE))
+                process_set._engine.close(min(seconds, IDLE) if process_set._engine.idle else 0.0)
         finally:
             process_set._leave_world()
             del self._sets[number]
@@ -343,7 +360,3 @@ def split_gathered(handle: Any) -> list[bytes]:
 def _pick_texts(texts: list[bytes], ranks: tuple[int, ...]) -> list[bytes]:
     """Return the texts of some of all ranks."""
     return [texts[rank] for rank in ranks]
-
-
-def _dump(said: dict[str, Any]) -> bytes:
-    return json.dumps(said).encode()

@@ -162,6 +162,8 @@ typedef struct segment_header {
   uint64_t magic, layout, bytes;
   uint32_t protocol, size, generation, reserved;
   uint64_t end;                /* in the world's: where the next segment of a process set begins in the file */
+  uint64_t members;            /* in a process set's: digest of its ranks, by whoever enters first; 0: nobody has */
+  uint32_t closed;             /* in a process set's: ranks of this host that touch it no more; the last gives its memory back */
   _Alignas(64) uint64_t abort; /* culprit + 1 | cause << 16 | reporter << 32; 0: nobody has failed */
   uint64_t claim;              /* the same, of what ranks of this host claim and the coordinator's host has to judge; unused there */
   uint32_t departures;         /* ranks that have left: each adds 1 to it, after it has set its own `left` */
@@ -190,7 +192,8 @@ typedef struct rank_page {
   uint32_t blocked;            /* threads that have waited in this world or set for longer than a tick */
   uint32_t overdue;            /* (id + 1) << 1 | whether the stall limit is over, of an overdue operation; 0: none is.
                                 * The coordinator, which knows who waits for what, answers it. */
-  uint32_t started;            /* 1: its init() has come to its end. Told to no other host */
+  uint32_t started;            /* 1: its init() has come to its end. Told to no other host, as the next */
+  uint32_t entered;            /* in a process set's: 1: the rank has entered it, which it does once */
   _Alignas(64) uint64_t joined; /* which of its joins this rank is in, the first being 1; 0: it has not joined. Other ranks read it
                                  * whenever they submit, so its line has no words that change often. */
   uint64_t joined_at;          /* when that was: nanoseconds, monotonic, by the coordinator's clock; 0: not known */

@@ -67,8 +67,8 @@ cdef extern from "engine_ext/shared/layout.h" nogil:
     ctypedef struct segment_header:
         uint64_t magic, layout, bytes
         uint32_t protocol, size, generation
-        uint64_t end, abort, claim
-        uint32_t departures, state_notices
+        uint64_t end, members, abort, claim
+        uint32_t closed, departures, state_notices
         uint64_t ahead, ahead_error
         uint32_t clocked
 
@@ -79,7 +79,7 @@ cdef extern from "engine_ext/shared/layout.h" nogil:
 
     ctypedef struct rank_page:
         uint64_t arrivals, waits, request_head, steps
-        uint32_t wait_all, wait_requests, left, started, blocked, overdue, blocked_anywhere
+        uint32_t wait_all, wait_requests, left, started, entered, blocked, overdue, blocked_anywhere
         uint64_t joined, joined_at
         uint32_t asleep
         uint64_t* need

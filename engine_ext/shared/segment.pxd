@@ -36,11 +36,11 @@ cdef struct Segment:
 
 cdef int segment_create(int size, uint32_t generation) noexcept nogil
 cdef int segment_append(Segment* world, int fd, int size, uint64_t* offset) noexcept nogil
-cdef void segment_discard(int fd, uint64_t offset, int size) noexcept nogil
 cdef int segment_map(
     Segment* segment, int fd, uint64_t offset, int rank, int size, const int* host_of
 ) noexcept nogil
-cdef void segment_within(Segment* segment, Segment* world) noexcept nogil
+cdef int segment_enter(Segment* segment, Segment* world, const int* numbers) noexcept nogil
+cdef void segment_leave(Segment* segment, int fd, uint64_t offset) noexcept nogil
 cdef void segment_unmap(Segment* segment) noexcept nogil
 cdef bint abort_world(Segment* segment, int culprit, int cause, const char* text) noexcept nogil
 cdef void settle_claim(Segment* segment) noexcept nogil

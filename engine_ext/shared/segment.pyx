@@ -1,10 +1,11 @@
 """Make, map and leave control segments; declare a world failed."""
-from libc.errno cimport ENOMEM, EPROTO, errno
+from libc.errno cimport EEXIST, ENOMEM, EPROTO, errno
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset, strncpy
 
-from engine_ext.platform.atomics cimport add64, cas, cas32, store_release
+from engine_ext.platform.atomics cimport add32, add64, cas, cas32, load_acquire, store_release
 from engine_ext.platform.doors cimport DOOR_EVERYBODY
+from engine_ext.platform.hash cimport fnv, fnv_begin
 from engine_ext.platform.posix cimport (
     MADV_DONTFORK, MAP_FAILED, MAP_NORESERVE, MAP_SHARED, PAGE, PROT_READ, PROT_WRITE, close, madvise, mmap, munmap,
     pwrite,
@@ -58,11 +59,6 @@ cdef int segment_append(Segment* world, int fd, int size, uint64_t* offset) noex
     return write_header(fd, offset[0], size, world.header.generation)
 
 
-cdef void segment_discard(int fd, uint64_t offset, int size) noexcept nogil:
-    """Give back the memory of an appended segment that all its ranks have left. What lies behind it stays where it is."""
-    fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, <long>offset, <long>segment_bytes(<uint32_t>size))
-
-
 cdef int segment_map(
     Segment* segment, int fd, uint64_t offset, int rank, int size, const int* host_of
 ) noexcept nogil:
@@ -102,9 +98,27 @@ cdef int segment_map(
     return 0
 
 
-cdef void segment_within(Segment* segment, Segment* world) noexcept nogil:
-    """Make a mapped segment, whose `numbers` are in place, that of a process set of `world`."""
+cdef int segment_enter(Segment* segment, Segment* world, const int* numbers) noexcept nogil:
+    """Make a mapped segment that of a process set of `world`, whose ranks are `numbers` there: 0, -EPROTO when others mean another
+    set by it, or -EEXIST when this rank has entered it before."""
+    cdef uint64_t digest = fnv_begin()
+    cdef int r
+    for r in range(segment.size):
+        segment.numbers[r] = numbers[r]
+        digest = fnv(digest, <uint64_t>numbers[r])
+    digest |= 1                         # 0: nobody has entered
     segment.world, segment.abort, segment.claim = world, world.abort, world.claim
+    if not cas(&segment.header.members, 0, digest) and load_acquire(&segment.header.members) != digest:
+        return -EPROTO
+    return 0 if cas32(&segment.mine.entered, 0, 1) else -EEXIST
+
+
+cdef void segment_leave(Segment* segment, int fd, uint64_t offset) noexcept nogil:
+    """This rank touches the segment of a process set no more. The last of the host's ranks gives its memory back; what lies behind
+    it in the file stays where it is."""
+    # Acquire and release: whoever is last comes after all that the others have written.
+    if add32(&segment.header.closed, 1) + 1 == <uint32_t>segment.crew_size:
+        fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, <long>offset, <long>segment_bytes(<uint32_t>segment.size))
 
 
 cdef void segment_unmap(Segment* segment) noexcept nogil:

@@ -1,4 +1,4 @@
-"""Functions that a thread of the engine calls at the end of operations: what they may do, and where they may not be asked for."""
+"""Functions that a thread of the engine calls at the end of operations, and what they may do."""
 
 from __future__ import annotations
 

@@ -89,8 +89,10 @@ class SetConnector:
         me = ranks.index(self._rank) if self._rank in ranks else -1
         meeting = _SetRendezvous(layout, me, key, self._sockets)
         try:
-            meeting.listen(self._own)
-            addresses = exchange(json.dumps(meeting.address).encode())
+            said = meeting.listen_or_explain(
+                self._own
+            )  # A rank that cannot take part says so to those that wait for it.
+            addresses = exchange(json.dumps(said).encode())
             meeting.connect(addresses, Patience(self._timeout), ended)
             return meeting.detach_connections()
         finally:
@@ -116,14 +118,26 @@ class _SetRendezvous:
             self.acceptor = accept_ranks(self.loop, [listener], self.key, self._take_connection)
             self.address = self.acceptor.address
 
+    def listen_or_explain(self, own: str) -> Address | str | None:
+        """Open a port like `listen`; return its address, None without one, or a text about why it cannot be opened."""
+        try:
+            self.listen(own)
+        except OSError as error:
+            return f"can open no port at {own}: {error.strerror or error}"
+        return self.address
+
     def _is_called_by(self, other: int) -> bool:
         return self.layout.hosts[self.me] < self.layout.hosts[other]
 
     def connect(self, addresses: list[bytes], patience: Patience, ended: Ended) -> None:
         """Call and answer until all connections are open; raise a `RendezvousError` if one fails, or the world ends."""
+        told = _parse_addresses(addresses)
         for name in sorted(self.wanted):
             if not self._is_called_by(name[1]):
-                self.loop.start(self._open_connection(name, read_address(parse(addresses[name[1]])), patience))
+                address = told[name[1]]
+                if address is None:
+                    raise RendezvousError(f"rank {name[1]} of the set has said no address for a {name[0]}")
+                self.loop.start(self._open_connection(name, address, patience))
         while missing := self.wanted - self.connections.keys():
             if ended():
                 raise RendezvousError("the world has ended")
@@ -173,6 +187,20 @@ class _SetRendezvous:
             self.acceptor.close()
         for connection in self.connections.values():
             connection.close()
+
+
+def _parse_addresses(texts: list[bytes]) -> list[Address | None]:
+    """Parse what the ranks of a set have said; raise a `RendezvousError` if one of them cannot take part."""
+    found: list[Address | None] = []
+    for rank, text in enumerate(texts):
+        try:
+            told = parse(text)
+            if isinstance(told, str):
+                raise RendezvousError(f"rank {rank} of the set {told}")
+            found.append(None if told is None else read_address(told))
+        except ValueError as error:
+            raise RendezvousError(f"rank {rank} of the set has said no address: {error}") from None
+    return found
 
 
 def _name_connections(layout: Layout, rank: int, sockets: int) -> set[_Name]:
