@@ -29,7 +29,7 @@ from engine_ext.control.driver cimport Goal, driver_start, driver_stop, driver_w
 from engine_ext.control.monitor cimport monitor_wait
 from engine_ext.control.observers cimport observers_close, observers_count, observers_open
 from engine_ext.control.process_sets cimport process_set_enter, process_set_leave
-from engine_ext.control.stall cimport stall_all_are_aside, stall_open
+from engine_ext.control.stall cimport all_are_aside, stall_open
 from engine_ext.control.state cimport EVENT_ABORT, EVENT_CLOSED, EVENT_SIGNAL, EVENT_STALL
 from engine_ext.control.table cimport table_close, table_open
 from engine_ext.control.turns cimport turns_enter, turns_hand, turns_leave, turns_want
@@ -610,7 +610,7 @@ cdef class Engine:
     def idle(self):
         cdef State* e = self.state
         return (e.segment.header == NULL or e.alive[0] != 1 or load_pointer(<void**>&e.table.inflight) == NULL
-                or stall_all_are_aside(e))
+                or all_are_aside(e))
 
     def ranks(self):
         return ranks_of(self.state)
@@ -706,7 +706,7 @@ cdef class Engine:
         begun, limit = patience_at(e.clock, now_ns()), seconds_ns(timeout)
         driver_wait_for_all(e, True)
         try:
-            while age_ns(patience_look(e.clock), begun) < limit and not stall_all_are_aside(e):
+            while age_ns(patience_look(e.clock), begun) < limit and not all_are_aside(e):
                 with nogil:
                     status = driver_wait(e, &goal, TICK_NS)
                 if status == Status.OK:

@@ -14,7 +14,8 @@ from ..config.world import World
 from ..errors import RendezvousError
 from ..host.machine import identify_host
 from ..host.patience import Patience
-from ..net.rendezvous.invitation import open_hub, read_invitation, write_invitation
+from ..net.rendezvous.invitation import exchange_invitation, open_hub
+from ..session import runtime
 from ..text import readable
 from ..text.bounded_reader import parse_natural
 
@@ -81,14 +82,19 @@ class StoreMeeting:
         return _read_number(self._store.get(key)) if self._store.check([key]) else None
 
     def _await_keys(self, keys: list[str], seconds: float) -> None:
+        """Wait until keys are there, in steps short enough for signals and failures of the world."""
         patience = Patience(seconds)
-        if self._aside:
-            while patience.seconds_left() and not self._store.check(keys):
+        while patience.seconds_left():
+            if self._aside:
+                if self._store.check(keys):
+                    return
                 time.sleep(_PAUSE)
-        else:
-            with contextlib.suppress(RuntimeError, ValueError):  # its time-out, which names nobody
-                self._store.wait(keys, timedelta(seconds=seconds))
-                return
+            else:
+                with contextlib.suppress(RuntimeError, ValueError):  # its time-out, which names nobody
+                    self._store.wait(keys, timedelta(seconds=patience.wait()))
+                    return
+            if runtime.is_initialized() and (failure := runtime.current_engine().failure) is not None:
+                raise failure
         if missing := [rank for rank, key in enumerate(keys) if not self._store.check([key])]:
             raise RendezvousError(
                 f"rank {self.rank} of the group has waited {seconds:g} s, the time-out of init_process_group, "
@@ -111,10 +117,13 @@ def find_world(meeting: StoreMeeting, interface: str | None) -> World:
     """
     hosts = [text.decode() for text in meeting.exchange_texts(_describe_host().encode())]
     rank, own = meeting.rank, hosts[meeting.rank]
-    several = len(set(hosts)) > 1
-    hub = open_hub(0, interface) if several and rank == 0 else None
-    said = write_invitation(hub) if rank == 0 else b""
-    found = read_invitation(meeting.exchange_texts(said)[0], "what rank 0 has put into the store")
+    found = exchange_invitation(
+        rank,
+        None,
+        (lambda: open_hub(0, interface)) if len(set(hosts)) > 1 else None,
+        lambda said: meeting.exchange_texts(said)[0],
+        "what rank 0 has put into the store",
+    )
     return World(
         rank,
         meeting.size,
@@ -123,7 +132,7 @@ def find_world(meeting: StoreMeeting, interface: str | None) -> World:
         job=f"torch={found.job}",
         secret=found.secret,
         source=SOURCE,
-        hub=hub or found.hub,
+        hub=found.hub,
         host=own,
     )
 

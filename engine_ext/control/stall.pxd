@@ -6,7 +6,7 @@ from engine_ext.operations.op cimport Op
 
 cdef bint stall_accuse(State* e, int culprit, const char* text, bint judges) noexcept nogil
 cdef void stall_tell(State* e, const char* line) noexcept nogil
-cdef bint stall_all_are_aside(State* e) noexcept nogil
+cdef bint all_are_aside(State* e) noexcept nogil
 cdef void stall_open(State* e) noexcept nogil
 cdef void stall_check(State* e) noexcept nogil
 cdef uint64_t stall_deadline(const State* e) noexcept nogil

@@ -131,7 +131,7 @@ cdef void check_entry(State* e) noexcept nogil:
         stall_tell(e, text)
 
 
-cdef bint stall_all_are_aside(State* e) noexcept nogil:
+cdef bint all_are_aside(State* e) noexcept nogil:
     """Whether this rank has operations in flight, and nobody minds if they are never done: receives of a set of two ranks."""
     cdef bint aside
     cdef Op* op
@@ -163,7 +163,7 @@ cdef void check_names(State* e) noexcept nogil:
     if c.open != NULL:
         culprit = coordinator_absentee(c, seen, e.stall_limit_ns, text, TEXT_BYTES)
         if culprit >= 0 and load32_acquire(&e.segment.pages[culprit].left):
-            if not stall_all_are_aside(e):
+            if not all_are_aside(e):
                 abort_world(&e.segment, culprit, CAUSE_LEFT, text)
             return
     for r in range(e.segment.size):

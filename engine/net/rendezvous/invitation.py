@@ -6,14 +6,17 @@ It travels by whatever reaches all ranks already: MPI, or torch's store.
 from __future__ import annotations
 
 import json
+import os
 import secrets
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from ...config.forms import MOST_PORTS
 from ...config.hub_address import HubAddress
 from ...errors import RendezvousError
 from ...host import network
 from ...text.bounded_reader import get_text, get_whole, parse_json
+from ..frames import MALFORMED
 
 ADDRESSES = 16  # most addresses of rank 0's host that are sent
 
@@ -44,11 +47,67 @@ def write_invitation(hub: HubAddress | None) -> bytes:
 
 
 def read_invitation(text: bytes, origin: str) -> Invitation:
-    """Read an invitation; `origin` says where the text is from, in errors."""
-    found = parse_json(text, origin)
-    hosts, port = [str(host) for host in found["hosts"]], get_whole(found, "port", 0, MOST_PORTS)
-    hub = HubAddress(hosts[0], port, others=tuple(hosts[1:])) if hosts else None
-    return Invitation(get_text(found, "job"), get_text(found, "secret"), hub)
+    """Read an invitation; `origin` says where the text is from, in errors.
+
+    Raises
+    ------
+    RendezvousError
+        It is no invitation, or says why there is none.
+    """
+    try:
+        found = parse_json(text)
+        if "failure" in found:
+            raise RendezvousError(get_text(found, "failure"))
+        hosts, job, secret = found["hosts"], get_text(found, "job"), get_text(found, "secret")
+        if type(hosts) is not list or len(hosts) > ADDRESSES or any(type(host) is not str for host in hosts):
+            raise ValueError("its hosts are no list of addresses")
+        port = get_whole(found, "port", 1 if hosts else 0, MOST_PORTS)
+    except MALFORMED as error:
+        raise RendezvousError(f"{origin} is no invitation to its world: {error}") from None
+    return Invitation(job, secret, HubAddress(hosts[0], port, others=tuple(hosts[1:])) if hosts else None)
+
+
+def exchange_invitation(
+    rank: int,
+    hub: HubAddress | None,
+    listen: Callable[[], HubAddress] | None,
+    exchange: Callable[[bytes], bytes],
+    origin: str,
+) -> Invitation:
+    """Return rank 0's invitation on all ranks. Collective.
+
+    Parameters
+    ----------
+    rank : int
+    hub : HubAddress or None
+        Address that this rank knows already.
+    listen : callable or None
+        Opens rank 0's listening socket if `hub` is None; None: all ranks are on one host.
+    exchange : callable
+        Takes what rank 0 has said, and returns it on all ranks.
+    origin : str
+        What the text is, in errors.
+
+    Raises
+    ------
+    RendezvousError
+        Rank 0 cannot listen, which all ranks are told; or its invitation does not arrive.
+    """
+    said, opened = b"", None
+    if rank == 0:
+        try:
+            if hub is None and listen is not None:
+                hub = opened = listen()
+            said = write_invitation(hub)
+        except RendezvousError as error:
+            said = json.dumps({"failure": str(error)}).encode()
+    try:
+        found = read_invitation(exchange(said), origin)
+    except BaseException:
+        if opened is not None and opened.descriptor is not None:
+            os.close(opened.descriptor)
+        raise
+    return found if hub is None else replace(found, hub=hub)
 
 
 def open_hub(rank: int, interface: str | None) -> HubAddress:

@@ -20,7 +20,7 @@ from typing import Any
 from ...config.world import World
 from ...errors import ConfigError, RendezvousError
 from ...host.patience import Patience
-from .invitation import open_hub, read_invitation, write_invitation
+from .invitation import exchange_invitation, open_hub
 
 BYTES = 4096  # size of the padded message: no rank but the first knows the length of its text
 FINALIZE_SECONDS = 5.0  # seconds that MPI_Finalize may take at the end of the process
@@ -55,14 +55,14 @@ def agree_over_mpi(world: World, seconds: float, interface: str | None) -> World
     mpi = initialise_mpi(world, seconds)
     if mpi is None:
         return None
-    hub = world.hub
-    message = b""
-    if world.rank == 0:
-        if hub is None:
-            hub = open_hub(world.rank, interface)
-        message = write_invitation(hub)
-    found = read_invitation(_broadcast(mpi, message, world, seconds), "what rank 0 has sent over MPI")
-    return replace(world, job=f"mpi={found.job}", secret=world.secret or found.secret, hub=hub or found.hub)
+    found = exchange_invitation(
+        world.rank,
+        world.hub,
+        lambda: open_hub(world.rank, interface),
+        lambda message: _broadcast(mpi, message, world, seconds),
+        "what rank 0 has sent over MPI",
+    )
+    return replace(world, job=f"mpi={found.job}", secret=world.secret or found.secret, hub=found.hub)
 
 
 class OtherFailedError(Exception):
