@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
-from datetime import timedelta
 from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore
@@ -20,7 +18,7 @@ from ..text import readable
 from ..text.bounded_reader import parse_natural
 
 SOURCE = "torch.distributed"
-_PAUSE = 0.003  # seconds between two looks of a meeting aside
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.03  # seconds between two looks into the store
 
 
 class StoreMeeting:
@@ -35,13 +33,10 @@ class StoreMeeting:
         This process's rank in the group, and the number of its ranks.
     seconds : float
         Longest time to wait for the others.
-    aside : bool
-        Whether another thread may use the store meanwhile: torch's waits would keep it from it.
     """
 
-    def __init__(self, store: Any, rank: int, size: int, seconds: float, aside: bool = False) -> None:
+    def __init__(self, store: Any, rank: int, size: int, seconds: float) -> None:
         self.rank, self.size = rank, size
-        self._aside = aside
         self._store = store
         self._seconds = seconds
         self._exchanges = 0
@@ -69,7 +64,7 @@ class StoreMeeting:
     def meet_aside(self, name: str, rank: int, size: int) -> StoreMeeting:
         """Return a meeting of some of the ranks, as which this one has another number, for a thread of its own."""
         store = PrefixStore(f"engine/{self._turn}/{name}", self._store)
-        return StoreMeeting(store, rank, size, self._seconds, aside=True)
+        return StoreMeeting(store, rank, size, self._seconds)
 
     def agree_on_number(self, name: str, proposed: int) -> int:
         """Return the first number that any rank has proposed under a name. Not collective: it waits for nobody."""
@@ -82,19 +77,16 @@ class StoreMeeting:
         return _read_number(self._store.get(key)) if self._store.check([key]) else None
 
     def _await_keys(self, keys: list[str], seconds: float) -> None:
-        """Wait until keys are there, in steps short enough for signals and failures of the world."""
-        patience = Patience(seconds)
-        while patience.seconds_left():
-            if self._aside:
-                if self._store.check(keys):
-                    return
-                time.sleep(_PAUSE)
-            else:
-                with contextlib.suppress(RuntimeError, ValueError):  # its time-out, which names nobody
-                    self._store.wait(keys, timedelta(seconds=patience.wait()))
-                    return
+        """Wait until keys are there.
+
+        The store's own wait would take neither signals nor the world's failure, and keep other threads from the store.
+        """
+        patience, pause = Patience(seconds), _FIRST_PAUSE
+        while not self._store.check(keys) and (left := patience.seconds_left()):
             if runtime.is_initialized() and (failure := runtime.current_engine().failure) is not None:
                 raise failure
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, _LONGEST_PAUSE)
         if missing := [rank for rank, key in enumerate(keys) if not self._store.check([key])]:
             raise RendezvousError(
                 f"rank {self.rank} of the group has waited {seconds:g} s, the time-out of init_process_group, "

@@ -19,16 +19,14 @@ from engine.c10d import meeting as meetings  # noqa: E402
 LONG = 600.0  # seconds that no test may last
 
 
-@pytest.mark.parametrize("aside", [False, True])
-def test_a_rank_that_does_not_come_is_named(aside: bool) -> None:
-    meeting = meetings.StoreMeeting(dist.HashStore(), 0, 3, 0.7, aside)
+def test_a_rank_that_does_not_come_is_named() -> None:
+    meeting = meetings.StoreMeeting(dist.HashStore(), 0, 3, 0.7)
     with pytest.raises(RendezvousError, match=r"rank 0 of the group has waited 0\.7 s.* ranks 1 and 2|ranks 1, 2"):
         meeting.exchange_texts(b"")
 
 
-@pytest.mark.parametrize("aside", [False, True])
-def test_a_wait_for_other_ranks_can_be_interrupted(aside: bool) -> None:
-    meeting = meetings.StoreMeeting(dist.HashStore(), 0, 2, LONG, aside)
+def test_a_wait_for_other_ranks_can_be_interrupted() -> None:
+    meeting = meetings.StoreMeeting(dist.HashStore(), 0, 2, LONG)
     timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     begun = time.monotonic()
@@ -38,15 +36,14 @@ def test_a_wait_for_other_ranks_can_be_interrupted(aside: bool) -> None:
     assert time.monotonic() - begun < LONG / 10
 
 
-@pytest.mark.parametrize("aside", [False, True])
-def test_a_failure_of_the_world_ends_a_wait(aside: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_of_the_world_ends_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     class FailedEngine:
         failure: Any = None
 
     engine = FailedEngine()
     monkeypatch.setattr(meetings.runtime, "is_initialized", lambda: True)
     monkeypatch.setattr(meetings.runtime, "current_engine", lambda: engine)
-    meeting = meetings.StoreMeeting(dist.HashStore(), 0, 2, LONG, aside)
+    meeting = meetings.StoreMeeting(dist.HashStore(), 0, 2, LONG)
     timer = threading.Timer(0.5, setattr, (engine, "failure", RankDiedError("rank 1 died", 1)))
     timer.start()
     with pytest.raises(RankDiedError, match="rank 1 died"):
