@@ -40,7 +40,9 @@ from engine_ext.gpu.device cimport device, device_queue
 from engine_ext.hosts.connections cimport Network, connections_close, connections_forked, connections_open, connections_watch
 from engine_ext.hosts.network cimport network_leave, network_start
 from engine_ext.kernels.kernels cimport engine_kernels_get
-from engine_ext.platform.atomics cimport add32, load32_acquire, load_acquire, load_pointer, load_relaxed, now_ns, store32_release
+from engine_ext.platform.atomics cimport (
+    add32, load32_acquire, load_acquire, load_pointer, load_relaxed, now_ns, store32_release,
+)
 from engine_ext.platform.clock cimport age_ns, patience_at, patience_look, seconds_ns
 from engine_ext.platform.posix cimport (
     MADV_WIPEONFORK, MAP_ANONYMOUS, MAP_FAILED, MAP_PRIVATE, PAGE, PROT_READ, PROT_WRITE, close as close_descriptor, madvise,
@@ -74,8 +76,8 @@ from engine_ext.errors import EngineError, IncompatibleRanksError
 
 cdef uint64_t NO_CHANNEL = <uint64_t>-1      # of a carrier: connections alone
 cdef str CLAIMED_FOR_OTHERS = (
-    "the process set of the ranks {numbers} cannot be entered at {offset}, which was claimed for another set: do all its ranks form "
-    "the same sets in the same order?"
+    "the process set of the ranks {numbers} cannot be entered at {offset}, which was claimed for another set: do all its ranks "
+    "form the same sets in the same order?"
 )
 
 cdef extern from "<sys/eventfd.h>" nogil:
@@ -385,8 +387,8 @@ cdef class Engine:
             raise ValueError(f"a process set has 1 to {self.size} ranks, not {size}")
         status = segment_append(&self.state.segment, self.control, <int>size, &offset)
         if status < 0:
-            raise OSError(-status, f"cannot make the control segment of a process set of {size} ranks: {strerror(-status)}. Remove "
-                                   "sets or groups that are no longer used, or give the job more memory")
+            raise OSError(-status, f"cannot make the control segment of a process set of {size} ranks: {strerror(-status)}. "
+                                   "Remove sets or groups that are no longer used, or give the job more memory")
         return offset
 
     def enter_set(self, tuple numbers, int calls, uint64_t offset, dict lanes=None, dict trunks=None,
@@ -399,8 +401,8 @@ cdef class Engine:
         try:
             self.expect_world()
             if self.rank not in numbers or len({*numbers, *range(self.size)}) > self.size or len(set(numbers)) < len(numbers):
-                raise ValueError(f"a process set has ranks of the world, 0 to {self.size - 1}, each once and this one, {self.rank}, "
-                                 f"among them, not {list(numbers)}")
+                raise ValueError(f"a process set has ranks of the world, 0 to {self.size - 1}, each once and this one, "
+                                 f"{self.rank}, among them, not {list(numbers)}")
             room = fstat(self.control).st_size
             if offset % PAGE or offset > room or room - offset < segment_bytes(<uint32_t>len(numbers)):
                 raise ValueError(f"no process set of {len(numbers)} ranks was claimed at {offset} on this host")

@@ -46,7 +46,7 @@ class GroupExchange:
         EngineError
             A rank has failed, or forms a group of other ranks.
         """
-        told = self._share({"ranks": self.ranks, "offset": offset, "failure": failure})
+        told = self._share_texts({"ranks": self.ranks, "offset": offset, "failure": failure})
         for rank, each in zip(self.ranks, told, strict=True):
             if each.get("ranks") != list(self.ranks):
                 raise self.make_error(
@@ -60,13 +60,13 @@ class GroupExchange:
 
     def agree_on_success(self, failure: str) -> None:
         """Raise EngineError on all ranks if one of them has failed. Collective."""
-        self._share({"failure": failure})
+        self._share_texts({"failure": failure})
 
     def make_error(self, reason: str) -> EngineError:
         """Return the error by which forming the group ends."""
         return EngineError(f"a group of the ranks {list(self.ranks)} cannot be formed: {reason}")
 
-    def _share(self, said: dict[str, Any]) -> list[dict[str, Any]]:
+    def _share_texts(self, said: dict[str, Any]) -> list[dict[str, Any]]:
         """Return what each rank has said; raise EngineError if one says that it has failed."""
         found = []
         for rank, text in zip(self.ranks, self.exchange_texts(json.dumps(said).encode()), strict=True):

@@ -169,7 +169,7 @@ class ProcessSetRegistry:
             if self._world.failure is not None:
                 raise self._world.failure from error
             if forming.broken:  # A rank is missing: nobody waits for it again.
-                raise forming.make_error(str(error)) from error
+                raise forming.make_error(format_exception(error)) from error
             failure = format_exception(error)
         try:
             forming.agree_on_success(failure)

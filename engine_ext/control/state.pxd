@@ -108,7 +108,7 @@ cdef struct State:
     uint64_t[KINDS] unnamed     # atomic, written under the lock: operations without a name that this rank has submitted, by kind
     uint64_t caller             # atomic: identifier of the first thread that called this engine; 0: none has
     uint32_t many_threads       # atomic: 1 once other threads have called it, too, or may do so
-    uint32_t calls_back         # atomic: 1 once threads of the engine's own call the program, which may call any engine; in the world's
+    uint32_t calls_back         # of the world: atomic: 1 once threads of the engine's own call the program, and it any engine
     # failure and the monitor
     bint another_follows        # whether the process may enter another world when this one has failed
     uint32_t failed             # atomic: 1 once the world's failure has been taken note of here

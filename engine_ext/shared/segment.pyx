@@ -99,8 +99,8 @@ cdef int segment_map(
 
 
 cdef int segment_enter(Segment* segment, Segment* world, const int* numbers) noexcept nogil:
-    """Make a mapped segment that of a process set of `world`, whose ranks are `numbers` there: 0, -EPROTO when others mean another
-    set by it, or -EEXIST when this rank has entered it before."""
+    """Make a mapped segment that of a process set of `world`, whose ranks are `numbers` there: 0, -EPROTO when others mean
+    another set by it, or -EEXIST when this rank has entered it before."""
     cdef uint64_t digest = fnv_begin()
     cdef int r
     for r in range(segment.size):
@@ -114,8 +114,8 @@ cdef int segment_enter(Segment* segment, Segment* world, const int* numbers) noe
 
 
 cdef void segment_leave(Segment* segment, int fd, uint64_t offset) noexcept nogil:
-    """This rank touches the segment of a process set no more. The last of the host's ranks gives its memory back; what lies behind
-    it in the file stays where it is."""
+    """This rank touches the segment of a process set no more. The last of the host's ranks gives its memory back; what lies
+    behind it in the file stays where it is."""
     # Acquire and release: whoever is last comes after all that the others have written.
     if add32(&segment.header.closed, 1) + 1 == <uint32_t>segment.crew_size:
         fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, <long>offset, <long>segment_bytes(<uint32_t>segment.size))

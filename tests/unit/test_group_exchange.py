@@ -1,4 +1,4 @@
-"""What ranks say when they form a group, or are invited to a world: lies, failures, and what is left open."""
+"""Agreement of ranks that form a group, and invitations to a world: lies, failures, and sockets left open."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def exchange_invitation(
     exchange : callable
         Takes what rank 0 has said, and returns it on all ranks.
     origin : str
-        What the text is, in errors.
+        Description of the text, for errors.
 
     Raises
     ------
