@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import engine
+from engine.native import core
 
 from ..waiting import until
 from . import drawn_operations
@@ -114,6 +115,43 @@ def test_several_threads_of_a_rank(hosts: tuple[int, ...]) -> None:
     size = len(hosts)
     with ThreadWorld(size, hosts) as world:
         world.run(rank_of_threads)
+
+
+def notified_steps(rank: int, size: int, group: core.Engine) -> None:
+    """Have threads of the engine take results, while this one drops some handles, sets some aside and waits for others.
+
+    They go into given outputs, in the world and in a set of the same ranks.
+    """
+    world = engine.session.runtime.current_engine()
+    told: list[int] = []
+    for turn in range(30):
+        outputs = [np.zeros(size * (1000 * (turn % 3) + 1)) for _ in range(4)]
+        for k, output in enumerate(outputs):
+            native = (world, group)[k % 2]
+            rows = np.full(len(output) // size, rank + 1.0)
+            if k < 2:
+                handle = native.allgather(rows, f"rows {k}", False, None, output)
+            else:
+                handle = native.alltoall(np.tile(rows, size), [len(rows)] * size, f"rows {k}", False, None, output)
+            handle.set_aside(turn % 2 == 0)
+            handle.set_aside(False)
+            handle.notify(lambda handle=handle: told.append(len(handle.gathered[1]) if handle.wait() is None else 0))
+            if k % 3 == 0:
+                handle.wait()
+        until(lambda: len(told) == 4 * (turn + 1), "all are told")  # noqa: B023
+        for output in outputs:
+            assert (output == np.repeat(np.arange(size) + 1.0, len(output) // size)).all()
+    assert told == [size] * len(told)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_notifications_with_given_outputs_in_world_and_set(size: int) -> None:
+    with ThreadWorld(size) as world:
+        for _ in range(3):
+            offset, ranks = world.engines[0].claim(size), tuple(range(size))
+            groups = [each.enter_set(ranks, 2 * CALLS + rank, offset) for rank, each in enumerate(world.engines)]
+            world.run(lambda rank: notified_steps(rank, size, groups[rank]))  # noqa: B023
+            world.run(lambda rank: groups[rank].close(5.0))  # noqa: B023
 
 
 def native_steps(rank: int, size: int, count: int) -> None:
