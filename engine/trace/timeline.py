@@ -192,7 +192,8 @@ class Timeline:
         self._sets, self._hosts, self._world = sets, hosts, world
         self._started = self._reported = time.monotonic()
         for number, each in ((0, engine), *sets.engines.items()):
-            self._record(number, each, BURST)
+            if number >= 0:  # The others count by each rank's own: a reader could not tell which belong together.
+                self._record(number, each, BURST)
         for track in self._tracks:
             self._write(self._drain, track)
         thread = threading.Thread(target=self._run, name="engine-timeline", daemon=True)

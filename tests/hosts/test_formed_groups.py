@@ -22,7 +22,12 @@ from ..ranks import run_ranks
 
 def exchange_among(sets: ProcessSetRegistry, ranks: tuple[int, ...]) -> Exchange:
     """Exchange that all ranks of the world take part in, with the texts of some of them."""
-    return lambda text: [sets._gather_texts("test", text)[rank] for rank in ranks]
+
+    def exchange(text: bytes) -> list[bytes]:
+        texts = sets._gather_texts("test", text)
+        return [texts[rank] for rank in ranks]
+
+    return exchange
 
 
 def add_up(sets: ProcessSetRegistry, ranks: tuple[int, ...], name: str) -> float:

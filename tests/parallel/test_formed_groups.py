@@ -17,6 +17,7 @@ from engine.errors import EngineError, NotInitializedError
 from engine.native import core
 from engine.net.rendezvous.set_connections import Exchange
 from engine.session.registry import ProcessSetRegistry
+from engine.trace import reading
 
 from ..on_ranks import on_ranks
 from ..waiting import let_pass
@@ -37,8 +38,12 @@ def registry() -> ProcessSetRegistry:
 
 def exchange_among(ranks: tuple[int, ...]) -> Exchange:
     """Exchange that all ranks of the world take part in, with the texts of some of them."""
-    sets = registry()
-    return lambda text: [sets._gather_texts("test", text)[rank] for rank in ranks]
+
+    def exchange(text: bytes) -> list[bytes]:
+        texts = registry()._gather_texts("test", text)
+        return [texts[rank] for rank in ranks]
+
+    return exchange
 
 
 def form(ranks: tuple[int, ...], name: str = "a group") -> core.Engine:
@@ -229,6 +234,25 @@ def test_a_group_that_is_entered_as_the_session_ends_is_refused(size: int) -> No
     finally:
         sets._closing = False
     works(size)
+
+
+@on_ranks(3, world=None)
+def test_a_timeline_begun_after_a_group_can_be_read(rank: int, size: int) -> None:
+    """Ranks 0 and 1 have formed another group than rank 2, as their first."""
+    engine.init()
+    mine = (0, 1) if rank < 2 else (2,)
+    group = form(mine)
+    engine.start_timeline("timeline-of-groups")
+    assert add_up(group) == len(mine)
+    works(size)
+    engine.stop_timeline()
+    native().barrier("written").wait()
+    notes: list[str] = []
+    found = reading.read(["timeline-of-groups"], notes)
+    assert notes == []
+    assert [recording.rank for recording in found] == [0, 1, 2]
+    native().barrier("read").wait()
+    engine.shutdown()
 
 
 @on_ranks(2, world=None)
