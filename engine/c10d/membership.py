@@ -112,7 +112,8 @@ class MemberOperations(GroupOperations):
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Wait for all ranks; an error names those that have not come within the time-out, a `timedelta` or options."""
         given = getattr(timeout, "timeout", timeout)
-        seconds = (given or self.membership.timeout).total_seconds()
+        unset = given is None or given < timedelta(0)
+        seconds = (self.membership.timeout if unset else given).total_seconds()
         try:
             self.membership.meeting.exchange_texts(b"", seconds)
         except EngineError as error:

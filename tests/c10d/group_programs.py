@@ -29,6 +29,9 @@ def monitored_barriers(rank: int, size: int) -> str:
             group.monitored_barrier(timedelta(seconds=0.3), wait_all_ranks=True)
         except dist.DistBackendError as raised:
             error = str(raised)
+    if rank == 0:  # no time at all, which torch's stores would take for all the time in the world
+        with pytest.raises(dist.DistBackendError, match="waited 0 s"):
+            group.monitored_barrier(timedelta(0))
     dist.barrier()
     return error
 
