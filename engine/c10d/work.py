@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from ..errors import EngineError, UnsupportedTensorError
+from ..errors import EngineError, RankStalledError, UnsupportedTensorError
 from ..errors.formatting import format_exception
 
 _Future: Any = torch._C.Future  # what torch's own backends return
@@ -206,6 +206,9 @@ def expect_host(tensor: torch.Tensor) -> None:
 
 def translate_error(error: EngineError) -> BaseException:
     """Return torch's exception for an error of the engine, which is its cause."""
-    translated = dist.DistBackendError(f"engine: {format_exception(error)}")
+    # Programs look for the word of torch's argument, by which they know that no rank has failed.
+    late = isinstance(error, RankStalledError)
+    reason = "the timeout of init_process_group or new_group (or ENGINE_STALL_LIMIT) has passed: " if late else ""
+    translated = dist.DistBackendError(f"engine: {reason}{format_exception(error)}")
     translated.__cause__ = error
     return translated
