@@ -168,6 +168,12 @@ chaos: $(VENV)/.installed-dev ## Train on hosts that fail at random, and see tha
 sizes: $(VENV)/.installed-dev ## Run the tests of torch on four ranks, too
 	@$(BIN)/python -m pytest -m on_ranks --only-ranks 4 tests/frameworks
 
+# CASES is a pattern of names, such as '*all_reduce*'. gloo and the engine run them on three ranks, one after another.
+CASES ?= *
+.PHONY: torch-suite
+torch-suite: $(VENV)/.installed-dev ## Run the distributed tests in torch's wheel on gloo and on the backend of torch.distributed, and compare
+	@$(BIN)/python -m tests.c10d.torch_suite --cases '$(CASES)'
+
 .PHONY: large
 large: $(VENV)/.installed-dev ## Run the operations on tensors of more than 2 GiB
 	@LARGE_TENSORS=1 $(BIN)/python -m pytest tests/parallel/test_large.py
