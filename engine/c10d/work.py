@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
@@ -13,8 +14,11 @@ import torch.distributed as dist
 from ..errors import EngineError, RankStalledError, UnsupportedTensorError
 from ..errors.formatting import format_exception
 
-_Future: Any = torch._C.Future  # what torch's own backends return
+KEPT = 4096  # bytes of the tensors of a work up to which it is kept when nobody has waited for it
+
 Finish = Callable[[], object]
+_Future: Any = torch._C.Future  # what torch's own backends return
+_unclaimed: deque[EngineWork] = deque(maxlen=16)
 
 
 class Operation(Protocol):
@@ -69,10 +73,20 @@ class EngineWork(dist.Work):
         self._end: Any = None  # completes the future, if one was asked for
         self._future: Any = None
         self._watched = False
+        self._claimed = False
         self.source = source
+
+    def __del__(self) -> None:
+        """Keep a work that nobody has waited for: C++ may hold it alone, without the methods of this class.
+
+        So does DDP in a `Join` context, whose work sums a single number.
+        """
+        if not self._claimed and sum(each.nbytes for each in self._tensors) <= KEPT:
+            _unclaimed.append(self)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait for the operation; raise its error. A `timeout` other than 0 limits this wait alone."""
+        self._claimed = True
         if not self._over:
             if timeout and timeout > timedelta(0):
                 self._wait_within(timeout.total_seconds())
@@ -107,6 +121,7 @@ class EngineWork(dist.Work):
     _source_rank = source_rank
 
     def get_future(self) -> Any:
+        self._claimed = True
         with self._lock:
             if self._future is not None:
                 return self._future
