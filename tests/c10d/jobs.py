@@ -36,7 +36,7 @@ def run_job(
 ) -> Ended:
     """Call functions of a module on ranks that the variables of torchrun describe, one function after another.
 
-    What a function raises is its result on that rank.
+    Of a package the names have their modules before them. What a function raises is its result on that rank.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -80,7 +80,8 @@ def main(directory: str, module: str, backend: str, names: list[str]) -> None:
     for name in names:
         torch.manual_seed(0)
         try:
-            result = getattr(import_module(module), name)(rank, size)
+            place, _, function = f"{module}.{name}".rpartition(".")
+            result = getattr(import_module(place), function)(rank, size)
         except Exception as error:
             result = error
         try:
