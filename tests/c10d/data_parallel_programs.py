@@ -133,7 +133,9 @@ def no_hook(rank: int, size: int) -> Arrays:
 
 def low_rank_hook(rank: int, size: int) -> Arrays:
     """PowerSGD, whose callbacks wait for the sums of others."""
-    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2, min_compression_rate=1)
+    state = powerSGD_hook.PowerSGDState(
+        None, matrix_approximation_rank=2, start_powerSGD_iter=2, min_compression_rate=1
+    )
     return _train_hooked(rank, state, powerSGD_hook.powerSGD_hook, steps=10, bucket=None)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
 import socket
@@ -11,7 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..netns import Hosts
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 240.0
@@ -33,22 +37,27 @@ def run_job(
     size: int,
     backend: str = "engine",
     env: Mapping[str, str] | None = None,
+    hosts: Hosts | None = None,
 ) -> Ended:
     """Call functions of a module on ranks that the variables of torchrun describe, one function after another.
 
-    Of a package the names have their modules before them. What a function raises is its result on that rank.
+    Of a package the names have their modules before them. What a function raises is its result on that rank. With
+    `hosts` equal numbers of ranks run on each of them.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
+    each = size // hosts.count if hosts else size
+    address = hosts.address(0) if hosts else "127.0.0.1"
     processes = []
     for rank in range(size):
-        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
-        variables = {name: str(value) for name, value in place.items()} | {"MASTER_ADDR": "127.0.0.1"}
+        host, local = divmod(rank, each)
+        place = {"RANK": rank, "LOCAL_RANK": local, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": each, "MASTER_PORT": port}
+        variables = {name: str(value) for name, value in place.items()} | {"MASTER_ADDR": address}
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("ENGINE_", "OMPI_", "PMI"))}
         output = open(directory / f"output.{rank}", "w")  # noqa: SIM115
         processes.append(
-            subprocess.Popen(
+            (functools.partial(hosts.start, host) if hosts else subprocess.Popen)(
                 [sys.executable, "-m", "tests.c10d.jobs", str(directory), module, backend, *names],
                 env=kept | {"OMP_NUM_THREADS": "1"} | variables | dict(env or {}),
                 cwd=ROOT,

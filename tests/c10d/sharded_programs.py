@@ -16,7 +16,13 @@ import torch.distributed.checkpoint as checkpoints
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, MixedPrecisionPolicy, ShardingStrategy, fully_shard
+from torch.distributed.fsdp import (
+    FullyShardedDataParallel,
+    MixedPrecision,
+    MixedPrecisionPolicy,
+    ShardingStrategy,
+    fully_shard,
+)
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
@@ -233,10 +239,15 @@ def _common_directory() -> Iterator[str]:
         dist.barrier()
 
 
+def _make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    """Return an optimizer with state; its `eps` keeps it from enlarging the rounding of gradients that are nearly 0."""
+    return torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-3)
+
+
 def _resume(rank: int, save: Any, size: int) -> Arrays:
     """Train, save, and train on with another model that was loaded."""
     model = _shard()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    optimizer = _make_optimizer(model)
     train(model, rank, 2, optimizer, SHAPE)
     with _common_directory() as directory:
         named, moments = get_state_dict(model, optimizer)
@@ -245,7 +256,7 @@ def _resume(rank: int, save: Any, size: int) -> Arrays:
         with torch.no_grad():
             for each in other.parameters():
                 each.zero_()
-        optimizer = torch.optim.AdamW(other.parameters(), lr=0.01)
+        optimizer = _make_optimizer(other)
         named, moments = get_state_dict(other, optimizer)
         state = {"model": named, "optimizer": moments}
         checkpoints.load(state, checkpoint_id=directory)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ..netns import Hosts, need_hosts
 from .jobs import Ended, run_job
 
 pytest.importorskip("torch")
@@ -25,6 +26,16 @@ def _find_programs(module: str) -> list[str]:
 
 TRAINING = _find_programs("data_parallel_programs") + _find_programs("sharded_programs")
 COMPILED = _find_programs("compiled_programs")
+ON_HOSTS = [
+    f"data_parallel_programs.{name}"
+    for name in ("small_buckets", "waiting_hook", "low_rank_hook", "uneven_samples_and_parts", "optimizer_in_parts")
+] + [
+    f"sharded_programs.{name}"
+    for name in (
+        *("sharded", "sharded_on_a_grid", "sharded_and_tensor_parallel", "old_full_shard", "tensor_parallel"),
+        *("resumed", "pipeline_one_way", "pipeline_both_ways", "pipeline_with_loops"),
+    )
+]
 Pair = tuple[Ended, Ended]
 
 
@@ -46,6 +57,15 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 @pytest.fixture(scope="module")
 def four(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return _run_both(tmp_path_factory.mktemp("four"), TRAINING, 4)
+
+
+@pytest.fixture(scope="module")
+def hosted(four: Pair, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """Gloo's job on one host, and one of the engine with two ranks on each of two hosts."""
+    need_hosts()
+    with Hosts(2) as hosts:
+        directory = tmp_path_factory.mktemp("hosts")
+        return four[0], run_job(directory, "tests.c10d", ON_HOSTS, 4, env={"PYTHONWARNINGS": "ignore"}, hosts=hosts)
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +102,13 @@ def test_ranks_end_without_errors(pair: Pair) -> None:
 def test_parameters_of_four_ranks_differ_by_rounding(four: Pair, name: str) -> None:
     half = any(part in name for part in HALF_ROUNDING)
     _compare(four, name, 2e-3 if half else ROUNDING)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ON_HOSTS)
+def test_parameters_of_two_ranks_on_each_of_two_hosts(hosted: Pair, name: str) -> None:
+    _compare(hosted, name, ROUNDING)
+    assert hosted[1].codes == [0] * 4, "\n".join(hosted[1].outputs)
 
 
 @pytest.mark.slow
