@@ -21,6 +21,7 @@ cdef class Engine:
     cdef list shared                # this rank's parts of the arena
     cdef object opening             # opens a GPU by its number; None: none can be opened
     cdef object lane                # of the open GPU, which stays as long as the engine; or None
+    cdef list group_names           # all that it was called, of which the last counts: native code may read an earlier one
     cdef bint held                  # a carrier may still write to the segment, which stays mapped
 
     cdef int connect(self) except -1

@@ -53,6 +53,10 @@ class Engine:
     number: int
     numbers: tuple[int, ...]
     world: Engine | None
+    group_name: str
+    """What reports call a process set that has a name, such as a group of torch; empty: it has none. At most 64 bytes
+    are kept. A name does not change often: former ones are kept, too.
+    """
 
     def starting(self) -> list[int]:
         """Say that this rank's start has come to its end; the ranks of this host that have not said so."""

@@ -41,7 +41,7 @@ from engine_ext.hosts.connections cimport Network, connections_close, connection
 from engine_ext.hosts.network cimport network_leave, network_start
 from engine_ext.kernels.kernels cimport engine_kernels_get
 from engine_ext.platform.atomics cimport (
-    add32, load32_acquire, load_acquire, load_pointer, load_relaxed, now_ns, store32_release,
+    add32, load32_acquire, load_acquire, load_pointer, load_relaxed, now_ns, store32_release, store_pointer,
 )
 from engine_ext.platform.clock cimport age_ns, patience_at, patience_look, seconds_ns
 from engine_ext.platform.posix cimport (
@@ -55,7 +55,7 @@ from engine_ext.shared.layout cimport (
     segment_bytes,
 )
 from engine_ext.shared.segment cimport (
-    Segment, abort_world, segment_append, segment_enter, segment_leave, segment_map, segment_unmap, wake_others,
+    GROUP_NAME_BYTES, Segment, abort_world, segment_append, segment_enter, segment_leave, segment_map, segment_unmap, wake_others,
 )
 from engine_ext.snapshots cimport (
     clock_of, counters_of, definitions_of, expect_summing, history_of, knobs_of, knobs_with, overdue_of, pending_of, ranks_of,
@@ -117,7 +117,7 @@ cdef class Engine:
             raise MemoryError("no memory for the engine")
         self.state.world = self.state
         self.state.events_fd = self.state.arena.fd = self.control = -1
-        self.shared = []
+        self.shared, self.group_names = [], []
 
     def __init__(self, int rank, int size, int control, int arena, peers, *, dict knobs, stall_warning, stall_limit, spin_us,
                  int counters=-1, double yield_us=0.0, int calls=0, hosts=None, lanes=None, trunks=None,
@@ -464,6 +464,19 @@ cdef class Engine:
         observers_close(e)
         free(e)
         self.state = NULL
+
+    @property
+    def group_name(self):
+        return self.group_names[len(self.group_names) - 1].decode() if self.group_names else ""
+
+    @group_name.setter
+    def group_name(self, str name not None):
+        cdef bytes text = name.encode("utf-8", "replace")[:GROUP_NAME_BYTES].decode("utf-8", "ignore").encode()
+        if name == self.group_name:
+            return
+        self.group_names.append(text)
+        # Pairs with group_name().
+        store_pointer(<void**>&self.state.segment.group_name, <void*><char*>text if text else NULL)
 
     @property
     def failure(self):

@@ -405,7 +405,7 @@ cdef class GradientHook:
         cdef Op* op = self.op
         self.flying = False
         if op.status == Status.MISMATCH or op.status == Status.FAILED_CALL:
-            error = make_mismatch_error(op, f"the gradient of '{self.label}'")
+            error = make_mismatch_error(self.engine.state, op, f"the gradient of '{self.label}'")
             free(op.text)
             op.text = NULL
             raise error

@@ -102,7 +102,7 @@ cdef class Handle:
         if op.status == Status.MISMATCH or op.status == Status.FAILED_CALL:
             if op.status == Status.FAILED_CALL and op.meta.root > 0:
                 release(e, op.meta.root - 1, op)
-            raise make_mismatch_error(op, f"'{self.name}'")
+            raise make_mismatch_error(e, op, f"'{self.name}'")
         if op.status != Status.OK:
             raise_refusal(e, op.status, self.name)
         if op.ticket:

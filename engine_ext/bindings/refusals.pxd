@@ -12,7 +12,7 @@ from engine_ext.shared.layout cimport NAME_BYTES
 cdef int refuse_closed(State* e) except -1
 cdef int raise_refusal(State* e, int status, str name) except -1
 cdef object world_error(State* e)
-cdef object make_mismatch_error(const Op* op, str what)
+cdef object make_mismatch_error(State* e, const Op* op, str what)
 cdef str set_text(State* e)
 
 cdef inline int expect_open(State* e) except -1:

@@ -12,6 +12,7 @@ from engine_ext.control.driver cimport LABEL_BYTES, driver_label
 from engine_ext.operations.kinds cimport describe_ranks
 from engine_ext.platform.atomics cimport load_acquire
 from engine_ext.shared.layout cimport Status
+from engine_ext.shared.segment cimport group_name
 
 from engine_ext import errors
 from engine_ext.errors import DuplicateNameError, EngineError, ForkedError, MismatchError, NotInitializedError
@@ -27,6 +28,13 @@ cdef str set_text(State* e):
     return text.decode()
 
 
+cdef str set_place(State* e):
+    """Where an operation is, in words: `in the process set of ranks 0, 2`, or `in the group 'tp' of ranks 0, 2`."""
+    cdef const char* name = group_name(&e.segment)
+    kind = "process set" if name == NULL else f"group '{(<bytes>name).decode()}'"
+    return f"in the {kind} of {set_text(e)}"
+
+
 cdef int refuse_closed(State* e) except -1:
     """Raise why an engine cannot be used."""
     if e.alive == NULL or e.segment.header == NULL:
@@ -36,6 +44,8 @@ cdef int refuse_closed(State* e) except -1:
             f"rank {e.segment.numbers[e.segment.rank]}'s engine was used in a forked child of its process, which is no rank. "
             "Use the engine in the parent only, or start the child with the 'spawn' method"
         )
+    if not e.world.closed and group_name(&e.segment) != NULL:
+        raise NotInitializedError(f"{set_place(e).removeprefix('in ')} was destroyed")
     if not e.world.closed:
         raise NotInitializedError(
             f"the process set of {set_text(e)} was removed; unwrap() a distributed optimizer that belonged to it"
@@ -76,8 +86,10 @@ cdef object world_error(State* e):
     return getattr(errors, kind)(message, <int>(word & 0xFFFF) - 1)
 
 
-cdef object make_mismatch_error(const Op* op, str what):
+cdef object make_mismatch_error(State* e, const Op* op, str what):
     """Make the error that every rank raises for an operation that cannot be done, though the engine goes on."""
+    if group_name(&e.segment) != NULL and e.world != e:
+        what = f"{what} {set_place(e)}"
     text = op.text.decode("utf-8", "replace") if op.text != NULL else ""
     if op.status == Status.FAILED_CALL:
         return MismatchError(f"{what} was not done: {text}")

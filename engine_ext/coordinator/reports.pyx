@@ -14,7 +14,7 @@ from engine_ext.operations.kinds cimport describe_meta, describe_ranks, fit, kin
 from engine_ext.platform.atomics cimport load32_relaxed, load_acquire
 from engine_ext.platform.clock cimport age_ns, overdue_ns
 from engine_ext.shared.layout cimport DIM_SPARSE, FAULT_NONE, LAYOUT_SPARSE, MAX_RANKS
-from engine_ext.shared.segment cimport elsewhere
+from engine_ext.shared.segment cimport elsewhere, group_name
 
 cdef enum:
     SIDES = 8               # most sides in a report
@@ -164,11 +164,15 @@ cdef const char* find_hint(const Sides* sides, int size) noexcept nogil:
 
 
 cdef int describe_set(Coordinator* c, char* text, int room) noexcept nogil:
-    """`in the process set of ranks 0, 2: `; nothing for the world."""
+    """`in the process set of ranks 0, 2: `, or `in the group 'tp' of ranks 0, 2: `; nothing for the world."""
+    cdef const char* name = group_name(c.segment)
     cdef int at
     if c.segment.world == c.segment:
         return 0
-    at = fit(0, snprintf(text, room, "in the process set of "), room)
+    if name == NULL:
+        at = fit(0, snprintf(text, room, "in the process set of "), room)
+    else:
+        at = fit(0, snprintf(text, room, "in the group '%s' of ", name), room)
     at += describe_ranks(NULL, c.segment.numbers, c.segment.size, text + at, room - at)
     return fit(at, snprintf(text + at, room - at, ": "), room)
 

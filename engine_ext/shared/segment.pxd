@@ -2,7 +2,7 @@
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 
 from engine_ext.platform.atomics cimport (
-    FENCE_WAKE, count_up, full_fence, load32_acquire, load32_relaxed, load_acquire, load_relaxed,
+    FENCE_WAKE, count_up, full_fence, load32_acquire, load32_relaxed, load_acquire, load_pointer, load_relaxed,
 )
 from engine_ext.platform.doors cimport door_ring
 from engine_ext.shared.crews cimport Crews
@@ -10,6 +10,9 @@ from engine_ext.shared.layout cimport (
     ARRIVAL_LAST_BITS, ARRIVAL_WAIT_BITS, CAUSE_LEFT, COORDINATOR, SLEEP_COUNT_SHIFT, SLEEP_DOORS, coordinator_page,
     engine_entry, rank_page, segment_header,
 )
+
+cdef enum:
+    GROUP_NAME_BYTES = 64       # most bytes of a group's name
 
 cdef struct Segment:
     int rank
@@ -23,6 +26,7 @@ cdef struct Segment:
     int leader                  # the first of the crew: whom to wake for the coordinator, which it runs or relays to
     int* numbers                # what the world calls each rank: the rank itself, but in a process set
     Segment* world              # the world's segment: this one, but of a process set
+    const char* group_name      # atomic: what reports call a process set, which torch calls so; kept by the engine; NULL: none
     uint64_t* abort             # the world's word: sets fail with it
     uint64_t* claim             # the world's word in which a host claims its first failure: `abort` on the coordinator's host
     segment_header* header
@@ -48,6 +52,10 @@ cdef void wake_everybody(Segment* segment) noexcept nogil
 
 cdef bint crews_open(Crews* crews, const int* host_of, int size) noexcept nogil
 cdef void crews_close(Crews* crews) noexcept nogil
+
+cdef inline const char* group_name(Segment* segment) noexcept nogil:
+    """What reports call a process set; NULL: it has no name."""
+    return <const char*>load_pointer(<void**>&segment.group_name)       # pairs with the setter of Engine.group_name
 
 cdef inline bint coordinates(const Segment* segment) noexcept nogil:
     """Whether this rank runs the coordinator."""
