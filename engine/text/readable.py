@@ -31,6 +31,12 @@ def format_ranks(numbers: Iterable[int], most: int | None = None) -> str:
     return f"rank{'s' * (len(listed) > 1)} {', '.join(parts)}"
 
 
+def format_members(numbers: Iterable[int], group: str = "") -> str:
+    """Format the ranks of a process set as `among ranks 0, 2`, or as `in the group 'tp' of ranks 0, 2`."""
+    ranks = format_ranks(numbers)
+    return f"in the group {group!r} of {ranks}" if group else f"among {ranks}"
+
+
 def quote_value(value: object, longest: int = 100) -> str:
     """Return the shortened `repr` of a value for an error, or a note if `__repr__` raises."""
     try:

@@ -140,7 +140,8 @@ def make_record(engine: core.Engine, sets: dict[int, core.Engine], reason: str) 
         "failure": None if failure is None else format_whole_exception(failure),
         **_collect_state(engine),
         "process_sets": [
-            {"id": number, "members": list(each.numbers), **_collect_state(each)} for number, each in sets.items()
+            {"id": number, "group": each.group_name, "members": list(each.numbers), **_collect_state(each)}
+            for number, each in sets.items()
         ],
     }
 

@@ -18,7 +18,7 @@ from ..text.bounded_reader import (
     parse_natural,
     read_bytes,
 )
-from ..text.readable import format_count, format_ranks
+from ..text.readable import format_count, format_members, format_ranks
 from .flight import newest_world
 from .reading import MOST_RANKS
 
@@ -27,6 +27,7 @@ CLOCK = (0.0, 1e11)  # valid range of a clock, in seconds
 OLD = 60.0  # age in seconds, relative to the newest record, from which a record may be of another failure
 PENDING_SHOWN = 8
 SETS_SHOWN = 8  # maximum number of process sets shown of a rank: those with the latest activity
+Members = tuple[str, tuple[int, ...]]  # name, which only groups of torch have, and ranks of a process set
 STANDSTILL = 1.0  # seconds in an entry from which a rank counts as stopped
 
 
@@ -44,7 +45,7 @@ class Failure:
 
 @dataclass
 class Flight:
-    """Flight record of one rank, for the world or for a process set; `sets` has those of the sets, by their ranks."""
+    """Flight record of one rank, for the world or for a process set; `sets` has those of the sets."""
 
     rank: int
     size: int
@@ -55,7 +56,7 @@ class Flight:
     history: list[dict[str, Any]]
     ranks: list[dict[str, Any]]
     common: float | None = None  # same as in `Failure`
-    sets: dict[tuple[int, ...], Flight] = field(default_factory=dict)
+    sets: dict[Members, Flight] = field(default_factory=dict)
 
     @property
     def finished(self) -> dict[str, Any] | None:
@@ -116,7 +117,8 @@ def _read_flight(path: Path, notes: list[str]) -> Flight | None:
         flight = _parse_flight(data, data, cut, lost)
         for each in _get_rows(data, "process_sets", lost, required=False):
             if "members" in each:  # else it was written before process sets were in the report
-                flight.sets[tuple(_get_ranks(each, "members"))] = _parse_flight(data, each, cut, lost)
+                members = get_text({"group": "", **each}, "group"), tuple(_get_ranks(each, "members"))
+                flight.sets[members] = _parse_flight(data, each, cut, lost)
     except ReadError as error:
         notes.append(f"{path}: no flight record of this engine, or of another version of it ({error})")
         return None
@@ -379,12 +381,12 @@ def find_standstill(
     return None
 
 
-def sets_of(flights: dict[int, Flight]) -> dict[tuple[int, ...], dict[int, Flight]]:
-    """Return the records of each process set, by its ranks, then by rank."""
-    found: dict[tuple[int, ...], dict[int, Flight]] = {}
+def sets_of(flights: dict[int, Flight]) -> dict[Members, dict[int, Flight]]:
+    """Return the records of each process set, by its name and ranks, then by rank."""
+    found: dict[Members, dict[int, Flight]] = {}
     for rank, flight in flights.items():
-        for ranks, told in flight.sets.items():
-            found.setdefault(ranks, {})[rank] = told
+        for members, told in flight.sets.items():
+            found.setdefault(members, {})[rank] = told
     return found
 
 
@@ -396,7 +398,10 @@ def describe_cause(flights: dict[int, Flight], failures: Sequence[Failure], size
     """
     blamed = failures[0] if failures else None
     found = [find_standstill(flights, blamed, range(size))]
-    found += [find_standstill(each, blamed, ranks, _format_among(ranks)) for ranks, each in sets_of(flights).items()]
+    found += [
+        find_standstill(each, blamed, members[1], _format_members(members))
+        for members, each in sets_of(flights).items()
+    ]
     stills = [still for still in found if still is not None]
 
     def make_sort_key(still: Standstill) -> tuple[bool, bool, bool]:
@@ -410,8 +415,9 @@ def describe_cause(flights: dict[int, Flight], failures: Sequence[Failure], size
     return "no rank stands still: nothing waits for another rank in these records"
 
 
-def _format_among(ranks: Sequence[int]) -> str:
-    return f" among {format_ranks(ranks)}"
+def _format_members(members: Members) -> str:
+    group, ranks = members
+    return f" {format_members(ranks, group)}"
 
 
 def make_report(directory: Path) -> tuple[str, dict[str, Any]]:
@@ -444,7 +450,7 @@ def make_report(directory: Path) -> tuple[str, dict[str, Any]]:
         lines += [f"  rank {failure.reporter} says: {failure.message}" for failure in other]
         lines.append("")
     absent = missing_ranks(flights)
-    in_sets = {ranks: missing_ranks(each) for ranks, each in sets_of(flights).items()}
+    in_sets = {members: missing_ranks(each) for members, each in sets_of(flights).items()}
     for rank in range(size):
         if rank in flights:
             lines += [
@@ -467,7 +473,8 @@ def make_report(directory: Path) -> tuple[str, dict[str, Any]]:
                 "reason": flight.reason,
                 **_to_json(flight, absent),
                 "process_sets": [
-                    {"ranks": list(ranks), **_to_json(told, in_sets[ranks])} for ranks, told in flight.sets.items()
+                    {"group": members[0], "ranks": list(members[1]), **_to_json(told, in_sets[members])}
+                    for members, told in flight.sets.items()
                 ],
             }
             for rank, flight in sorted(flights.items())
@@ -513,7 +520,7 @@ def _describe_waits(flight: Flight, absent: dict[str, list[int]]) -> list[str]:
     return lines
 
 
-def _set_lines(flight: Flight, absent: dict[tuple[int, ...], dict[str, list[int]]]) -> list[str]:
+def _set_lines(flight: Flight, absent: dict[Members, dict[str, list[int]]]) -> list[str]:
     """Describe the same for the process sets of a rank."""
 
     def get_last_activity(told: Flight) -> tuple[bool, float]:
@@ -524,9 +531,9 @@ def _set_lines(flight: Flight, absent: dict[tuple[int, ...], dict[str, list[int]
         (item for item in flight.sets.items() if item[1].pending or item[1].history),
         key=lambda i: get_last_activity(i[1]),
     )
-    for ranks, told in reversed(used[-SETS_SHOWN:]):
-        lines.append(f" {_format_among(ranks)}: {_describe_last_entry(told)}")
-        lines += [f"  {line}" for line in _describe_waits(told, absent[ranks])]
+    for members, told in reversed(used[-SETS_SHOWN:]):
+        lines.append(f" {_format_members(members)}: {_describe_last_entry(told)}")
+        lines += [f"  {line}" for line in _describe_waits(told, absent[members])]
     if len(used) > SETS_SHOWN:
         lines.append(f"  and {len(used) - SETS_SHOWN} process sets more")
     return lines

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +31,7 @@ LIMIT = 1 << 30  # maximum bytes of a file
 LINE = MIB  # maximum bytes of an event's line
 WHOLE = 64 * MIB  # maximum bytes of a file that is parsed at once, because another program has changed its lines
 MOST_RANKS = 4096  # maximum number of ranks in a file
+MOST_GROUPS = 1 << 31  # maximum number of groups that a rank has formed
 MOST_TRACKS = 1 << 40  # upper bound of process and thread numbers in a trace
 TOTAL = ("since_ns", "now_ns", "busy_ns", "wait_ns", "exposed_ns", "steps", "entries", "tensors", "bytes")
 
@@ -93,9 +95,12 @@ class Recording:
     about : dict
         Header of the file: version, size of the world, host etc.
     number : int
-        Number of the process set; 0: the world.
+        Number of the process set; 0: the world. Sets that their members alone have formed, such as torch's groups, are
+        counted down from -1 by the reader.
     ranks : tuple of int
         Ranks of the process set, or of the world.
+    group : str
+        Name of the set, as torch's groups have one; empty: none.
     totals : dict or None
         Totals that the rank counted over all entries; None if it ended before writing them.
     knobs : dict
@@ -106,6 +111,7 @@ class Recording:
     about: dict[str, Any]
     number: int = 0
     ranks: tuple[int, ...] = ()
+    group: str = ""
     totals: dict[str, int] | None = None
     knobs: dict[str, Any] = field(default_factory=dict)
     entries: dict[int, Entry] = field(default_factory=dict)
@@ -250,12 +256,13 @@ def read(paths: Iterable[str | Path], notes: list[str]) -> list[Recording]:
         A file is not a timeline; files are of different hosts or boots, whose clocks differ; a rank occurs twice.
     """
     recordings: dict[tuple[int, int], Recording] = {}
-    for path in files_of(paths):
-        for recording in _make_recordings(path, events_of(path, notes), notes):
-            if (recording.number, recording.rank) in recordings:
-                raise TraceError(f"{path}: rank {recording.rank} is in another of the files too")
-            recordings[recording.number, recording.rank] = recording
-    found = [recordings[key] for key in sorted(recordings)]
+    made = [(path, each) for path in files_of(paths) for each in _make_recordings(path, events_of(path, notes), notes)]
+    _number_groups([recording for _, recording in made])
+    for path, recording in made:
+        if (recording.number, recording.rank) in recordings:
+            raise TraceError(f"{path}: rank {recording.rank} is in another of the files too")
+        recordings[recording.number, recording.rank] = recording
+    found = [recordings[key] for key in sorted(recordings, key=lambda key: (key[0] < 0, abs(key[0]), key[1]))]
     ranks = {recording.number: recording.ranks for recording in reversed(found)}
     for other in found[1:]:
         if other.ranks != ranks[other.number]:
@@ -264,6 +271,20 @@ def read(paths: Iterable[str | Path], notes: list[str]) -> list[Recording]:
             if other.about.get(key) != found[0].about.get(key):
                 raise TraceError(f"rank {other.rank}'s timeline is of {what} than rank {found[0].rank}'s")
     return found
+
+
+def _number_groups(recordings: Iterable[Recording]) -> None:
+    """Give recordings of one group one number: in the files each rank has counted its own groups."""
+    times: Counter[tuple[int, str, tuple[int, ...]]] = Counter()  # groups that a rank had by that name
+    groups: dict[tuple[str, tuple[int, ...], int], list[Recording]] = {}
+    for recording in recordings:
+        if recording.number < 0:
+            name, ranks = recording.group, recording.ranks
+            groups.setdefault((name, ranks, times[recording.rank, name, ranks]), []).append(recording)
+            times[recording.rank, name, ranks] += 1
+    for index, (_, same) in enumerate(sorted(groups.items(), key=lambda item: item[0]), 1):
+        for recording in same:
+            recording.number = -index
 
 
 def _make_recordings(path: Path, events: list[dict[str, Any]], notes: list[str]) -> list[Recording]:
@@ -289,7 +310,9 @@ def _make_recordings(path: Path, events: list[dict[str, Any]], notes: list[str])
 
 
 def _add_process(found: dict[int, Recording], process: int, told: dict[str, Any]) -> None:
-    if HEAD in told or SET in told:
+    if SET in told and process in found:  # the group has got its name meanwhile
+        found[process].group = _get_group(told[SET])
+    elif HEAD in told or SET in told:
         found[process] = _make_recording(found, told)
     elif TOTALS in told:
         totals = told[TOTALS]
@@ -304,14 +327,19 @@ def _make_recording(found: dict[int, Recording], told: dict[str, Any]) -> Record
         about = _check_header(told[HEAD])
         return Recording(about["rank"], about, 0, tuple(range(about["size"])))
     about = told[SET]
-    rank, set_number = get_whole(about, "rank", 0, MOST_RANKS), get_whole(about, "id", 0, MOST_RANKS)
+    rank, set_number = get_whole(about, "rank", 0, MOST_RANKS), get_whole(about, "id", -MOST_GROUPS, MOST_RANKS)
     ranks = about.get("ranks")
     world = found[rank]
     if not isinstance(ranks, list) or not all(type(each) is int and 0 <= each < MOST_RANKS for each in ranks):
         raise ReadError("'ranks' are no ranks")
     if rank not in ranks or len(set(ranks)) < len(ranks):
         raise ReadError("'ranks' are no process set with this rank in it")
-    return Recording(rank, world.about, set_number, tuple(ranks))
+    return Recording(rank, world.about, set_number, tuple(ranks), _get_group(about))
+
+
+def _get_group(about: Any) -> str:
+    """Return the name in what a file says of a process set; empty: it has none."""
+    return get_text(about, "group") if isinstance(about, dict) and "group" in about else ""
 
 
 def _check_header(about: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from .reading import STAGES, Recording, Tensor
 from .timeline import describe_set
 
 TENSORS = 10
-NAME = 34
+NAME = 34  # characters of a name in a table
+GROUP = 14  # characters of them that a group's name takes
 SETS_SHOWN = 8
 SELDOM = 8  # a name rarer than the most frequent one by this factor does not belong to the steps
 
@@ -127,6 +128,7 @@ def slowest_tensors(recordings: Sequence[Recording], count: int = TENSORS) -> li
         for tensor in recording.tensors.values():
             if tensor.ended:
                 by_name[recording.number, tensor.name].append(tensor)
+    groups = {recording.number: recording.group for recording in recordings}
     rows: list[dict[str, Any]] = []
     for (number, name), tensors in by_name.items():
         lasts = Counter(tensor.last for tensor in tensors if tensor.last is not None)
@@ -134,6 +136,7 @@ def slowest_tensors(recordings: Sequence[Recording], count: int = TENSORS) -> li
             {
                 "name": name,
                 "process_set": number,
+                "group": groups[number],
                 "kind": tensors[0].kind,
                 "times": len({tensor.entry for tensor in tensors}),
                 "bytes": round(fmean(tensor.nbytes for tensor in tensors)),
@@ -189,7 +192,12 @@ def summarize_recordings(recordings: Sequence[Recording]) -> dict[str, Any]:
     return {
         "ranks": summarize_members(by_set.pop(0)),
         "process_sets": [
-            {"id": number, "ranks": list(some[0].ranks), "members": summarize_members(some)}
+            {
+                "id": number,
+                "group": some[0].group,
+                "ranks": list(some[0].ranks),
+                "members": summarize_members(some),
+            }
             for number, some in by_set.items()
         ],
         "lateness": late,
@@ -240,7 +248,7 @@ def format_summary(figures: dict[str, Any]) -> str:
     sets = [each for each in figures["process_sets"] if any(row["entries"] for row in each["members"])]
     busiest = sorted(sets, key=lambda each: -max(float(row["communication"]) for row in each["members"]))[:SETS_SHOWN]
     for each in sorted(busiest, key=lambda each: int(each["id"])):
-        lines += ["", describe_set(each["ranks"], each["id"]), *_format_table(each["members"])]
+        lines += ["", describe_set(each["ranks"], each["id"], each["group"]), *_format_table(each["members"])]
     if len(sets) > SETS_SHOWN:
         lines += ["", f"and {len(sets) - SETS_SHOWN} process sets in which less was done, with --json"]
     lines += ["", _format_slowest_rank(figures)]
@@ -266,7 +274,8 @@ def format_summary(figures: dict[str, Any]) -> str:
         for row in figures["slowest_tensors"]:
             last = "-" if row["mostly_last"] is None else str(row["mostly_last"])
             negotiate, late_by, queue, execute = (1e3 * row[key] for key in ("negotiate", "late", "queue", "execute"))
-            where = f" (set {row['process_set']})" if row["process_set"] else ""
+            set_name = _shorten_name(row["group"], GROUP) or f"set {row['process_set']}"
+            where = f" ({set_name})" if row["process_set"] else ""
             lines.append(
                 f"{_shorten_name(row['name'], NAME - len(where)) + where:<{NAME}} {format_size(row['bytes']):>10} "
                 f"{row['times']:5d} {negotiate:9.3f} {late_by:8.3f} {last:>4} {queue:8.3f} {execute:8.3f}"

@@ -43,6 +43,7 @@ LINE = 150  # typical bytes of a line
 HEAD, SET, TOTALS = "engine_timeline", "engine_process_set", "engine_totals"  # keys in a `process_name` event
 KNOBS = "engine_knobs"  # key that accompanies HEAD, SET and TOTALS
 SETS = 1000  # rank 2 is process 2 of the trace, and in process set 3 it is process 3002
+GROUPS = 10**6  # and in the group that it has formed as its third, process 1000003002
 ROWS = {1: "steps", 2: "callers waiting", 3: "entries", 4: "fuse", 5: "reduce", 6: "unpack", 7: "cycles"}  # tracer.pyx
 DEVICE_ROW = 8  # row of GPU samples; tracer.pyx names it at its first event
 
@@ -72,13 +73,17 @@ def path_of(target: str | os.PathLike[str], rank: int, number: int | None = None
     return (path if number is None else path / f"{WORLD}{number}") / f"rank.{rank}.trace.json"
 
 
-def describe_set(ranks: Sequence[int], number: int) -> str:
-    """Describe a process set, such as `among ranks 0-2, 5 (set 1)`."""
-    return f"among {readable.format_ranks(ranks, most=8)} (set {number})"
+def describe_set(ranks: Sequence[int], number: int, group: str = "") -> str:
+    """Describe a process set: `among ranks 0-2, 5 (set 1)`; with a name `among ranks 0-2, 5 (group 'tp')`."""
+    return f"among {readable.format_ranks(ranks, most=8)} ({f'group {group!r}' if group else f'set {number}'})"
 
 
 class _Track:
-    """Track of one engine in the file. `number` is that of the process set; 0: the world."""
+    """Track of one engine in the file.
+
+    `number` is that of the process set. 0: the world; groups that their members alone have formed are counted down from
+    -1 by each rank.
+    """
 
     def __init__(self, number: int, engine: core.Engine) -> None:
         from ..native import tracer  # Here: the command that reads timelines needs no extension.
@@ -86,15 +91,21 @@ class _Track:
         self.number = number
         self.rank = engine.number
         self.ranks = engine.numbers
-        self.process = engine.number + SETS * number
+        self.process = engine.number + SETS * (number if number >= 0 else GROUPS - number)
         self.engine = engine
+        self.group = engine.group_name  # as the file has it
         self.tracer: tracer.Tracer = tracer.Tracer(engine, self.process)
         self.named = False
 
     @property
     def title(self) -> str:
         """Name that the viewer shows."""
-        return f"rank {self.rank}" + (f" {describe_set(self.ranks, self.number)}" if self.number else "")
+        return f"rank {self.rank}" + (f" {describe_set(self.ranks, self.number, self.group)}" if self.number else "")
+
+    @property
+    def place(self) -> int:
+        """Place of the track below that of the rank's world: groups come after process sets."""
+        return min(self.number if self.number >= 0 else SETS // 2 - self.number, SETS - 1)
 
 
 class Timeline:
@@ -192,7 +203,7 @@ class Timeline:
         self._sets, self._hosts, self._world = sets, hosts, world
         self._started = self._reported = time.monotonic()
         for number, each in ((0, engine), *sets.engines.items()):
-            if number >= 0:  # The others count by each rank's own: a reader could not tell which belong together.
+            if number >= 0 or each.group_name:  # others are pairs of ranks, in which each message has a name of its own
                 self._record(number, each, BURST)
         for track in self._tracks:
             self._write(self._drain, track)
@@ -208,7 +219,8 @@ class Timeline:
             try:
                 self._record(number, engine, share * self._sets.largest_membership)
             except MemoryError as error:
-                logger.warning("process set %d is not in the timeline %s: %s", number, self.path, error)
+                name = engine.group_name or str(number)
+                logger.warning("process set %s is not in the timeline %s: %s", name, self.path, error)
 
     def _record(self, number: int, engine: core.Engine, saved: float) -> None:
         track = _Track(number, engine)
@@ -267,6 +279,8 @@ class Timeline:
         if not track.named:
             track.named = True
             self._name(track)
+        elif track.group != track.engine.group_name:  # torch names a group after it is formed
+            self._tell_set(track)
         limit = self._limit - RESERVE
         self._offset = track.tracer.drain(self._file, self._offset, limit, self._mark_cycles)
         if track.tracer.left_out and not self._full:
@@ -313,17 +327,22 @@ class Timeline:
 
     def _name(self, track: _Track) -> None:
         if track.number:
-            self._tell(track, SET, {"rank": self._rank, "id": track.number, "ranks": list(track.ranks)})
+            self._tell_set(track)
         else:
             about = {"version": VERSION, "rank": self._rank, "size": self._size, "pid": os.getpid(), **self._elastic}
             host: dict[str, Any] = {"host": platform.node(), "hosts": self._hosts, "boot": self._get_clock_id(track)}
             if (clock := track.engine.clock()) is not None and self._world:
                 host |= {"ahead_ns": clock[0], "ahead_error_ns": clock[1], "own_boot": read_boot_id()}
             self._tell(track, HEAD, {**about, "time": time.time(), **host})
-        self._write_event(track, "process_sort_index", {"sort_index": SETS * self._rank + min(track.number, SETS - 1)})
+        self._write_event(track, "process_sort_index", {"sort_index": SETS * self._rank + track.place})
         for row, name in ROWS.items():
             if name != "cycles" or self._mark_cycles:
                 self._write_event(track, "thread_name", {"name": name}, tid=row)
+
+    def _tell_set(self, track: _Track) -> None:
+        track.group = track.engine.group_name
+        group = {"group": track.group} if track.group else {}
+        self._tell(track, SET, {"rank": self._rank, "id": track.number, "ranks": list(track.ranks), **group})
 
     def _get_clock_id(self, track: _Track) -> str:
         """Return a text that is equal for files that share a clock."""

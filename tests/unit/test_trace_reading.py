@@ -133,6 +133,64 @@ def test_process_sets_are_told_apart_by_their_numbers(tmp_path: Path) -> None:
     assert summarize_recordings(read([out], [])) == figures
 
 
+def in_a_group(rank: int, count: int, ranks: list[int], *names: str) -> list[dict[str, Any]]:
+    """Timeline of one entry in the group that a rank has formed as its `count`th; the names that it had in turn."""
+    said, *rest = in_a_set(rank, 10**6 + count, ranks)
+    told = said["args"]["engine_process_set"] | {"id": -count}
+    return [process(said["pid"], "group", engine_process_set={**told, "group": name}) for name in names] + rest
+
+
+def test_groups_are_told_apart_by_names_and_ranks_though_ranks_count_them_differently(tmp_path: Path) -> None:
+    """Rank 2 has not formed the first groups of the others, and is in two of equal ranks."""
+    formed = {
+        0: [(1, [0, 1], "tp (1)"), (2, [0, 2], "dp (3)"), (3, [0, 2], "4")],
+        1: [(1, [0, 1], "tp (1)")],
+        2: [(1, [0, 2], "dp (3)"), (2, [0, 2], "4")],
+    }
+    files = [
+        write(
+            tmp_path / f"rank.{rank}.trace.json",
+            [head(rank, 3), *(event for count, ranks, name in each for event in in_a_group(rank, count, ranks, name))],
+        )
+        for rank, each in formed.items()
+    ]
+    notes: list[str] = []
+    figures = summarize_recordings(read(files, notes))
+    assert not notes
+    assert [(each["group"], each["ranks"]) for each in figures["process_sets"]] == [
+        *(("4", [0, 2]), ("dp (3)", [0, 2]), ("tp (1)", [0, 1]))
+    ]
+    assert all([member["tensors"] for member in each["members"]] == [1, 1] for each in figures["process_sets"])
+    shown = format_summary(figures)
+    assert "\namong ranks 0, 1 (group 'tp (1)')\n" in shown and "\namong ranks 0, 2 (group '4')\n" in shown
+    assert "\na (dp (3)) " in shown
+    out = tmp_path / "out.json"
+    assert main(["merge", *map(str, files), "-o", str(out)]) == 0
+    assert summarize_recordings(read([out], [])) == figures
+
+
+def test_groups_of_one_name_one_after_another_are_two(tmp_path: Path) -> None:
+    groups = [event for count in (1, 2) for event in in_a_group(0, count, [0], "1")]
+    found = read([write(tmp_path / "t.json", [head(0), *groups])], [])
+    assert [(each.number, each.group, len(each.entries)) for each in found] == [(0, "", 0), (-1, "1", 1), (-2, "1", 1)]
+
+
+def test_a_group_that_gets_its_name_later_keeps_what_was_recorded(tmp_path: Path) -> None:
+    first, second, *rest = in_a_group(0, 1, [0], "1", "tp (1)")
+    path = write(tmp_path / "t.json", [head(0), first, *rest, second])
+    world, group = read([path], [])
+    assert (group.group, len(group.entries), world.group) == ("tp (1)", 1, "")
+
+
+@pytest.mark.parametrize("wrong", [3, ["1"]])
+def test_a_damaged_name_of_a_group_is_left_out_and_said(tmp_path: Path, wrong: Any) -> None:
+    first, second, *rest = in_a_group(0, 1, [0], "1", "tp (1)")
+    second["args"]["engine_process_set"] = {"group": wrong}
+    notes: list[str] = []
+    _, group = read([write(tmp_path / "t.json", [head(0), first, second, *rest])], notes)
+    assert (group.group, len(group.entries), len(notes)) == ("1", 1, 1)
+
+
 def test_sets_that_differ_between_files_are_refused(tmp_path: Path) -> None:
     files = [write(tmp_path / f"{rank}.json", [head(rank, 3), *in_a_set(rank, 1, [rank, 2])]) for rank in range(2)]
     with pytest.raises(TraceError, match="rank 1's timeline is of another job: it has other process sets"):
@@ -390,6 +448,17 @@ def test_a_standstill_within_an_entry_of_a_set(tmp_path: Path) -> None:
     assert make_report(tmp_path)[1]["verdict"] == (
         "rank 2 stopped in entry 381 'x' (allreduce) among ranks 1, 2; rank 1 waits for it"
     )
+
+
+def test_groups_of_equal_ranks_are_told_apart_by_their_names(tmp_path: Path) -> None:
+    named = [part([0, 1], group=name, id=-number) for number, name in enumerate(("tp (1)", "2"), 1)]
+    waiting = part([0, 1], group="tp (1)", pending=[pending("x", 6, None)])
+    keep(tmp_path, 0, "flight.json", record(0, 2, process_sets=[waiting, named[1]]))
+    keep(tmp_path, 1, "flight.json", record(1, 2, process_sets=named))
+    shown, data = make_report(tmp_path)
+    assert data["verdict"] == ("rank 1 has not submitted 'x' in the group 'tp (1)' of ranks 0, 1; rank 0 waits for it")
+    assert [each["group"] for each in data["ranks"][0]["process_sets"]] == ["tp (1)", "2"]
+    assert "\n  in the group 'tp (1)' of ranks 0, 1: finished nothing\n" in shown
 
 
 def test_who_is_blamed_goes_before_who_is_waited_for(tmp_path: Path) -> None:
