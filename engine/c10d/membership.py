@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -16,6 +17,9 @@ from .meeting import StoreMeeting
 from .operations import GroupOperations
 from .point_to_point import Messenger
 from .work import EngineWork, translate_error
+
+UNDESCRIBED = "undefined"  # torch's description of groups that were given none
+NAME_SHOWN, HASH_SHOWN = 16, 8  # characters
 
 
 class Membership:
@@ -44,12 +48,30 @@ class Membership:
         self.meeting = meeting
         self.store = store
         self.name = name
-        self.description = "undefined"
+        self.description = UNDESCRIBED
         self.timeout = timeout
         self.works: weakref.WeakSet[EngineWork] = weakref.WeakSet()
         self.messenger = Messenger(engine, meeting)
         self._owner = owner
         self._over = False
+        self._name_engine()
+
+    def rename_group(self, name: str | None = None, description: str | None = None) -> None:
+        """Change torch's name or description of the group, which torch tells once the group is formed."""
+        self.name = self.name if name is None else name
+        self.description = self.description if description is None else description
+        self._name_engine()
+
+    @property
+    def title(self) -> str:
+        """Torch's description and name, as reports show them."""
+        return format_name(self.name, self.description)
+
+    def _name_engine(self) -> None:
+        """Have reports and timelines call the group as torch does. The default group is the world and has no name."""
+        if self.engine.world is not None and not self._over:
+            with suppress(NotInitializedError):
+                runtime.current_session().record_group(self.engine, self.title)
 
     def leave_group(self) -> None:
         """Leave the group; operations in flight have the session's `shutdown_timeout`. The second time does nothing."""
@@ -66,9 +88,16 @@ class Membership:
                 session.sets.leave_set(self.engine)
             elif self._owner:
                 runtime.shutdown()
-        gone = translate_error(NotInitializedError(f"the process group {self.name!r} was destroyed"))
+        gone = translate_error(NotInitializedError(f"the group {self.title!r} was destroyed"))
         for work in list(self.works):
             work.settle_work(gone)
+
+
+def format_name(name: str, description: str) -> str:
+    """Format torch's description and name of a group as `tp (3)`; many groups of a mesh have one description."""
+    short = name if len(name) <= NAME_SHOWN else name[:HASH_SHOWN]  # some are hashes
+    text = short if description in ("", UNDESCRIBED) else f"{description} ({short})"
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 class MemberOperations(GroupOperations):
@@ -125,5 +154,5 @@ class MemberOperations(GroupOperations):
 
     def abort(self) -> None:
         """Fail the world of this group, so that no rank waits in it."""
-        self.engine.abort(f"the process group {self.membership.name!r} was aborted (torch.distributed)")
+        self.engine.abort(f"the group {self.membership.title!r} was aborted (torch.distributed)")
         self.shutdown()

@@ -52,7 +52,7 @@ class EngineProcessGroup(MemberOperations, _TorchGroup):
         name = group_name or f"{parent.name} split {new_ranks}"
         store = PrefixStore(f"{name}/", parent.store)
         membership = split_membership(parent, list(new_ranks), store, name, timeout or parent.timeout)
-        membership.description = group_desc or membership.description
+        membership.rename_group(description=group_desc)
         return _make_group(membership, self._beneath is not None)
 
     def merge_remote_group(self, *_: Any, **__: Any) -> Any:
@@ -72,7 +72,7 @@ class EngineProcessGroup(MemberOperations, _TorchGroup):
         return self.membership.name
 
     def setGroupName(self, name: str) -> None:
-        self.membership.name = name
+        self.membership.rename_group(name=name)
 
     _set_group_name = setGroupName
 
@@ -80,7 +80,7 @@ class EngineProcessGroup(MemberOperations, _TorchGroup):
         return self.membership.description
 
     def setGroupDesc(self, description: str) -> None:
-        self.membership.description = description
+        self.membership.rename_group(description=description)
 
     _set_group_desc = setGroupDesc
 
@@ -99,7 +99,7 @@ class EngineProcessGroup(MemberOperations, _TorchGroup):
         return self.membership.store
 
     def __repr__(self) -> str:
-        return f"<EngineProcessGroup {self.membership.name!r} of ranks {list(self.engine.numbers)}>"
+        return f"<EngineProcessGroup {self.membership.title!r} of ranks {list(self.engine.numbers)}>"
 
 
 def form_group(options: Any) -> EngineProcessGroup | DeviceBackend:

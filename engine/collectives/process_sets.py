@@ -289,4 +289,4 @@ class ProcessSetEngines(Protocol):
 
     @property
     def largest_membership(self) -> int:
-        """Largest number of engines on one rank, including that of the world; equal on all ranks."""
+        """Largest number of engines on one rank, including that of the world; groups are counted by their members."""

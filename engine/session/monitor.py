@@ -148,7 +148,8 @@ class Monitor:
     def _report_stall(self) -> None:
         lines = []
         for engine in (self._engine, *self._sets.engines.values()):
-            where = "" if engine is self._engine else f" among {readable.format_ranks(engine.numbers)}"
+            among = readable.format_members(engine.numbers, engine.group_name)
+            where = "" if engine is self._engine else f" {among}"
             lines += [line + where for line in engine.overdue()]
             pending = [entry for entry in engine.pending() if engine.rank != 0 or entry["missing"] is not None]
             lines += [line + where for line in describe_waits(pending, engine.numbers[0])]

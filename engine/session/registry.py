@@ -94,8 +94,13 @@ class ProcessSetRegistry:
 
     @property
     def largest_membership(self) -> int:
-        """Largest number of engines on one rank, including that of the world; equal on all ranks."""
-        return 1 + max(self._memberships.values(), default=0)
+        """Largest number of engines on one rank, including that of the world.
+
+        It is equal on all ranks but for groups, which their members alone form and know: of these each rank counts its
+        own.
+        """
+        named = sum(bool(each.group_name) for each in list(self._groups.values()))
+        return 1 + max(self._memberships.values(), default=0) + named
 
     def add(self, chosen: ProcessSet | Iterable[int], moved: bool = False) -> ProcessSet:
         """Form a set and return it; a set is created if only ranks are given.
@@ -216,6 +221,10 @@ class ProcessSetRegistry:
             self.leave_set(engine, 0.0)
             raise NotInitializedError("engine.shutdown() was called while a group was formed")
         return engine
+
+    def find_group(self, engine: core.Engine) -> int | None:
+        """Return this rank's number of a set of `enter`; None: it is none, or was left."""
+        return next((number for number, each in list(self._groups.items()) if each is engine), None)
 
     def leave_set(self, engine: core.Engine, seconds: float | None = None) -> None:
         """Leave a set of `enter`; operations in flight have `seconds`. Not collective."""

@@ -160,6 +160,13 @@ class EngineSession:
         if self.timeline is not None and added.process_set_id is not None and added.included():
             self.timeline.add(added.process_set_id, added.engine)
 
+    def record_group(self, engine: core.Engine, name: str) -> None:
+        """Name the engine of a group that its members have formed, and add it to the timeline if one is recorded."""
+        engine.group_name = name
+        number = self.sets.find_group(engine)
+        if self.timeline is not None and number is not None:
+            self.timeline.add(number, engine)
+
     def make_timeline(self, target: str | os.PathLike[str], mark_cycles: bool) -> Timeline:
         """Make a timeline of this rank and create its file; `start_timeline` starts it."""
         world = self.world
