@@ -16,6 +16,7 @@ from . import NAME
 from .meeting import StoreMeeting
 from .operations import GroupOperations
 from .point_to_point import Messenger
+from .profiling import start_profiled
 from .work import EngineWork, translate_error
 
 UNDESCRIBED = "undefined"  # torch's description of groups that were given none
@@ -128,10 +129,10 @@ class MemberOperations(GroupOperations):
         self.membership.works.add(work)
 
     def send(self, tensors: list[torch.Tensor], rank: int, tag: int = 0) -> EngineWork:
-        return self.membership.messenger.send(tensors[0], rank, tag)
+        return start_profiled("send", self.membership.messenger.send, tensors[0], rank, tag)
 
     def recv(self, tensors: list[torch.Tensor], rank: int, tag: int = 0) -> EngineWork:
-        return self.membership.messenger.receive(tensors[0], rank, tag)
+        return start_profiled("recv", self.membership.messenger.receive, tensors[0], rank, tag)
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> EngineWork:
         return self.membership.messenger.receive_from_any(tensors[0], tag)

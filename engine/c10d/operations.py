@@ -7,8 +7,7 @@ copied when the operation is done, by a thread of the engine if nobody waits.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from ..errors import EngineError
 from ..native import core, handles
 from ..torch import sparse
 from ..torch.adapter import TorchAdapter, flat_over
+from .profiling import EVENTS, begin_event, end_event, end_event_with, flags
 from .reductions import as_reals, find_bitwise, read_reduction, reduce_bitwise
 from .work import EngineWork, Finish, Operation, expect_host, translate_error
 
@@ -34,6 +34,28 @@ class _HostAdapter(TorchAdapter):
 
 
 _adapter = _HostAdapter()
+
+
+class _Submission:
+    """Context in which an operation is submitted: what fails here is told to the other ranks, and translated."""
+
+    __slots__ = ("_engine", "_event", "_kind")
+
+    def __init__(self, engine: core.Engine, kind: str, event: str) -> None:
+        self._engine, self._kind, self._event = engine, kind, event
+
+    def __enter__(self) -> None:
+        if flags._is_profiler_enabled:
+            begin_event(self._event or EVENTS[self._kind])
+
+    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            return
+        end_event()
+        if isinstance(error, Exception):
+            announce_failure(self._engine, self._kind, None, error)
+        if isinstance(error, EngineError):
+            raise translate_error(error) from error
 
 
 class GroupOperations:
@@ -59,28 +81,22 @@ class GroupOperations:
         self.keep_work(work)
         if finish is not None:
             work.watch_end()
+        if flags._is_profiler_enabled:
+            end_event_with(work)
         return work
 
     def keep_work(self, work: EngineWork) -> None:
         """Note a work in flight; for groups that end works themselves."""
 
-    @contextmanager
-    def open_submission(self, kind: str) -> Iterator[None]:
-        """Context in which an operation is submitted: what fails here is told to the other ranks, and translated."""
-        try:
-            yield
-        except EngineError as error:
-            announce_failure(self.engine, kind, None, error)
-            raise translate_error(error) from error
-        except Exception as error:
-            announce_failure(self.engine, kind, None, error)
-            raise
+    def open_submission(self, kind: str, event: str = "") -> _Submission:
+        """Return a context in which an operation is submitted; `event`: what a profiler calls another than its kind."""
+        return _Submission(self.engine, kind, event)
 
     # ---- reductions
 
-    def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> EngineWork:
+    def allreduce(self, tensors: list[torch.Tensor], opts: Any = None, event: str = "") -> EngineWork:
         reduction, blocking = _reduction_of(opts)
-        with self.open_submission("allreduce"):
+        with self.open_submission("allreduce", event):
             parts = [self._reduce(tensor, reduction, blocking and len(tensors) == 1) for tensor in tensors]
         return self.make_work([handle for handle, _ in parts], tensors, _all_of(finish for _, finish in parts))
 
@@ -130,9 +146,8 @@ class GroupOperations:
     def reduce(self, tensors: list[torch.Tensor], opts: Any = None) -> EngineWork:
         root = 0 if opts is None else opts.rootRank
         if self.engine.rank == root:
-            return self.allreduce(tensors, opts)
-        work = self.allreduce([each.detach().clone() for each in tensors], opts)
-        return work
+            return self.allreduce(tensors, opts, "reduce")
+        return self.allreduce([each.detach().clone() for each in tensors], opts, "reduce")
 
     def reduce_scatter_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> EngineWork:
         reduction, blocking = _reduction_of(opts)
@@ -317,13 +332,13 @@ class GroupOperations:
         flat = _as_flat(inputs[0])
         splits = [flat.numel() if rank == root else 0 for rank in range(self.engine.size)]
         parts = outputs[0] if self.engine.rank == root else []
-        with self.open_submission("alltoall"):
+        with self.open_submission("alltoall", "gather"):
             handle = self.engine.alltoall(flat, splits, None)
         return self.make_work([handle], parts, _store_gathered(handle, flat.dtype, parts) if parts else None)
 
     def scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None) -> EngineWork:
         root, output = 0 if opts is None else opts.rootRank, outputs[0]
-        with self.open_submission("alltoall"):
+        with self.open_submission("alltoall", "scatter"):
             if self.engine.rank == root:
                 self._expect_one_each(inputs[0])
                 flat, splits = _join(inputs[0]), [each.numel() for each in inputs[0]]
