@@ -99,7 +99,8 @@ class Engine:
         """As `form`, by the members alone, in any order. One of them on each host has claimed the segment at `offset`,
         which each enters once.
         `channel`: number of the carrier's channel, equal on all of them; by default the set goes without a carrier.
-        `settings`: those that differ from the world's, such as `stall_limit`.
+        `settings`: those that differ from the world's, such as `stall_limit`. `ends_alone`: a rank that leaves while
+        others need it ends the set, and not the world: what they have in flight raises CollectiveError.
         """
 
     # `blocking` submits and waits in one native call, so that nobody is woken: `wait` then returns at once.
@@ -140,6 +141,16 @@ class Engine:
 
         `room`, of a tensor on a GPU: makes tensors for results of so many bytes each, on the stream that was current
         when it was made, and keeps that stream alive. The thread of `make_rooms` calls it.
+        """
+    def send_bytes(self, tensor: Any, name: str, copy: bool) -> Handle:
+        """In a set of two ranks: send what a tensor of the host holds to the one that receives under this name.
+
+        The n-th that is sent under a name is the n-th that is received, and any number may be in flight. Never waits.
+        `copy`: the tensor may change once this returns; else once it is done, which takes the receiver.
+        """
+    def receive_bytes(self, output: Any, name: str) -> Handle:
+        """Receive what is sent under this name: into `output`, if it has as many bytes; else, or for None, the handle
+        has it as `gathered`. Never waits.
         """
     def allgather_group(
         self,

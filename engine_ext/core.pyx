@@ -14,11 +14,11 @@ from libc.string cimport memset
 
 from engine_ext.bindings.calls cimport calls_admit, calls_dismiss, calls_settle
 from engine_ext.bindings.collectives cimport (
-    allgather_group_op, allgather_op, allreduce_op, alltoall_op, barrier_op, broadcast_op, reduce_group_op, reducescatter_op,
-    size_barrier_op,
+    allgather_group_op, allgather_op, allreduce_op, alltoall_op, barrier_op, broadcast_op, receive_op, reduce_group_op,
+    reducescatter_op, send_op, size_barrier_op,
 )
 from engine_ext.bindings.devices cimport close_rooms, finish_device, make_rooms
-from engine_ext.bindings.handles cimport begin_op, wait_for_joins
+from engine_ext.bindings.handles cimport begin_in_turn, begin_op, wait_for_joins
 from engine_ext.bindings.memory cimport Part, free_deferred, grow_arena, map_region, part_of
 from engine_ext.bindings.observing cimport map_page, mark_step, mark_traffic, record_steps, set_fields
 from engine_ext.bindings.refusals cimport expect_open, world_error
@@ -175,6 +175,7 @@ cdef class Engine:
         e.yield_ns = <uint64_t>(<double>self.settings["yield_us"] * 1e3)
         e.stall_warning_ns = seconds_ns(self.settings["stall_warning"])
         e.stall_limit_ns = seconds_ns(self.settings["stall_limit"])
+        e.ends_alone = world is not None and self.settings.get("ends_alone", False)
         pthread_mutex_init(&e.lock, NULL)
         status = segment_map(&e.segment, self.control if world is None else world.control, offset, rank, size,
                              number_hosts(self.settings["hosts"], numbers, host_of))
@@ -525,6 +526,14 @@ cdef class Engine:
     def allgather(self, tensor, name, bint blocking=False, room=None, output=None):
         expect_open(self.state)
         return self.start(allgather_op(self.state, tensor, room, output), name, blocking, output)
+
+    def send_bytes(self, tensor, str name, bint copy):
+        expect_open(self.state)
+        return begin_in_turn(self, self.state, send_op(tensor, copy), name)
+
+    def receive_bytes(self, output, str name):
+        expect_open(self.state)
+        return begin_in_turn(self, self.state, receive_op(output), name)
 
     def allgather_group(self, list tensors, name, bint blocking=False, sparse=None, room=None):
         expect_open(self.state)

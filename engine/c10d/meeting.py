@@ -59,7 +59,7 @@ class StoreMeeting:
         keys = [f"engine/{self._turn}/{self._exchanges}/{rank}" for rank in range(self.size)]
         self._store.set(keys[self.rank], said)
         self._await_keys(keys, self._seconds if seconds is None else seconds)
-        return [self._store.get(key) for key in keys]
+        return _read_all(self._store, keys)
 
     def meet_aside(self, name: str, rank: int, size: int) -> StoreMeeting:
         """Return a meeting of some of the ranks, as which this one has another number, for a thread of its own."""
@@ -93,6 +93,13 @@ class StoreMeeting:
                 f"new_group or monitored_barrier, for {readable.format_ranks(missing)}: does each make the same groups "
                 "in the same order?"
             )
+
+
+def _read_all(store: Any, keys: list[str]) -> list[bytes]:
+    """Read keys that are there, in one request if the store can do so."""
+    if getattr(store, "has_extended_api", bool)():
+        return list(store.multi_get(keys))
+    return [store.get(key) for key in keys]
 
 
 def _read_number(text: bytes) -> int:

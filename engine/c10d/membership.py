@@ -52,7 +52,7 @@ class Membership:
         self.description = UNDESCRIBED
         self.timeout = timeout
         self.works: weakref.WeakSet[EngineWork] = weakref.WeakSet()
-        self.messenger = Messenger(engine, meeting)
+        self.messenger = Messenger(engine, meeting, timeout.total_seconds())
         self._owner = owner
         self._over = False
         self._name_engine()
@@ -122,6 +122,7 @@ class MemberOperations(GroupOperations):
 
     def set_timeout(self, timeout: timedelta) -> None:
         self.membership.timeout = timeout
+        self.membership.messenger.limit = timeout.total_seconds()
 
     _set_default_timeout = set_timeout
 

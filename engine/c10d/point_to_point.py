@@ -1,75 +1,137 @@
-"""Messages between two ranks of a group: sets of two ranks, in which a message is an allgather of the sender's bytes.
+"""Messages between two ranks of a group, each over the pair of both.
 
-A pair is formed without waiting for the other rank, when one of both first sends or receives; between hosts, which
-have to connect, by a thread, and messages wait for it. Operations have names made of direction, tag and number, so
-messages in both directions and with several tags never wait for one another.
+A message has a name made of its direction, its tag and its number modulo `NAMES`, so that the coordinator knows the
+names after the first messages, and messages in both directions and with several tags never wait for one another.
 """
 
 from __future__ import annotations
 
 import threading
+from bisect import insort
 from collections import Counter, deque
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
-from ..errors import EngineError
-from ..native import core, handles
+from ..errors import EngineError, NotInitializedError, WorldError
+from ..errors.formatting import format_exception
+from ..host.patience import LONGEST, Patience
+from ..native import core
 from ..session import runtime
-from ..session.registry import ProcessSetRegistry
 from .meeting import StoreMeeting
-from .work import EngineWork, expect_host, translate_error
+from .pairs import Message, Pair, Posting
+from .work import EngineWork, expect_host, read_seconds, translate_error
 
 LEAVING = 1.0  # seconds for messages in flight when a group is destroyed
 EAGER = 1 << 16  # bytes up to which a message is copied, so that its sender does not wait for the receiver
-_PATIENT: dict[str, Any] = {"stall_warning": 0.0, "stall_limit": 0.0}  # a receiver may wait for as long as it likes
-_NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")
+NAMES = 8  # names for the messages of one direction and tag; more in flight wait for the first of them
+_ARRIVING = 5.0  # seconds for the rest of a message that has begun to arrive when its time-out is over
+
+_Key = tuple[int, int, int]
 
 
 class Messenger:
-    """Messages of one rank of a group."""
+    """Messages of one rank of a group.
 
-    def __init__(self, engine: core.Engine, meeting: StoreMeeting) -> None:
+    Attributes
+    ----------
+    limit : float
+        Seconds that a wait for a message may last, by default.
+    """
+
+    def __init__(self, engine: core.Engine, meeting: StoreMeeting, limit: float) -> None:
+        self.limit = min(limit, LONGEST)
         self._engine = engine
         self._meeting = meeting
         self._lock = threading.RLock()
-        self._pairs: dict[int, _Pair] = {}
-        self._numbers: Counter[tuple[int, int, int]] = Counter()  # messages by sender, receiver and tag
-        self._posted: dict[tuple[int, int], deque[_Posted]] = {}  # receives that found another message first
+        self._closed = False
+        self._pairs: dict[tuple[int, int], Pair] = {}  # by sender and receiver
+        self._numbers: Counter[_Key] = Counter()  # messages by sender, receiver and tag
+        self._names: dict[_Key, list[str]] = {}
+        self._postings: dict[tuple[int, int], list[Posting]] = {}  # taken back, by sender and tag, in order
         self._own: dict[int, deque[torch.Tensor]] = {}  # messages to this rank itself, by tag
+        self._sent: deque[Message] = deque()  # that may not have been received yet
+
+    # ---- what a group calls
 
     def send(self, tensor: torch.Tensor, receiver: int, tag: int) -> EngineWork:
         """Start to send a tensor to a rank of the group."""
-        source = _as_bytes(tensor)
+        expect_host(tensor)
+        source, own = _as_plain(tensor), self._engine.rank
+        eager = source.nbytes <= EAGER
         with self._lock:
-            if receiver == self._engine.rank:
-                self._own.setdefault(tag, deque()).append(source.clone())
+            if receiver == own:
+                self._own.setdefault(tag, deque()).append(source.clone().reshape(-1).view(torch.uint8))
                 return EngineWork((), [tensor])
-            if source.numel() <= EAGER:
-                self._submit(self._engine.rank, receiver, tag, source.clone())
-                return EngineWork((), [tensor])
-            return EngineWork([self._submit(self._engine.rank, receiver, tag, source)], [tensor])
+            message, _ = self._submit((own, receiver, tag), lambda pair, name: pair.send(source, name, eager))
+            self._note_sent(message)
+        if eager:
+            return EngineWork((), [tensor])
+        what = f"a message of {source.nbytes} bytes to {self.describe_rank(receiver)} with tag {tag} to be received"
+        return _Send(message, tensor, self.limit, what)
 
     def receive(self, tensor: torch.Tensor, sender: int, tag: int) -> EngineWork:
         """Start to receive a tensor from a rank of the group."""
+        expect_host(tensor)
         with self._lock:
             if sender == self._engine.rank:
                 return self._receive_own(tensor, tag)
-            handle = self._next_message(sender, tag)
-        return _make_receive(handle, tensor, sender)
-
-    def _next_message(self, sender: int, tag: int) -> Message:
-        posted = self._posted.get((sender, tag))
-        if not posted:
-            return self._submit(sender, self._engine.rank, tag, _NOTHING)
-        handle = posted.popleft()
-        handle.set_aside(False)
-        return handle
+            output = _as_plain(tensor) if _is_plain(tensor) and (sender, tag) not in self._postings else None
+            posting = self._post(sender, tag, output)
+        work = _Receive(self, posting, tensor, sender, tag)
+        if output is None:
+            work.watch_end()  # for who keeps no work: the engine does not store the message itself
+        return work
 
     def receive_from_any(self, tensor: torch.Tensor, tag: int) -> EngineWork:
         """Start to receive a tensor from whichever rank of the group sends first."""
+        expect_host(tensor)
         return _AnySource(self, tensor, tag)
+
+    def close(self) -> None:
+        """Leave the pairs, after a while for what was sent and not received yet."""
+        with self._lock:
+            self._closed = True
+            pairs, self._pairs = self._pairs, {}
+        self._await_receivers()
+        for pair in set(pairs.values()):
+            pair.close(0.0 if pair.on_one_host else LEAVING)  # between hosts the last bytes may be under way
+
+    # ---- what works call
+
+    def describe_rank(self, rank: int) -> str:
+        """Return the name of a rank of the group in messages: the world's."""
+        return f"rank {self._engine.numbers[rank]}"
+
+    def post_to_all(self, tag: int) -> dict[int, Posting]:
+        """Start to receive the next message of each other rank; returns them by sender."""
+        with self._lock:
+            others = (rank for rank in range(self._engine.size) if rank != self._engine.rank)
+            return {sender: self._post(sender, tag, None) for sender in others}
+
+    def put_back(self, tag: int, postings: dict[int, Posting]) -> None:
+        """Keep places whose messages were not taken, for the next that receives from their senders."""
+        with self._lock:
+            for sender, posting in postings.items():
+                posting.set_aside(True)
+                insort(self._postings.setdefault((sender, tag), []), posting, key=lambda each: each.number)
+
+    # ---- within
+
+    def _post(self, sender: int, tag: int, output: torch.Tensor | None) -> Posting:
+        """Return the first place that nobody receives at: one that was put back, or the next."""
+        kept = self._postings.get((sender, tag))
+        if not kept:
+            key = sender, self._engine.rank, tag
+            return Posting(*self._submit(key, lambda pair, name: pair.receive(output, name)))
+        posting = kept.pop(0)
+        if not kept:
+            del self._postings[sender, tag]
+        posting.set_aside(False)
+        return posting
 
     def _receive_own(self, tensor: torch.Tensor, tag: int) -> EngineWork:
         waiting = self._own.get(tag)
@@ -78,216 +140,116 @@ class Messenger:
         _store(tensor, waiting.popleft())
         return EngineWork((), [tensor], source=self._engine.rank)
 
-    def post_to_all(self, tag: int) -> dict[int, _Posted]:
-        """Start to receive the next message of each other rank; returns them by sender."""
-        with self._lock:
-            found = {}
-            for sender in range(self._engine.size):
-                if sender != self._engine.rank:
-                    message = self._next_message(sender, tag)
-                    found[sender] = message if isinstance(message, _Posted) else _Posted(message)
-            return found
-
-    def put_back(self, tag: int, posted: dict[int, _Posted]) -> None:
-        """Keep messages that were not taken, for the next that receives from their senders."""
-        with self._lock:
-            for sender, handle in posted.items():
-                handle.set_aside(True)
-                self._posted.setdefault((sender, tag), deque()).appendleft(handle)
-
-    def _submit(self, sender: int, receiver: int, tag: int, source: torch.Tensor) -> Message:
-        key = sender, receiver, tag
+    def _submit(self, key: _Key, start: Callable[[Pair, str], Message]) -> tuple[Message, int]:
+        """Submit this rank's part of the next message of a direction and tag; return it and its number."""
+        if self._closed:
+            raise translate_error(NotInitializedError("the process group was destroyed"))
         number = self._numbers[key]
-        self._numbers[key] += 1
-        other = receiver if sender == self._engine.rank else sender
-        name = f"{self._engine.numbers[sender]}>{self._engine.numbers[receiver]} tag {tag} message {number}"
+        names = self._names.get(key)
+        if names is None:
+            sender, receiver, tag = key
+            said = f"{self._engine.numbers[sender]}>{self._engine.numbers[receiver]} tag {tag} message"
+            names = self._names[key] = [f"{said} {count}" for count in range(NAMES)]
         try:
-            return self._find_pair(other).submit(source, name)
+            message = start(self._find_pair(key[0], key[1]), names[number % NAMES])
         except EngineError as error:
-            raise translate_error(error) from error
+            raise explain_failure(error, f"a message {names[number % NAMES]}") from error
+        self._numbers[key] = number + 1
+        return message, number
 
-    def _find_pair(self, other: int) -> _Pair:
-        """Return this rank's end of a pair, which is formed if it is not there."""
-        pair = self._pairs.get(other)
+    def _find_pair(self, sender: int, receiver: int) -> Pair:
+        """Return this rank's end of the pair that a direction has, which is formed if it is not there.
+
+        On one host each direction has its own, in which the sender coordinates: so a message for which its receiver
+        waits takes one wake-up. Between hosts, where a pair is a connection, both have one.
+        """
+        pair = self._pairs.get((sender, receiver))
         if pair is None:
-            own = self._engine.rank
-            ends = tuple(sorted((own, other)))
-            ranks = tuple(self._engine.numbers[rank] for rank in ends)
-            pair = self._pairs[other] = _Pair(runtime.current_session().sets, ranks, f"pair {ends[0]} and {ends[1]}")
-            pair.form_pair(self._meeting, ends.index(own))
+            sets = runtime.current_session().sets
+            numbers = self._engine.numbers
+            ends = sender, receiver
+            if not sets.are_on_one_host((numbers[sender], numbers[receiver])):
+                ends = min(ends), max(ends)
+            pair = self._pairs.get(ends) or Pair(sets, (numbers[ends[0]], numbers[ends[1]]), f"pair {ends[0]} and {ends[1]}")
+            if ends not in self._pairs:
+                pair.form_pair(self._meeting, ends.index(self._engine.rank))
+            self._pairs[ends] = self._pairs[sender, receiver] = pair
         return pair
 
-    def close(self) -> None:
-        """Leave the pairs."""
-        for pair in self._pairs.values():
-            pair.close()
-        self._pairs.clear()
+    def _note_sent(self, message: Message) -> None:
+        while self._sent and self._sent[0].done:
+            self._sent.popleft()
+        self._sent.append(message)
 
-
-class _Pair:
-    """This rank's end of a set of two ranks, which may not be formed yet."""
-
-    def __init__(self, sets: ProcessSetRegistry, ranks: tuple[int, ...], name: str) -> None:
-        self._sets, self._ranks, self._name = sets, ranks, name
-        self._lock = threading.Lock()
-        self._engine: core.Engine | None = None
-        self._error: EngineError | None = None
-        self._waiting: list[_Later] = []
-
-    def form_pair(self, meeting: StoreMeeting, end: int) -> None:
-        """Form the pair: at once on one host, else on a thread, since it takes both ranks."""
-        if self._sets.are_on_one_host(self._ranks):
-            offset = meeting.find_number(self._name)
-            if offset is None:
-                offset = meeting.agree_on_number(self._name, self._sets.claim_segment(2))
-            self._engine = self._sets.enter(self._ranks, offset, **_PATIENT)
-        else:
-            threading.Thread(target=self._connect, args=(meeting, end), name="engine-pair", daemon=True).start()
-
-    def _connect(self, meeting: StoreMeeting, end: int) -> None:
+    def _await_receivers(self) -> None:
+        patience = Patience(LEAVING)
         try:
-            aside = meeting.meet_aside(self._name, end, 2)
-            engine = self._sets.form_among(self._ranks, f"{self._name} {aside.key}", aside.exchange_texts, **_PATIENT)
-        except EngineError as error:
-            with self._lock:
-                self._error = error
-                waiting, self._waiting = self._waiting, []
-        else:
-            with self._lock:
-                self._engine = engine
-                waiting, self._waiting = self._waiting, []
-                for each in waiting:
-                    each.submit_now(engine)
-        for each in waiting:
-            each.let_go_on(self._error)
-
-    def submit(self, source: torch.Tensor, name: str) -> Message:
-        """Submit this rank's part of a message, now or as soon as the pair is formed."""
-        with self._lock:
-            if self._error is not None:
-                raise self._error
-            if self._engine is not None:
-                return self._engine.allgather(source, name)
-            later = _Later(source, name)
-            self._waiting.append(later)
-            return later
-
-    def close(self) -> None:
-        """Leave the pair. What is still in flight, a receive that no message has come for, ends."""
-        if self._engine is not None:
-            self._sets.leave_set(self._engine, LEAVING)
+            while self._sent and self._sent.popleft().wait(patience.seconds_left() or 1e-6):
+                pass
+        except EngineError:  # the world has failed, or the receiver has left: nobody waits for them
+            pass
 
 
-class _Later:
-    """Handle of a message that is submitted when its pair is formed."""
-
-    def __init__(self, source: torch.Tensor, name: str) -> None:
-        self.name = name
-        self._source = source
-        self._lock = threading.Lock()
-        self._settled = threading.Event()
-        self._handle: handles.Handle | None = None
-        self._error: EngineError | None = None
-        self._told: Callable[[], object] | None = None
-        self._aside = False
-
-    def submit_now(self, engine: core.Engine) -> None:
-        try:
-            with self._lock:
-                self._handle = engine.allgather(self._source, self.name)
-                self._handle.set_aside(self._aside)
-        except EngineError as error:
-            self._error = error
-
-    def let_go_on(self, error: EngineError | None) -> None:
-        """Let waiters go on: the message is submitted, or cannot be."""
-        with self._lock:
-            self._error = self._error or error
-            self._settled.set()
-            told = self._told
-        if told is not None:
-            self._pass_on(told)
-
-    def _pass_on(self, told: Callable[[], object]) -> None:
-        if self._handle is None:
-            told()
-        else:
-            self._handle.notify(told)
-
-    def notify(self, told: Callable[[], object]) -> None:
-        with self._lock:
-            if not self._settled.is_set():
-                self._told = told
-                return
-        self._pass_on(told)
-
-    def set_aside(self, on: bool) -> None:
-        with self._lock:
-            self._aside = on
-            if self._handle is not None:
-                self._handle.set_aside(on)
-
-    @property
-    def done(self) -> bool:
-        return self._settled.is_set() and (self._handle is None or self._handle.done)
-
-    @property
-    def gathered(self) -> tuple[Any, tuple[int, ...]]:
-        assert self._handle is not None
-        return self._handle.gathered
-
-    def wait(self) -> None:
-        self._settled.wait()
-        if self._error is not None:
-            raise self._error
-        assert self._handle is not None
-        self._handle.wait()
+# ---- works
 
 
-class _Posted:
-    """Receive whose message may be wanted by one work after another: the last one that asks is notified."""
+class _MessageWork(EngineWork):
+    """Work of one message, whose wait ends with the group's time-out, and of which errors say what was waited for."""
 
-    def __init__(self, message: handles.Handle | _Later) -> None:
+    def __init__(self, message: Message | Posting, tensor: torch.Tensor, limit: float, what: str) -> None:
+        super().__init__([message], [tensor])
         self._message = message
-        self._lock = threading.Lock()
-        self._arrived = False
-        self._told: Callable[[], object] | None = None
-        message.notify(self._note_arrival)
+        self._limit = limit
+        self._what = what
 
-    def _note_arrival(self) -> None:
-        with self._lock:
-            self._arrived, told = True, self._told
-        if told is not None:
-            told()
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        given = read_seconds(timeout)
+        if not self._over and not self._has_ended(given or self._limit):
+            if given:
+                raise overdue_error(self._what, given, "the time-out of this wait")
+            if self._withdraw():
+                self.settle_work(overdue_error(self._what, self._limit, "the time-out of its process group"))
+            elif not self._has_ended(_ARRIVING):
+                self.settle_work(overdue_error(f"the rest of {self._what}", self._limit + _ARRIVING, "stopped half-way"))
+        return super().wait()
 
-    def notify(self, told: Callable[[], object] | None) -> None:
-        """Call `told` at the end, and nobody who asked before."""
-        with self._lock:
-            self._told = told
-            arrived = self._arrived
-        if arrived and told is not None:
-            told()
+    def _has_ended(self, seconds: float) -> bool:
+        try:
+            return self._message.wait(seconds)
+        except EngineError:  # raised again when the work is concluded
+            return True
 
-    @property
-    def name(self) -> str:
-        return self._message.name
+    def _withdraw(self) -> bool:
+        """Have the engine leave the tensor alone; return False if the message is under way, or done."""
+        raise NotImplementedError
 
-    @property
-    def done(self) -> bool:
-        return self._message.done
-
-    @property
-    def gathered(self) -> tuple[Any, tuple[int, ...]]:
-        return self._message.gathered
-
-    def wait(self) -> None:
-        self._message.wait()
-
-    def set_aside(self, on: bool) -> None:
-        self._message.set_aside(on)
+    def explain_failure(self, failure: EngineError) -> BaseException:
+        return explain_failure(failure, self._what)
 
 
-Message = handles.Handle | _Later | _Posted
+class _Send(_MessageWork):
+    """Work of a message that is too large to be sent before it is received."""
+
+    def _withdraw(self) -> bool:
+        """Send a copy in place of the tensor, which the program may change from now on."""
+        return self._message.release_tensor()
+
+
+class _Receive(_MessageWork):
+    """Work that receives a message of one rank."""
+
+    def __init__(self, messenger: Messenger, posting: Posting, tensor: torch.Tensor, sender: int, tag: int) -> None:
+        what = f"a message of {messenger.describe_rank(sender)} with tag {tag}"
+        super().__init__(posting, tensor, messenger.limit, what)
+        self._messenger, self._posting, self._tag = messenger, posting, tag
+        self._finish = lambda: _take_message(posting, tensor)
+        self.source = sender
+
+    def _withdraw(self) -> bool:
+        if not self._posting.release_tensor():
+            return False
+        self._messenger.put_back(self._tag, {self.source: self._posting})
+        return True
 
 
 class _AnySource(EngineWork):
@@ -296,12 +258,12 @@ class _AnySource(EngineWork):
     def __init__(self, messenger: Messenger, tensor: torch.Tensor, tag: int) -> None:
         super().__init__((), [tensor])
         self._messenger, self._tensor, self._tag = messenger, tensor, tag
-        self._posted = messenger.post_to_all(tag)
+        self._postings = messenger.post_to_all(tag)
         self._found = threading.Event()
         self._taking = threading.Lock()
-        for sender, handle in list(self._posted.items()):
+        for sender, posting in list(self._postings.items()):
             if not self._found.is_set():
-                handle.notify(self._make_taker(sender))
+                posting.notify(self._make_taker(sender))
 
     def _make_taker(self, sender: int) -> Callable[[], None]:
         return lambda: self._take_from(sender)
@@ -310,53 +272,90 @@ class _AnySource(EngineWork):
         with self._taking:
             if self._found.is_set():
                 return
-            handle = self._posted.pop(sender)
-            for each in self._posted.values():
-                each.notify(None)
-            self._messenger.put_back(self._tag, self._posted)
+            posting = self._postings.pop(sender)
+            self._put_back()
             self.source = sender
             error: BaseException | None = None
             try:
-                handle.wait()
-                _take_message(handle, self._tensor)
+                posting.wait()
+                _take_message(posting, self._tensor)
             except EngineError as failure:
-                error = translate_error(failure)
+                error = explain_failure(failure, f"a message with tag {self._tag} of any rank")
             except ValueError as failure:
                 error = failure
             self.settle_work(error)
             self._found.set()
 
-    def wait(self, timeout: Any = None) -> bool:
-        seconds = timeout.total_seconds() if timeout else 0.0
-        if not self._found.wait(seconds or None):
-            raise translate_error(EngineError(f"no rank has sent a message with tag {self._tag} within {seconds:g} s"))
+    def _put_back(self) -> None:
+        """Leave the places of other ranks to those that receive next."""
+        for each in self._postings.values():
+            each.notify(None)
+        self._messenger.put_back(self._tag, self._postings)
+        self._postings = {}
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        given = read_seconds(timeout)
+        what = f"a message with tag {self._tag} of any rank"
+        if not self._found.wait(given or self._messenger.limit):
+            if given:
+                raise overdue_error(what, given, "the time-out of this wait")
+            with self._taking:
+                if not self._found.is_set():
+                    self._put_back()
+                    limit = self._messenger.limit
+                    self.settle_work(overdue_error(what, limit, "the time-out of its process group"))
+                    self._found.set()
         return super().wait()
 
     def is_completed(self) -> bool:
         return self._found.is_set()
 
 
-def _make_receive(handle: Message, tensor: torch.Tensor, sender: int) -> EngineWork:
-    work = EngineWork([handle], [tensor], lambda: _take_message(handle, tensor), sender)
-    work.watch_end()
-    return work
+def explain_failure(failure: EngineError, what: str) -> BaseException:
+    """Return torch's exception for a message that has failed; a failure of the world says by itself who is to blame."""
+    if isinstance(failure, WorldError):
+        return translate_error(failure)
+    error = dist.DistBackendError(f"engine: {what} failed: {format_exception(failure)}")
+    error.__cause__ = failure
+    return error
 
 
-def _take_message(handle: Message, tensor: torch.Tensor) -> None:
-    data, _ = handle.gathered
-    _store(tensor, torch.frombuffer(data, dtype=torch.uint8) if data.nbytes else _NOTHING)
+def overdue_error(what: str, seconds: float, why: str) -> BaseException:
+    return dist.DistBackendError(f"engine: this rank has waited {seconds:g} s for {what}: {why}")
+
+
+# ---- tensors
+
+_SEEN = frozenset(  # dtypes that the engine reads; tensors of others are handed over as bytes
+    (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128, torch.bool)
+    + (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Return whether the elements of a tensor are in its memory, in row-major order."""
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
+def _as_plain(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor with the same elements in row-major order: itself if they lie so."""
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    if not _is_plain(tensor):
+        tensor = tensor.resolve_conj().resolve_neg().contiguous()
+    return tensor if tensor.dtype in _SEEN else tensor.view(-1).view(torch.uint8)
+
+
+def _take_message(posting: Posting, tensor: torch.Tensor) -> None:
+    """Store a message that has come, unless the engine has stored it."""
+    data, _ = posting.gathered
+    if data is not None:
+        message = torch.frombuffer(data, dtype=torch.uint8) if data.nbytes else tensor.new_empty(0, dtype=torch.uint8)
+        _store(tensor, message)
 
 
 def _store(tensor: torch.Tensor, message: torch.Tensor) -> None:
-    wanted = tensor.numel() * tensor.element_size()
-    if message.numel() != wanted:
-        raise ValueError(f"engine: a message of {message.numel()} bytes was received for a tensor of {wanted}")
-    if wanted:
+    if message.numel() != tensor.nbytes:
+        raise ValueError(f"engine: a message of {message.numel()} bytes was received for a tensor of {tensor.nbytes}")
+    if tensor.nbytes:
         tensor.detach().copy_(message.view(tensor.dtype).view(tensor.shape))
-
-
-def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the elements of a tensor in row-major order as bytes."""
-    expect_host(tensor)
-    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return flat.view(torch.uint8) if flat.numel() else _NOTHING

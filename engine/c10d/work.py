@@ -13,12 +13,14 @@ import torch.distributed as dist
 
 from ..errors import EngineError, RankStalledError, UnsupportedTensorError
 from ..errors.formatting import format_exception
+from ..host.patience import Patience
 
 KEPT = 4096  # bytes of the tensors of a work up to which it is kept when nobody has waited for it
 
 Finish = Callable[[], object]
 _Future: Any = torch._C.Future  # what torch's own backends return
 _unclaimed: deque[EngineWork] = deque(maxlen=16)
+_AT_ONCE = 1e-6  # seconds of a wait that only looks
 
 
 class Operation(Protocol):
@@ -32,8 +34,8 @@ class Operation(Protocol):
     def done(self) -> bool:
         """Return whether `wait` would return at once."""
 
-    def wait(self) -> None:
-        """Wait for the end; raise the operation's error."""
+    def wait(self, seconds: float = 0.0) -> bool:
+        """Wait for the end, at most so many seconds, and return whether it has come; raise the operation's error."""
 
     def notify(self, told: Callable[[], object]) -> None:
         """Call `told` at the end, once."""
@@ -88,8 +90,8 @@ class EngineWork(dist.Work):
         """Wait for the operation; raise its error. A `timeout` other than 0 limits this wait alone."""
         self._claimed = True
         if not self._over:
-            if timeout and timeout > timedelta(0):
-                self._wait_within(timeout.total_seconds())
+            if seconds := read_seconds(timeout):
+                self._wait_within(seconds)
             self.conclude_work()
         if self._error is not None:
             raise self._error
@@ -149,7 +151,7 @@ class EngineWork(dist.Work):
             for each in self._operations:
                 each.wait()
         except Exception as failure:  # a future that is never completed would hide it
-            error = translate_error(failure) if isinstance(failure, EngineError) else failure
+            error = self.explain_failure(failure) if isinstance(failure, EngineError) else failure
         with self._lock:
             if self._over:
                 return
@@ -162,6 +164,10 @@ class EngineWork(dist.Work):
             self._operations, end = (), self._end
         if end is not None:
             end.set_result(None)
+
+    def explain_failure(self, failure: EngineError) -> BaseException:
+        """Return torch's exception for an operation that has failed."""
+        return translate_error(failure)
 
     def settle_work(self, error: BaseException | None) -> None:
         """Complete the work from outside, unless it is complete: with an error, or with None for success."""
@@ -179,13 +185,17 @@ class EngineWork(dist.Work):
         return list(self._tensors)
 
     def _wait_within(self, seconds: float) -> None:
-        done = threading.Event()
-        self.get_future().add_done_callback(lambda _: done.set())
-        if not done.wait(seconds):
-            names = ", ".join(repr(each.name) for each in self._operations)
-            raise dist.DistBackendError(
-                f"engine: {names} has not ended within {seconds:g} s, the time-out of this wait"
-            )
+        patience = Patience(seconds)
+        for each in self._operations:
+            try:
+                ended = each.wait(patience.seconds_left() or _AT_ONCE)
+            except EngineError:  # raised again when the work is concluded
+                return
+            if not ended:
+                names = ", ".join(repr(each.name) for each in self._operations)
+                raise dist.DistBackendError(
+                    f"engine: {names} has not ended within {seconds:g} s, the time-out of this wait"
+                )
 
 
 class _Countdown:
@@ -208,6 +218,11 @@ class _Countdown:
             if self._left:
                 return
         self._work.conclude_work()
+
+
+def read_seconds(timeout: timedelta | None) -> float:
+    """Return the seconds of a time-out; 0.0: there is none."""
+    return max(0.0, timeout.total_seconds()) if timeout else 0.0
 
 
 def expect_host(tensor: torch.Tensor) -> None:

@@ -18,6 +18,8 @@ cdef Op* broadcast_op(State* e, object tensor, object output, Py_ssize_t root) e
 cdef Op* allgather_op(State* e, object tensor, object room, object output) except NULL
 cdef Op* allgather_group_op(State* e, list tensors, object sparse, object room) except NULL
 cdef Op* alltoall_op(State* e, object tensor, object splits, object room, object output) except NULL
+cdef Op* send_op(object tensor, bint copy) except NULL
+cdef Op* receive_op(object output) except NULL
 cdef Op* barrier_op(State* e, object name, bint blocking) except NULL
 cdef Op* size_barrier_op(uint64_t nbytes) except NULL
 

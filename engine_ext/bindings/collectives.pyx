@@ -8,17 +8,17 @@ from libc.math cimport isfinite
 from libc.stdint cimport INT32_MAX, int32_t
 from libc.stdio cimport snprintf
 from libc.stdlib cimport malloc
-from libc.string cimport strlen
+from libc.string cimport memset, strlen
 
 from engine_ext.bindings.devices cimport expect_room, expect_same_device, mark_ready
 from engine_ext.bindings.groups cimport group_add, group_expect_apart, group_gather, group_open, group_sparse
-from engine_ext.bindings.memory cimport keep_alive
+from engine_ext.bindings.memory cimport Memory, copy_memory, keep_alive
 from engine_ext.bindings.refusals cimport set_text
-from engine_ext.bindings.view cimport HOST, expect_dense, view_anywhere
+from engine_ext.bindings.view cimport HOST, MISALIGNED, expect_dense, view_anywhere, view_of
 from engine_ext.control.driver cimport driver_note_thread
 from engine_ext.kernels.kernels cimport (
     ENGINE_ADASUM, ENGINE_AVERAGE, ENGINE_BFLOAT16, ENGINE_BOOL, ENGINE_DTYPES, ENGINE_FLOAT16, ENGINE_FLOAT32, ENGINE_FLOAT64,
-    ENGINE_SUM,
+    ENGINE_SUM, ENGINE_UINT8,
 )
 from engine_ext.operations.kinds cimport describe_dtypes, dtype_name
 from engine_ext.operations.operation cimport free_op, new_op
@@ -286,6 +286,58 @@ cdef Op* alltoall_op(State* e, object tensor, object splits, object room, object
     if source.device != HOST:
         get_ready(e, brought, tensor, &source, room, True)
     return brought
+
+
+# ---- messages --------------------------------------------------------------------------------------------------------
+
+# A message is an allgather of bytes between two ranks, of which the receiver has none.
+
+cdef Op* message_op(uint64_t nbytes) except NULL:
+    cdef Op* op = new_op()
+    cdef View view
+    memset(&view, 0, sizeof(View))
+    view.dtype, view.layout, view.ndim = ENGINE_UINT8, LAYOUT_ROWS, 1
+    fill_meta(&op.meta, KIND_ALLGATHER, &view)
+    op.nbytes, op.rows, op.row_bytes = nbytes, <int64_t>nbytes, 1
+    return op
+
+
+cdef object view_bytes(object tensor, View* view, str role):
+    """As view_of, of a tensor whose elements lie one behind another, on any address."""
+    cdef object keeper = view_of(tensor, view)
+    if view.layout != LAYOUT_ROWS and view.layout != MISALIGNED:
+        raise UnsupportedTensorError(f"{role} is not contiguous; make it contiguous first")
+    return keeper
+
+
+cdef Op* send_op(object tensor, bint copy) except NULL:
+    """`copy`: the tensor is not used any more when this returns."""
+    cdef View source
+    cdef object keeper = view_bytes(tensor, &source, "what is sent")
+    cdef Memory own = copy_memory(source.data, source.nbytes) if copy else None
+    cdef Op* op = message_op(source.nbytes)
+    op.source = op.target = own.data if copy else source.data       # what all gather is the message, where it lies
+    op.memory_bytes = op.nbytes
+    keep_alive(op, own if copy else (tensor, keeper))
+    return op
+
+
+cdef Op* receive_op(object output) except NULL:
+    """`output`: gets a message of as many bytes; None: memory of the engine's does."""
+    cdef View target
+    cdef object keeper
+    cdef Op* op
+    if output is None:
+        op = message_op(0)
+        keep_alive(op, None)
+        return op
+    keeper = view_bytes(output, &target, "what is received into")
+    if target.readonly:
+        raise ArgumentError("what is received into is read-only")
+    op = message_op(0)
+    op.target, op.memory_bytes = target.data, target.nbytes
+    keep_alive(op, (output, keeper))
+    return op
 
 
 # ---- nothing that moves ----------------------------------------------------------------------------------------------

@@ -666,7 +666,7 @@ cdef class GradientGroup:
         try:
             for hook in self.hooks:
                 if hook.op != NULL:
-                    wait_for(engine.state, hook.op, False)     # wait_all says when to close batches
+                    wait_for(engine.state, hook.op, False, 0)     # wait_all says when to close batches
         finally:
             driver_wait_for_all(engine.state, False)
         self.restart()

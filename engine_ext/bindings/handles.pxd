@@ -22,6 +22,7 @@ cdef class Handle:
     cdef int take_from_room(self, Op* op) except -1
 
 cdef Handle begin_op(object engine, State* e, Op* op, object name, bint blocking, object output)
+cdef Handle begin_in_turn(object engine, State* e, Op* op, str name)
 
-cdef int wait_for(State* e, Op* op, bint urgent) except -1
+cdef int wait_for(State* e, Op* op, bint urgent, uint64_t limit_ns) except -1
 cdef int wait_for_joins(State* e) except -1

@@ -33,5 +33,13 @@ class Handle:
         """
     def set_aside(self, on: bool) -> None:
         """Say whether nobody minds if the operation is never done: then ranks that it needs may leave."""
-    def wait(self) -> None:
-        """Drive the engine until the operation is done; raise what went wrong. May be called again."""
+    def release_tensor(self) -> bool:
+        """Have a message that has not begun use memory of its own, and nothing touch its tensor; return whether it does.
+
+        Of what is sent that is a copy. What is received is in `gathered` then.
+        """
+    def wait(self, seconds: float = 0.0) -> bool:
+        """Drive the engine until the operation is done; raise what went wrong. May be called again.
+
+        Return False if it is not done after so many seconds, in which it was not suspended; 0: no limit.
+        """

@@ -7,19 +7,20 @@ from libc.string cimport memset
 
 from engine_ext.bindings.devices cimport has_passed, make_stream_wait, parts_in_rooms
 from engine_ext.bindings.groups cimport group_parts
-from engine_ext.bindings.memory cimport Memory, abandon_op, let_go, take_memory
+from engine_ext.bindings.memory cimport Memory, abandon_op, copy_memory, keep_alive, let_go, take_memory
 from engine_ext.bindings.refusals cimport expect_open, make_mismatch_error, raise_refusal
-from engine_ext.bindings.submit cimport TICK_NS, between_ticks, catch_up, release, release_stuck, submit
+from engine_ext.bindings.submit cimport TICK_NS, between_ticks, catch_up, release, release_stuck, submit, submit_in_turn
 from engine_ext.control.driver cimport (
     Goal, driver_await, driver_count_unnamed, driver_join, driver_note_done, driver_note_thread, driver_wait, driver_wait_for_all,
 )
 from engine_ext.control.native_calls cimport finishers_start
 from engine_ext.control.stall cimport stall_join
 from engine_ext.operations.kinds cimport operation_of
-from engine_ext.operations.op cimport OP_ABANDONED, OP_ASIDE, OP_DONE
+from engine_ext.operations.op cimport OP_ABANDONED, OP_ASIDE, OP_DONE, OP_IN_TURN
 from engine_ext.operations.operation cimport SAYS_ALIGNED
 from engine_ext.platform.atomics cimport add32, and32, load32_acquire, load32_relaxed, now_ns, or32, store_pointer, store_release
-from engine_ext.platform.clock cimport patience_at
+from engine_ext.platform.clock cimport age_ns, overdue_ns, patience_at, patience_look, seconds_ns
+from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
 from engine_ext.shared.layout cimport KINDS, STUCK_SHIFT, Status
 
 from engine_ext.errors import EngineError
@@ -80,21 +81,42 @@ cdef class Handle:
         elif self.op != NULL:
             and32(&self.op.flags, ~<uint32_t>OP_ASIDE)
 
-    def wait(self):
-        """Drive the engine until the operation is done; raise what went wrong with it."""
+    def release_tensor(self):
+        """Have a message that has not begun use memory of its own from now on, and not its tensor: a copy of what is sent, or
+        room for what is received. Whether it does."""
+        cdef Op* op = self.op
+        cdef Memory own
+        cdef bint released = False
+        if op == NULL or not load32_relaxed(&op.flags) & OP_IN_TURN:
+            return False
+        own = copy_memory(op.source, op.nbytes)
+        pthread_mutex_lock(&self.state.lock)        # with the GIL: another thread that does this comes before all of it or after
+        if op.record != NULL and not op.begun:      # NULL: finished
+            op.source, op.memory_bytes, released = own.data, op.nbytes, True
+            op.target = own.data if op.nbytes else NULL     # a receive sends nothing
+        pthread_mutex_unlock(&self.state.lock)
+        if released:
+            keep_alive(op, own)
+        return released
+
+    def wait(self, double seconds=0.0):
+        """Drive the engine until the operation is done, or so many seconds have passed; raise what went wrong with it. Whether it
+        is done; 0 seconds are no limit."""
         cdef Op* op = self.op
         if op == NULL:
             make_stream_wait(self.state, self.ticket, self.stream_of, NULL, False)
-            return
+            return True
         self.waiting += 1           # threads in here: the last one to leave with success lets go of the operation
         try:
-            wait_for(self.state, op, True)
+            if not wait_for(self.state, op, True, seconds_ns(seconds)):
+                return False
             self.take_result(op)
         finally:
             self.waiting -= 1
         if self.waiting == 0 and self.told is None:
             self.op = NULL
             let_go(self.state, op)
+        return True
 
     cdef int take_result(self, Op* op) except -1:
         """The operation is done: take its result, or raise what went wrong."""
@@ -154,40 +176,61 @@ cdef Handle begin_op(object engine, State* e, Op* op, object name, bint blocking
     return handle
 
 
+cdef Handle begin_in_turn(object engine, State* e, Op* op, str name):
+    """Submit an operation under a name that may be in flight."""
+    cdef Handle handle = Handle.__new__(Handle)
+    handle.engine, handle.state, handle.op, handle.name = engine, e, op, name
+    submit_in_turn(e, op, name)
+    return handle
+
+
 # ---- waiting ----------------------------------------------------------------------------------------------------------------
 
 # How a thread waits: in ticks, between which Python sees its signals and this rank looks for who keeps it waiting.
 
-cdef int wait_for(State* e, Op* op, bint urgent) except -1:
-    """Wait until the engine has let go of `op`, whatever came of it. `urgent`: its batch closes as soon as it can."""
+cdef int wait_for(State* e, Op* op, bint urgent, uint64_t limit_ns) except -1:
+    """Wait until the engine has let go of `op`, whatever came of it, or for `limit_ns`; 0: for ever. Whether it has. `urgent`: its
+    batch closes as soon as it can."""
     cdef Goal goal
+    cdef uint64_t begun = 0
     cdef int status
     if load32_acquire(&op.flags) & OP_DONE:
-        return 0
+        return 1
     expect_open(e)
     memset(&goal, 0, sizeof(Goal))
     goal.op = op
+    if limit_ns:
+        begun = patience_at(e.clock, now_ns())
     with nogil:
         if urgent:
             driver_await(e, op)
-        status = driver_wait(e, &goal, TICK_NS)
+        status = driver_wait(e, &goal, tick_before(e, begun, limit_ns))
     if status != Status.TICK:
-        return 0
+        return 1
     count_blocked(e, 1)
     driver_note_thread(e)
     if op.number and not load32_relaxed(&e.many_threads):
         # After the numbers of what this rank has submitted: pairs with the acquire in release_stuck, which then reads those.
         store_release(&e.segment.mine.stuck, <uint64_t>(op.meta.kind + 1) << STUCK_SHIFT | (op.number - 1))
     try:
-        while status == Status.TICK:
+        while status == Status.TICK and not overdue_ns(patience_look(e.clock), begun, limit_ns):
             between_ticks(e, op)
             release_stuck(e, op)
             with nogil:
-                status = driver_wait(e, &goal, TICK_NS)
+                status = driver_wait(e, &goal, tick_before(e, begun, limit_ns))
     finally:
         store_release(&e.segment.mine.stuck, 0)
         count_blocked(e, -1)
-    return 0
+    return status != Status.TICK
+
+
+cdef inline uint64_t tick_before(State* e, uint64_t begun, uint64_t limit_ns) noexcept nogil:
+    """The length of the next tick of a wait that began then: at least 1."""
+    cdef uint64_t passed
+    if limit_ns == 0:
+        return TICK_NS
+    passed = age_ns(patience_at(e.clock, now_ns()), begun)
+    return max(min(age_ns(limit_ns, passed), <uint64_t>TICK_NS), <uint64_t>1)
 
 
 cdef void count_blocked(State* e, int one) noexcept:

@@ -15,6 +15,7 @@ cdef class Part:
     cdef bint detached          # the arena is gone: the mapping is this object's
 
 cdef Memory take_memory(Op* op)
+cdef Memory copy_memory(const char* data, uint64_t nbytes)
 cdef int grow_arena(Arena* arena, uint64_t nbytes) except -1
 cdef int map_region(Arena* arena, uint64_t nbytes) except -1
 cdef Part part_of(const Arena* arena, int region, uint64_t nbytes)

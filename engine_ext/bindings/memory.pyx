@@ -3,6 +3,7 @@ from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF, Py_XDECREF
 from libc.stdlib cimport free
+from libc.string cimport memcpy
 
 from engine_ext.bindings.devices cimport is_known_passed, release_mark
 from engine_ext.bindings.view cimport View, expect_dense, view_anywhere, view_of
@@ -11,6 +12,9 @@ from engine_ext.operations.operation cimport free_op
 from engine_ext.platform.atomics cimport load_pointer, or32, swap_pointer
 from engine_ext.platform.hash cimport fnv, fnv_begin
 from engine_ext.transport.arena cimport arena_grow, arena_map, arena_populate_own, arena_unmap
+
+cdef extern from "platform/memory.h" nogil:
+    char* engine_memory_take(uint64_t bytes)
 
 cdef extern from *:
     """
@@ -45,6 +49,17 @@ cdef Memory take_memory(Op* op):
     cdef Memory memory = Memory.__new__(Memory)
     memory.data, memory.nbytes = op.memory, op.memory_bytes
     op.memory = NULL
+    return memory
+
+
+cdef Memory copy_memory(const char* data, uint64_t nbytes):
+    """Bytes of this object's own, equal to those at `data`."""
+    cdef Memory memory = Memory.__new__(Memory)
+    memory.data, memory.nbytes = engine_memory_take(nbytes), nbytes
+    if memory.data == NULL:
+        raise MemoryError(f"no memory for a message of {nbytes} bytes")
+    if nbytes:
+        memcpy(memory.data, data, nbytes)
     return memory
 
 

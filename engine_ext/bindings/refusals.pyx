@@ -82,7 +82,7 @@ cdef object world_error(State* e):
     describe_failure(e, text)
     kind, _, message = (<bytes>text).decode("utf-8", "replace").partition(": ")
     if word == 0:
-        return NotInitializedError(message)
+        return getattr(errors, kind)(message)
     return getattr(errors, kind)(message, <int>(word & 0xFFFF) - 1)
 
 

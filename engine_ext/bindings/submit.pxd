@@ -9,6 +9,7 @@ cdef enum:
     TICK_NS = 100000000         # how often a blocking call comes back for signals
 
 cdef str submit(State* e, Op* op, object name, bint blocking)
+cdef int submit_in_turn(State* e, Op* op, str name) except -1
 cdef int make_room(State* e, const Target* target, int status) except -1
 cdef int between_ticks(State* e, Op* op) except -1
 

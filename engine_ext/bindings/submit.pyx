@@ -8,12 +8,12 @@ from engine_ext.bindings.collectives cimport expect_name
 from engine_ext.bindings.memory cimport abandon_op
 from engine_ext.bindings.refusals cimport raise_refusal
 from engine_ext.control.driver cimport (
-    Goal, driver_call, driver_note_thread, driver_pin, driver_submit, driver_unpin, driver_wait,
+    Goal, driver_call, driver_hand_in, driver_note_thread, driver_pin, driver_submit, driver_unpin, driver_wait,
 )
-from engine_ext.control.stall cimport stall_look_after
+from engine_ext.control.stall cimport stall_look_after, stall_look_for_left
 from engine_ext.coordinator.fusion cimport MOST_LEFT_OUT, TOO_MANY_UNNAMED
 from engine_ext.operations.kinds cimport kind_name
-from engine_ext.operations.op cimport OP_DONE, Record
+from engine_ext.operations.op cimport OP_DONE, OP_IN_TURN, OP_PATIENT, Record
 from engine_ext.operations.operation cimport free_op, new_op
 from engine_ext.platform.atomics cimport load32_relaxed, load_acquire, load_relaxed, now_ns
 from engine_ext.platform.clock cimport overdue_ns, patience_at, patience_look
@@ -28,7 +28,6 @@ import logging
 from engine_ext.caller import place
 from engine_ext.errors import DuplicateNameError, EngineError
 
-
 cdef str submit(State* e, Op* op, object name, bint blocking):
     """Bring an operation under `name`, or the next of the unnamed; what it is called. With `blocking`, wait up to a tick for it.
 
@@ -41,6 +40,27 @@ cdef str submit(State* e, Op* op, object name, bint blocking):
         target.text = expect_name(name, &target.text_bytes)
     submit_when_room(e, &target, op, blocking, name)
     return target.label[:target.text_bytes].decode() if name is None else name
+
+
+cdef int submit_in_turn(State* e, Op* op, str name) except -1:
+    """Bring an operation under a name that may be in flight: it comes after those that were brought before. Nothing here waits.
+
+    If this raises, nothing was submitted, and `op` is its maker's to free.
+    """
+    cdef Target target
+    cdef int status
+    memset(&target, 0, sizeof(Target))
+    driver_note_thread(e)
+    target.text = expect_name(name, &target.text_bytes)
+    op.awaited, op.flags = True, OP_PATIENT | OP_IN_TURN       # awaited: nobody may wait for it here, and it is not to cost a cycle
+    with nogil:
+        status = driver_hand_in(e, &target, op)
+        if status == Status.OK:
+            stall_look_for_left(e)
+    if status != Status.OK:
+        op.flags = OP_DONE
+        raise_refusal(e, status, name)
+    return 0
 
 
 cdef int submit_when_room(State* e, Target* target, Op* op, bint blocking, object name) except -1:

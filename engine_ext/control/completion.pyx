@@ -10,7 +10,7 @@ from engine_ext.control.table cimport table_dismiss
 from engine_ext.hosts.network cimport network_relay
 from engine_ext.operations.op cimport OP_ABANDONED, OP_DONE, OP_STAND_IN, Finished
 from engine_ext.platform.atomics cimport (
-    FENCE_DONE, cas_pointer, count_up, full_fence, load32_relaxed, load_acquire, load_pointer, now_ns, or32, store_release,
+    FENCE_DONE, cas_pointer, count_up, full_fence, load32_acquire, load32_relaxed, load_acquire, load_pointer, now_ns, or32, store_release,
 )
 from engine_ext.platform.clock cimport after_ns, overdue_ns
 from engine_ext.platform.doors cimport DOOR_EVERYBODY, door_ring
@@ -102,6 +102,10 @@ cdef void describe_failure(State* e, char* text) noexcept nogil:
     cdef const char* kind
     cdef const char* did
     cdef const char* hint = b""
+    if word == 0 and load32_acquire(&e.parted):
+        snprintf(text, FAILURE_TEXT_BYTES, "CollectiveError: rank %d has left their process set",
+                 e.segment.numbers[load32_acquire(&e.parted) - 1])
+        return
     if word == 0:
         snprintf(text, FAILURE_TEXT_BYTES, "NotInitializedError: %s while the operation was in flight",
                  b"the engine was shut down" if e.world == e or e.world.closed else b"the process set was removed")

@@ -28,7 +28,7 @@ from engine_ext.coordinator.coordinator cimport (
 from engine_ext.data.executor cimport executor_needs
 from engine_ext.hosts.network cimport network_held, network_relay, network_rest, network_send_failure_cause, network_unseen
 from engine_ext.operations.kinds cimport kind_name
-from engine_ext.operations.op cimport OP_DONE, OP_PATIENT, fails
+from engine_ext.operations.op cimport OP_DONE, OP_IN_TURN, OP_PATIENT, fails
 from engine_ext.platform.atomics cimport (
     FENCE_CALLER, FENCE_ENGINE, FENCE_GIVE_BACK, FENCE_ROLE, FENCE_SUBMIT, FENCE_TAKE, FENCE_WAITER, add32, cas, cas32, count_up,
     full_fence, load32_acquire, load32_relaxed, load_acquire, load_pointer, load_relaxed, now_ns,
@@ -76,6 +76,11 @@ cdef bint drive_once(State* e) noexcept nogil:
         if world_left(&e.segment):
             run_schedule(e)
         network_send_failure_cause(e.network)
+        fail_everything(e)
+        return True
+    if load32_acquire(&e.parted):                   # pairs with end_for_left
+        if load32_relaxed(&e.failed):
+            return False
         fail_everything(e)
         return True
     if claimed(&e.segment):
@@ -305,7 +310,7 @@ cdef int submit_record(State* e, Record* record, Op* op, uint64_t now) noexcept 
         if status == Status.OK:
             observe_submission(e, op)
     if patient and (status == Status.NO_ROOM or status == Status.AFTER_FAILURE
-                    or (status == Status.DUPLICATE and (op.number or fails(op)))):
+                    or (status == Status.DUPLICATE and (op.number or fails(op) or load32_relaxed(&op.flags) & OP_IN_TURN))):
         backlog_add(e, record, op)
         return Status.OK
     return status
@@ -423,6 +428,29 @@ cdef int driver_call(State* e, Target* target, Op* op, uint64_t ns) noexcept nog
         ns = age_ns(tick, now_ns())             # what is left of it
         return driver_wait(e, &goal, ns) if ns else Status.TICK
     return status
+
+
+cdef int driver_hand_in(State* e, Target* target, Op* op) noexcept nogil:
+    """Bring an operation for which nobody waits here: OK, or why it was not submitted. Where this rank coordinates, and nobody
+    drives, this thread does all that can be done at once: so what other ranks wait for needs no thread of this one to wake up."""
+    cdef uint64_t theirs
+    cdef Goal goal
+    cdef int32_t id = -1
+    cdef int status
+    memset(&goal, 0, sizeof(Goal))
+    goal.op = op
+    if coordinates(&e.segment) and cas32(&e.role, Role.ENGINE_ASLEEP, Role.WAITER):
+        add32(&e.waiters, 1)            # give_back counts it
+        theirs = engine_float_enter()
+        store32_relaxed(&e.segment.mine.asleep, 0)
+        status = submit(e, target, op, &id, 0, NULL)
+        while status == Status.OK and not is_goal_met(e, &goal) and drive_once(e):
+            pass
+        give_back(e)
+        add32(&e.waiters, <uint32_t>-1)
+        engine_float_leave(theirs)
+        return status
+    return driver_submit(e, target, op)
 
 
 # ---- waiting ----------------------------------------------------------------------------------------------------------------

@@ -89,6 +89,7 @@ cdef bint collect_batch(State* e, const engine_entry* entry) noexcept nogil:
             whole = False
             break
         e.batch[i] = record.inflight
+        record.inflight.begun = True
     return whole
 
 

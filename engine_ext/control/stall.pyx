@@ -22,11 +22,12 @@ from engine_ext.hosts.connections cimport ALL_ANSWER, find_silent_rank, liveness
 from engine_ext.operations.kinds cimport describe_ranks, fit
 from engine_ext.operations.op cimport OP_ASIDE, OP_TAKEN, Record, fails
 from engine_ext.platform.atomics cimport (
-    load32_acquire, load32_relaxed, load_acquire, load_pointer, load_relaxed, now_ns, store32_release,
+    cas32, load32_acquire, load32_relaxed, load_acquire, load_pointer, load_relaxed, now_ns, store32_release,
 )
 from engine_ext.platform.clock cimport after_ns, age_ns, overdue_ns, patience_look, patience_open
+from engine_ext.platform.doors cimport DOOR_EVERYBODY, door_ring
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
-from engine_ext.shared.layout cimport CAUSE_LEFT, CAUSE_STALLED, COORDINATOR, MAX_RANKS, REASON_BYTES
+from engine_ext.shared.layout cimport CAUSE_LEFT, CAUSE_STALLED, COORDINATOR, DOORS, MAX_RANKS, REASON_BYTES
 from engine_ext.shared.segment cimport (
     Segment, abort_world, away, bit, claimed, coordinates, elsewhere, gone, settle_claim, visible, wake, wake_others,
 )
@@ -97,6 +98,17 @@ cdef void stall_check(State* e) noexcept nogil:
     stall_look_for_left(e)
 
 
+cdef void end_for_left(State* e, int culprit, const char* text) noexcept nogil:
+    """End the world for a rank that has left while it was needed; or a process set that ends alone, which whoever drives does."""
+    cdef int door
+    if not e.ends_alone:
+        abort_world(&e.segment, culprit, CAUSE_LEFT, text)
+    elif cas32(&e.parted, 0, <uint32_t>(culprit + 1)):          # pairs with drive_once
+        for door in range(1, DOORS):
+            door_ring(&e.segment.mine.door[door], DOOR_EVERYBODY)
+        door_ring(&e.local_door, DOOR_EVERYBODY)
+
+
 cdef int who_left_it(State* e) noexcept nogil:
     """A rank that has left and has not passed the entry in progress, or -1. Its words move no more once it has left."""
     cdef int r
@@ -116,7 +128,7 @@ cdef void check_entry(State* e) noexcept nogil:
     if culprit >= 0:
         snprintf(text, TEXT_BYTES, "'%.*s' was under way (schedule entry %llu), and it did not take part to its end",
                  shown, first.name, <unsigned long long>e.entry.sequence)
-        abort_world(&e.segment, culprit, CAUSE_LEFT, text)
+        end_for_left(e, culprit, text)
         return
     culprit = executor_laggard(&e.executor, False)
     stood = age_ns(patience_look(e.clock), e.executor.progressed)
@@ -164,7 +176,7 @@ cdef void check_names(State* e) noexcept nogil:
         culprit = coordinator_absentee(c, seen, e.stall_limit_ns, text, TEXT_BYTES)
         if culprit >= 0 and load32_acquire(&e.segment.pages[culprit].left):
             if not all_are_aside(e):
-                abort_world(&e.segment, culprit, CAUSE_LEFT, text)
+                end_for_left(e, culprit, text)
             return
     for r in range(e.segment.size):
         word = load32_acquire(&e.segment.pages[r].overdue)      # pairs with say_overdue: its bit is seen too
@@ -293,7 +305,7 @@ cdef void stall_look_for_left(State* e) noexcept nogil:
         op = op.next
     pthread_mutex_unlock(&e.lock)
     if culprit >= 0:
-        abort_world(&e.segment, culprit, CAUSE_LEFT, text)
+        end_for_left(e, culprit, text)
     turns_look_for_left(e)
 
 
@@ -347,7 +359,7 @@ cdef void stall_look_after(State* e, Op* op) noexcept nogil:
         reported = stall_accuse(e, culprit, text, False)
     elif culprit >= 0:
         reported = True
-        abort_world(&e.segment, culprit, CAUSE_LEFT, text)
+        end_for_left(e, culprit, text)
     if not reported:
         # Rank 0 knows which ranks lack a name, and looks when it is woken. As for the others: a wake-up that was lost after all
         # would cost them a tick, not the stall limit.

@@ -112,6 +112,8 @@ cdef struct State:
     # failure and the monitor
     bint another_follows        # whether the process may enter another world when this one has failed
     uint32_t failed             # atomic: 1 once the world's failure has been taken note of here
+    bint ends_alone             # of a process set: a rank that leaves while others need it ends this set, and not the world
+    uint32_t parted             # atomic: 1 + the rank for which this set has ended so; 0: it has not
     uint64_t claimed_at         # since when a claim of this host waits for its answer: nanoseconds, monotonic; 0: none was seen
     int events_fd               # eventfd that wakes the monitor thread
     uint32_t events             # atomic: EVENT_* that it has not taken yet

@@ -70,6 +70,7 @@ cdef struct Executor:
     uint64_t pack_gate          # chunks from this number on are packed only when all before it are reduced on this rank
     uint64_t reduce_gate        # chunks from this number on are reduced only when all before it are copied on this rank
     uint64_t reduce_lag         # a chunk is reduced only when the one so many before it is copied on this rank
+    bint takes_nothing          # no other rank has anything for this one, which waits for none of them to pack
     bint sums                   # the transport sums what pack gives it: reduce waits for that alone
     Progress passed             # chunks of the schedule that each stage has passed here, as published to the other ranks
     const patience* clock

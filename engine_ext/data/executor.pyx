@@ -58,7 +58,7 @@ cdef void executor_start(Executor* x, const Steps* steps, uint64_t chunks) noexc
     x.uncopied = x.end if steps.copy == NULL else 0
     x.pack_gate = x.reduce_gate = 0
     x.reduce_lag = SLOTS            # which holds anyway, by what is packed
-    x.sums = False
+    x.sums = x.takes_nothing = False
     x.culprit = -1
     x.active = True
     store_relaxed(&x.progressed, patience_at(x.clock, now_ns()))
@@ -79,7 +79,7 @@ cdef inline bint may_reduce(const Executor* x) noexcept nogil:
 
 cdef void executor_needs(Executor* x) noexcept nogil:
     """Say what other ranks have to reach before step() can do anything: the conditions there, turned round."""
-    cdef bint needs_packed = not x.sums and (not x.steps.in_place or x.needs_pack)
+    cdef bint needs_packed = not x.sums and not x.takes_nothing and (not x.steps.in_place or x.needs_pack)
     cdef Progress others
     others.packed = x.passed.reduced + 1 if may_reduce(x) and needs_packed else UINT64_MAX
     others.reduced = x.passed.copied + 1 if x.passed.copied < x.passed.reduced else UINT64_MAX
@@ -113,7 +113,7 @@ cdef inline bint may_take(Executor* x) noexcept nogil:
     """Whether what the next chunk is reduced from is there."""
     if x.sums:
         return x.transport.summed(x.transport)
-    return (x.steps.in_place and not x.needs_pack) or reached(x, Stage.PACKED, x.passed.reduced + 1)
+    return x.takes_nothing or (x.steps.in_place and not x.needs_pack) or reached(x, Stage.PACKED, x.passed.reduced + 1)
 
 
 cdef bint step(Executor* x) noexcept nogil:

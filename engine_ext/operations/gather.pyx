@@ -86,6 +86,8 @@ cdef bint plan(Executor* x, Op** batch, const engine_entry* entry) noexcept nogi
     elif rows[x.rank] and not plan_bytes(x, op.source, NULL, op.nbytes):
         return False
     executor_start(x, &STEPS, (longest + x.chunk - 1) // x.chunk)
+    # Between hosts frames of all ranks keep step with the chunks.
+    x.takes_nothing = x.gather_bytes[x.rank] == op.memory_bytes and x.crews.hosts == 1
     return True
 
 
@@ -154,7 +156,8 @@ cdef void pack(Executor* x, uint64_t n) noexcept nogil:
         return
     if x.size > 1:
         pack_range(x, slot(x, x.rank, n), begin, begin, end)
-    pack_range(x, x.gathered + x.gather_start[x.rank] + begin, begin, begin, end)
+    if x.gathered + x.gather_start[x.rank] != x.plan.pieces[0].source:      # else they lie there: the rows of a single tensor
+        pack_range(x, x.gathered + x.gather_start[x.rank] + begin, begin, begin, end)
 
 
 cdef void offer_rows(Executor* x, Stage stage, uint64_t n) noexcept nogil:

@@ -14,6 +14,7 @@ cdef enum:
     OP_PATIENT = 8      # flag: where there is no room for it, it waits in the backlog (native_calls.pyx), and its maker does not
     OP_TAKEN = 16       # flag: its entry was handed to the GPU's lane, which completes it
     OP_ASIDE = 32       # flag: nobody minds if it is never done: ranks that it needs may leave
+    OP_IN_TURN = 64     # flag: where its name is in flight, it waits in the backlog, too
 
 cdef struct Member:     # a tensor of a group
     const char* source
@@ -41,6 +42,7 @@ cdef struct Op:
     uint32_t agreed     # the record's `defined` at which `meta` was last found equal to the record's; 0: to be compared
     bint awaited        # whether the coordinator has been told that a thread waits for it
     bint requested      # whether it was sent as a full request
+    bint begun          # whether an entry with it has begun, and its tensors stay as they are; under the lock
     engine_meta meta
     uint64_t row_bytes  # allgather, all-to-all, reduce-scatter: bytes of a row
     int64_t rows        # allgather: rows of this rank; barrier: whether ranks align behind it
