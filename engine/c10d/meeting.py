@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore
@@ -11,7 +12,7 @@ from torch._C._distributed_c10d import PrefixStore
 from ..config.world import World
 from ..errors import RendezvousError
 from ..host.machine import identify_host
-from ..host.patience import Patience
+from ..host.patience import LONGEST, Patience
 from ..net.rendezvous.invitation import exchange_invitation, open_hub
 from ..session import runtime
 from ..text import readable
@@ -33,10 +34,15 @@ class StoreMeeting:
         This process's rank in the group, and the number of its ranks.
     seconds : float
         Longest time to wait for the others.
+    is_over : callable, optional
+        Tells that nobody wants the meeting any more.
     """
 
-    def __init__(self, store: Any, rank: int, size: int, seconds: float) -> None:
+    def __init__(
+        self, store: Any, rank: int, size: int, seconds: float, is_over: Callable[[], bool] | None = None
+    ) -> None:
         self.rank, self.size = rank, size
+        self._is_over = is_over
         self._store = store
         self._seconds = seconds
         self._exchanges = 0
@@ -61,10 +67,13 @@ class StoreMeeting:
         self._await_keys(keys, self._seconds if seconds is None else seconds)
         return _read_all(self._store, keys)
 
-    def meet_aside(self, name: str, rank: int, size: int) -> StoreMeeting:
-        """Return a meeting of some of the ranks, as which this one has another number, for a thread of its own."""
+    def meet_aside(self, name: str, rank: int, size: int, is_over: Callable[[], bool]) -> StoreMeeting:
+        """Return a meeting of some of the ranks, as which this one has another number, for a thread of its own.
+
+        It waits for the others until `is_over`.
+        """
         store = PrefixStore(f"engine/{self._turn}/{name}", self._store)
-        return StoreMeeting(store, rank, size, self._seconds)
+        return StoreMeeting(store, rank, size, LONGEST, is_over)
 
     def agree_on_number(self, name: str, proposed: int) -> int:
         """Return the first number that any rank has proposed under a name. Not collective: it waits for nobody."""
@@ -83,6 +92,8 @@ class StoreMeeting:
         """
         patience, pause = Patience(seconds), _FIRST_PAUSE
         while not self._store.check(keys) and (left := patience.seconds_left()):
+            if self._is_over is not None and self._is_over():
+                break
             if runtime.is_initialized() and (failure := runtime.current_engine().failure) is not None:
                 raise failure
             time.sleep(min(pause, left))

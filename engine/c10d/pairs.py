@@ -1,4 +1,4 @@
-"""Pairs of ranks, over which messages pass: process sets of two, in which a message is an allgather of the sender's bytes.
+"""Pairs of ranks, over which messages pass: sets of two, in which a message is an allgather of the sender's bytes.
 
 A pair is formed without waiting for the other rank, when one of both first sends or receives; between hosts, which
 have to connect, by a thread, and messages wait for it.
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..errors import EngineError
+from ..errors import EngineError, NotInitializedError, RendezvousError
 from ..native import core, handles
 from ..session.registry import ProcessSetRegistry
 from .meeting import StoreMeeting
@@ -21,23 +21,27 @@ from .meeting import StoreMeeting
 # A receiver may wait for as long as its group's time-out says, and a rank that leaves ends the pair alone.
 _SETTINGS: dict[str, Any] = {"stall_warning": 0.0, "stall_limit": 0.0, "ends_alone": True}
 
+
 class Pair:
     """This rank's end of a set of two ranks, which may not be formed yet.
 
     Parameters
     ----------
     sets : ProcessSetRegistry
+    group : core.Engine
+        Engine of the group, which fails with the world.
     ranks : tuple of int
         Both ranks of the world. On one host the first coordinates; between hosts they ascend.
     name : str
         Name of the pair in its group.
     """
 
-    def __init__(self, sets: ProcessSetRegistry, ranks: tuple[int, ...], name: str) -> None:
-        self._sets, self._ranks, self._name = sets, ranks, name
+    def __init__(self, sets: ProcessSetRegistry, group: core.Engine, ranks: tuple[int, ...], name: str) -> None:
+        self._sets, self._group, self._ranks, self._name = sets, group, ranks, name
         self._lock = threading.Lock()
         self._engine: core.Engine | None = None
-        self._error: EngineError | None = None
+        self._error: BaseException | None = None
+        self._closed = False
         self._waiting: list[LateMessage] = []
 
     @property
@@ -56,24 +60,31 @@ class Pair:
             threading.Thread(target=self._connect, args=(meeting, end), name="engine-pair", daemon=True).start()
 
     def _connect(self, meeting: StoreMeeting, end: int) -> None:
+        """Form the pair as soon as the other rank comes, however late, and submit what waits for it."""
+        engine: core.Engine | None = None
+        error: BaseException | None = None
         try:
-            aside = meeting.meet_aside(self._name, end, 2)
+            aside = meeting.meet_aside(self._name, end, 2, lambda: self._closed or self._group.failure is not None)
             engine = self._sets.form_among(self._ranks, f"{self._name} {aside.key}", aside.exchange_texts, **_SETTINGS)
-        except EngineError as error:
-            with self._lock:
-                self._error = error
-                waiting, self._waiting = self._waiting, []
-        else:
-            with self._lock:
+        except RuntimeError as failure:  # the store's, too, which ends with the process of rank 0
+            error = failure if isinstance(failure, EngineError) else RendezvousError(f"torch's store: {failure}")
+            error = self._group.failure or error
+        with self._lock:
+            if engine is not None and self._closed:
+                self._sets.leave_set(engine, 0.0)
+                error = NotInitializedError("the process group was destroyed")
+            else:
                 self._engine = engine
-                waiting, self._waiting = self._waiting, []
+            self._error = error
+            waiting, self._waiting = self._waiting, []
+            if self._engine is not None:
                 for each in waiting:
-                    each.submit_now(engine)
+                    each.submit_now(self._engine)
         for each in waiting:
-            each.let_go_on(self._error)
+            each.let_go_on(error)
 
     def send(self, tensor: torch.Tensor, name: str, copy: bool) -> Message:
-        """Send what a tensor holds, of which a `copy` is made now, or which stays as it is until the message is done."""
+        """Send what a tensor holds: a `copy` that is made now, or else the tensor, until the message is done."""
         with self._lock:
             if self._engine is not None:
                 return self._engine.send_bytes(tensor, name, copy)
@@ -95,8 +106,10 @@ class Pair:
 
     def close(self, seconds: float) -> None:
         """Leave the pair. What is in flight has so many seconds; then it ends, such as a receive without a message."""
-        if self._engine is not None:
-            self._sets.leave_set(self._engine, seconds)
+        with self._lock:
+            self._closed, engine = True, self._engine
+        if engine is not None:
+            self._sets.leave_set(engine, seconds)
 
 
 class LateMessage:
@@ -108,7 +121,7 @@ class LateMessage:
         self._lock = threading.Lock()
         self._settled = threading.Event()
         self._handle: handles.Handle | None = None
-        self._error: EngineError | None = None
+        self._error: BaseException | None = None
         self._told: Callable[[], object] | None = None
         self._aside = False
 
@@ -121,7 +134,7 @@ class LateMessage:
         except EngineError as error:
             self._error = error
 
-    def let_go_on(self, error: EngineError | None) -> None:
+    def let_go_on(self, error: BaseException | None) -> None:
         """Let waiters go on: the message is submitted, or cannot be."""
         with self._lock:
             self._error = self._error or error

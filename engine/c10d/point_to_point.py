@@ -11,7 +11,6 @@ from bisect import insort
 from collections import Counter, deque
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,13 +20,15 @@ from ..errors.formatting import format_exception
 from ..host.patience import LONGEST, Patience
 from ..native import core
 from ..session import runtime
+from ..session.registry import ProcessSetRegistry
 from .meeting import StoreMeeting
 from .pairs import Message, Pair, Posting
-from .work import EngineWork, expect_host, read_seconds, translate_error
+from .work import AT_ONCE, EngineWork, expect_host, read_seconds, translate_error
 
 LEAVING = 1.0  # seconds for messages in flight when a group is destroyed
 EAGER = 1 << 16  # bytes up to which a message is copied, so that its sender does not wait for the receiver
 NAMES = 8  # names for the messages of one direction and tag; more in flight wait for the first of them
+_LOOK = 0.5  # seconds between two looks whether the other rank has left
 _ARRIVING = 5.0  # seconds for the rest of a message that has begun to arrive when its time-out is over
 
 _Key = tuple[int, int, int]
@@ -71,7 +72,7 @@ class Messenger:
         if eager:
             return EngineWork((), [tensor])
         what = f"a message of {source.nbytes} bytes to {self.describe_rank(receiver)} with tag {tag} to be received"
-        return _Send(message, tensor, self.limit, what)
+        return _Send(self, message, tensor, receiver, what)
 
     def receive(self, tensor: torch.Tensor, sender: int, tag: int) -> EngineWork:
         """Start to receive a tensor from a rank of the group."""
@@ -118,6 +119,10 @@ class Messenger:
             for sender, posting in postings.items():
                 posting.set_aside(True)
                 insort(self._postings.setdefault((sender, tag), []), posting, key=lambda each: each.number)
+
+    def has_left(self, rank: int) -> bool:
+        """Return whether a rank has destroyed the group, which it does after it has left its pairs."""
+        return bool(self._engine.ranks()[rank]["left"])
 
     # ---- within
 
@@ -170,10 +175,14 @@ class Messenger:
             ends = sender, receiver
             if not sets.are_on_one_host((numbers[sender], numbers[receiver])):
                 ends = min(ends), max(ends)
-            pair = self._pairs.get(ends) or Pair(sets, (numbers[ends[0]], numbers[ends[1]]), f"pair {ends[0]} and {ends[1]}")
-            if ends not in self._pairs:
-                pair.form_pair(self._meeting, ends.index(self._engine.rank))
+            pair = self._pairs.get(ends) or self._form_pair(sets, ends)
             self._pairs[ends] = self._pairs[sender, receiver] = pair
+        return pair
+
+    def _form_pair(self, sets: ProcessSetRegistry, ends: tuple[int, int]) -> Pair:
+        ranks = self._engine.numbers[ends[0]], self._engine.numbers[ends[1]]
+        pair = Pair(sets, self._engine, ranks, f"pair {ends[0]} and {ends[1]}")
+        pair.form_pair(self._meeting, ends.index(self._engine.rank))
         return pair
 
     def _note_sent(self, message: Message) -> None:
@@ -184,7 +193,7 @@ class Messenger:
     def _await_receivers(self) -> None:
         patience = Patience(LEAVING)
         try:
-            while self._sent and self._sent.popleft().wait(patience.seconds_left() or 1e-6):
+            while self._sent and self._sent.popleft().wait(patience.seconds_left() or AT_ONCE):
                 pass
         except EngineError:  # the world has failed, or the receiver has left: nobody waits for them
             pass
@@ -196,28 +205,46 @@ class Messenger:
 class _MessageWork(EngineWork):
     """Work of one message, whose wait ends with the group's time-out, and of which errors say what was waited for."""
 
-    def __init__(self, message: Message | Posting, tensor: torch.Tensor, limit: float, what: str) -> None:
+    def __init__(
+        self, messenger: Messenger, message: Message | Posting, tensor: torch.Tensor, other: int, what: str
+    ) -> None:
         super().__init__([message], [tensor])
+        self._messenger = messenger
         self._message = message
-        self._limit = limit
+        self._other = other
         self._what = what
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        given = read_seconds(timeout)
-        if not self._over and not self._has_ended(given or self._limit):
-            if given:
-                raise overdue_error(self._what, given, "the time-out of this wait")
-            if self._withdraw():
-                self.settle_work(overdue_error(self._what, self._limit, "the time-out of its process group"))
-            elif not self._has_ended(_ARRIVING):
-                self.settle_work(overdue_error(f"the rest of {self._what}", self._limit + _ARRIVING, "stopped half-way"))
+        if not self._over:
+            given = read_seconds(timeout)
+            limit = given or self._messenger.limit
+            if not self._await_end(limit):
+                if given:
+                    raise overdue_error(self._what, given, "the time-out of this wait")
+                self._end_overdue(limit)
         return super().wait()
 
-    def _has_ended(self, seconds: float) -> bool:
+    def _await_end(self, seconds: float) -> bool:
+        """Wait for the message, at most so many seconds; return whether it has ended, or the other rank has left."""
+        patience = Patience(seconds)
         try:
-            return self._message.wait(seconds)
+            while not self._message.wait(min(patience.seconds_left(), _LOOK) or AT_ONCE):
+                if self._messenger.has_left(self._other) and not self._message.wait(_LOOK):
+                    self.settle_work(left_error(self._what, self._messenger.describe_rank(self._other)))
+                    return True
+                if not patience.seconds_left():
+                    return False
         except EngineError:  # raised again when the work is concluded
-            return True
+            pass
+        return True
+
+    def _end_overdue(self, limit: float) -> None:
+        """End this work after the group's time-out, if it can be, without a message that is under way being written."""
+        if self._withdraw():
+            self.settle_work(overdue_error(self._what, limit, "the time-out of its process group"))
+        elif not self._await_end(_ARRIVING):
+            what = f"the rest of {self._what}, which has come in part"
+            self.settle_work(overdue_error(what, limit + _ARRIVING, "the time-out of its process group"))
 
     def _withdraw(self) -> bool:
         """Have the engine leave the tensor alone; return False if the message is under way, or done."""
@@ -240,8 +267,8 @@ class _Receive(_MessageWork):
 
     def __init__(self, messenger: Messenger, posting: Posting, tensor: torch.Tensor, sender: int, tag: int) -> None:
         what = f"a message of {messenger.describe_rank(sender)} with tag {tag}"
-        super().__init__(posting, tensor, messenger.limit, what)
-        self._messenger, self._posting, self._tag = messenger, posting, tag
+        super().__init__(messenger, posting, tensor, sender, what)
+        self._posting, self._tag = posting, tag
         self._finish = lambda: _take_message(posting, tensor)
         self.source = sender
 
@@ -258,6 +285,7 @@ class _AnySource(EngineWork):
     def __init__(self, messenger: Messenger, tensor: torch.Tensor, tag: int) -> None:
         super().__init__((), [tensor])
         self._messenger, self._tensor, self._tag = messenger, tensor, tag
+        self._what = f"a message of any rank with tag {tag}"
         self._postings = messenger.post_to_all(tag)
         self._found = threading.Event()
         self._taking = threading.Lock()
@@ -273,39 +301,44 @@ class _AnySource(EngineWork):
             if self._found.is_set():
                 return
             posting = self._postings.pop(sender)
-            self._put_back()
             self.source = sender
             error: BaseException | None = None
             try:
                 posting.wait()
                 _take_message(posting, self._tensor)
             except EngineError as failure:
-                error = explain_failure(failure, f"a message with tag {self._tag} of any rank")
+                error = explain_failure(failure, self._what)
             except ValueError as failure:
                 error = failure
-            self.settle_work(error)
-            self._found.set()
+            self._end(error)
 
-    def _put_back(self) -> None:
-        """Leave the places of other ranks to those that receive next."""
+    def _end(self, error: BaseException | None) -> None:
+        """End the work, and leave the places of other ranks to those that receive next. The caller holds the lock."""
         for each in self._postings.values():
             each.notify(None)
         self._messenger.put_back(self._tag, self._postings)
         self._postings = {}
+        self.settle_work(error)
+        self._found.set()
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         given = read_seconds(timeout)
-        what = f"a message with tag {self._tag} of any rank"
-        if not self._found.wait(given or self._messenger.limit):
-            if given:
-                raise overdue_error(what, given, "the time-out of this wait")
-            with self._taking:
-                if not self._found.is_set():
-                    self._put_back()
-                    limit = self._messenger.limit
-                    self.settle_work(overdue_error(what, limit, "the time-out of its process group"))
-                    self._found.set()
+        limit = given or self._messenger.limit
+        patience = Patience(limit)
+        while not self._found.wait(min(patience.seconds_left(), _LOOK)):
+            gone = [rank for rank in list(self._postings) if self._messenger.has_left(rank)]
+            if gone and not self._found.wait(_LOOK):
+                self._give_up(left_error(self._what, self._messenger.describe_rank(gone[0])))
+            elif not patience.seconds_left():
+                if given:
+                    raise overdue_error(self._what, given, "the time-out of this wait")
+                self._give_up(overdue_error(self._what, limit, "the time-out of its process group"))
         return super().wait()
+
+    def _give_up(self, error: BaseException) -> None:
+        with self._taking:
+            if not self._found.is_set():
+                self._end(error)
 
     def is_completed(self) -> bool:
         return self._found.is_set()
@@ -320,6 +353,10 @@ def explain_failure(failure: EngineError, what: str) -> BaseException:
     return error
 
 
+def left_error(what: str, rank: str) -> BaseException:
+    return dist.DistBackendError(f"engine: {what} failed: {rank} has left the process group")
+
+
 def overdue_error(what: str, seconds: float, why: str) -> BaseException:
     return dist.DistBackendError(f"engine: this rank has waited {seconds:g} s for {what}: {why}")
 
@@ -327,8 +364,10 @@ def overdue_error(what: str, seconds: float, why: str) -> BaseException:
 # ---- tensors
 
 _SEEN = frozenset(  # dtypes that the engine reads; tensors of others are handed over as bytes
-    (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128, torch.bool)
-    + (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+    (
+        *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128, torch.bool),
+        *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    )
 )
 
 

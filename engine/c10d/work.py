@@ -15,12 +15,12 @@ from ..errors import EngineError, RankStalledError, UnsupportedTensorError
 from ..errors.formatting import format_exception
 from ..host.patience import Patience
 
+AT_ONCE = 1e-6  # seconds of a wait that only looks
 KEPT = 4096  # bytes of the tensors of a work up to which it is kept when nobody has waited for it
 
 Finish = Callable[[], object]
 _Future: Any = torch._C.Future  # what torch's own backends return
 _unclaimed: deque[EngineWork] = deque(maxlen=16)
-_AT_ONCE = 1e-6  # seconds of a wait that only looks
 
 
 class Operation(Protocol):
@@ -188,7 +188,7 @@ class EngineWork(dist.Work):
         patience = Patience(seconds)
         for each in self._operations:
             try:
-                ended = each.wait(patience.seconds_left() or _AT_ONCE)
+                ended = each.wait(patience.seconds_left() or AT_ONCE)
             except EngineError:  # raised again when the work is concluded
                 return
             if not ended:

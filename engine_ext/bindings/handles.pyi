@@ -34,7 +34,7 @@ class Handle:
     def set_aside(self, on: bool) -> None:
         """Say whether nobody minds if the operation is never done: then ranks that it needs may leave."""
     def release_tensor(self) -> bool:
-        """Have a message that has not begun use memory of its own, and nothing touch its tensor; return whether it does.
+        """Have a message that has not begun use memory of its own, and not its tensor; return whether it does.
 
         Of what is sent that is a copy. What is received is in `gathered` then.
         """

@@ -389,7 +389,7 @@ cdef int driver_submit(State* e, Target* target, Op* op) noexcept nogil:
     cdef int status = submit(e, target, op, &id, 0, NULL)
     if status == Status.OK:
         notify_leader(e, id, nbytes, awaited)
-        if load_pointer(<void**>&e.backlog) != NULL:
+        if load32_relaxed(&e.table.released):
             wake(&e.segment, e.segment.rank, 0)     # what it waits for may have come before it was there
     return status
 
@@ -475,7 +475,7 @@ cdef inline bint is_goal_met(State* e, const Goal* goal) noexcept nogil:
 
 cdef void give_back(State* e) noexcept nogil:
     """Return the role to the sleeping engine thread; wake it only if something is left to do."""
-    cdef bint busy = e.entry != NULL or load_pointer(<void**>&e.backlog) != NULL or network_held(e.network) != 0 or (
+    cdef bint busy = e.entry != NULL or load32_relaxed(&e.table.released) != 0 or network_held(e.network) != 0 or (
         coordinates(&e.segment) and (waiting(&e.coordinator) or e.coordinator.append_again))
     cdef uint64_t cursor = e.segment.mine.cursor
     cdef uint32_t count = door_count(&e.segment.mine.door[DOOR_ENGINE])

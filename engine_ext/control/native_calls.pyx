@@ -4,7 +4,7 @@ from libc.stdint cimport uint64_t
 from engine_ext.control.observers cimport observe_submission
 from engine_ext.control.table cimport table_release, table_submit
 from engine_ext.operations.op cimport Op, fails
-from engine_ext.platform.atomics cimport load_pointer, now_ns, store_pointer
+from engine_ext.platform.atomics cimport load32_relaxed, now_ns, store32_relaxed, store_pointer
 from engine_ext.platform.clock cimport overdue_ns, patience_at
 from engine_ext.platform.posix cimport (
     CLOCK_MONOTONIC, clock_gettime, engine_thread_start, nanosleep, pthread_cond_init, pthread_cond_signal, pthread_cond_t,
@@ -142,6 +142,8 @@ cdef void backlog_add(State* e, Record* record, Op* op) noexcept nogil:
     record.pins += 1
     record.queued += 1
     record.failing += fails(op)
+    if record.inflight == NULL:         # it waits for room alone
+        store32_relaxed(&e.table.released, e.table.released + 1)
     if e.backlog_last != NULL:
         e.backlog_last.next = op
     e.backlog_last = op
@@ -172,19 +174,24 @@ cdef bint backlog_submit(State* e) noexcept nogil:
     cdef Op* op
     cdef Op* before
     cdef Op* after
-    if load_pointer(<void**>&e.backlog) == NULL:
+    if load32_relaxed(&e.table.released) == 0:
         return False
     pthread_mutex_lock(&e.lock)
     op = e.backlog
-    while op != NULL:
+    if op == NULL:
+        store32_relaxed(&e.table.released, 0)
+    while op != NULL and e.table.released:      # not to the end: thousands may wait for a few names
         record, before, after = op.record, op.previous, op.next
         if record.inflight == NULL:
             if table_submit(&e.table, record, op, 0) != Status.OK:
                 break                           # the ring is full
             observe_submission(e, op)
             unlink_op(e, record, fails(op), before, after)
+            store32_relaxed(&e.table.released, e.table.released - 1)
             moved = True
         op = after
+        if op == NULL:
+            store32_relaxed(&e.table.released, 0)
     pthread_mutex_unlock(&e.lock)
     return moved
 

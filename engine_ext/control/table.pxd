@@ -15,6 +15,7 @@ cdef struct Table:
     Op* inflight        # all operations in flight, newest first; stored as a record's
     Op* failures        # calls that failed here: nobody waits for them
     uint64_t inflight_count
+    uint32_t released   # atomic: names under which nothing is in flight any more, and operations of the backlog can be submitted
 
 cdef int table_open(Table* table, Segment* segment, const patience* clock) noexcept nogil
 cdef void table_close(Table* table) noexcept nogil

@@ -223,6 +223,8 @@ cdef void table_finish(Table* table, Op* op, int status) noexcept nogil:
     store_pointer(<void**>&record.inflight, NULL)
     record.fresh = False
     record.times += 1
+    if record.queued:
+        store32_relaxed(&table.released, table.released + 1)
     clear_overdue(table, record.id)
     table_release(table, record)
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 240.0
+HOSTS = "C10D_TEST_HOSTS"
 
 
 @dataclass(frozen=True)
@@ -38,11 +39,12 @@ def run_job(
     backend: str = "engine",
     env: Mapping[str, str] | None = None,
     hosts: Hosts | None = None,
+    pretended: int = 1,
 ) -> Ended:
     """Call functions of a module on ranks that the variables of torchrun describe, one function after another.
 
     Of a package the names have their modules before them. What a function raises is its result on that rank. With
-    `hosts` equal numbers of ranks run on each of them.
+    `hosts` equal numbers of ranks run on each of them; several `pretended` hosts have the ranks in turn.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -59,7 +61,7 @@ def run_job(
         processes.append(
             (functools.partial(hosts.start, host) if hosts else subprocess.Popen)(
                 [sys.executable, "-m", "tests.c10d.jobs", str(directory), module, backend, *names],
-                env=kept | {"OMP_NUM_THREADS": "1"} | variables | dict(env or {}),
+                env=kept | {"OMP_NUM_THREADS": "1", HOSTS: str(pretended)} | variables | dict(env or {}),
                 cwd=ROOT,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -84,6 +86,11 @@ def main(directory: str, module: str, backend: str, names: list[str]) -> None:
     import torch
     import torch.distributed as dist
 
+    from engine.c10d import meeting
+
+    pretended = int(os.environ[HOSTS])
+    if pretended > 1:
+        meeting._describe_host = lambda: f"host {int(os.environ['RANK']) % pretended}"
     dist.init_process_group(backend)
     rank, size = dist.get_rank(), dist.get_world_size()
     for name in names:
