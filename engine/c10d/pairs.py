@@ -46,7 +46,7 @@ class Pair:
 
     @property
     def on_one_host(self) -> bool:
-        """Whether both ranks share a host."""
+        """Return whether both ranks share a host."""
         return self._sets.are_on_one_host(self._ranks)
 
     def form_pair(self, meeting: StoreMeeting, end: int) -> None:

@@ -81,7 +81,7 @@ class Messenger:
             if sender == self._engine.rank:
                 return self._receive_own(tensor, tag)
             output = _as_plain(tensor) if _is_plain(tensor) and (sender, tag) not in self._postings else None
-            posting = self._post(sender, tag, output)
+            posting = self._post_receive(sender, tag, output)
         work = _Receive(self, posting, tensor, sender, tag)
         if output is None:
             work.watch_end()  # for who keeps no work: the engine does not store the message itself
@@ -111,7 +111,7 @@ class Messenger:
         """Start to receive the next message of each other rank; returns them by sender."""
         with self._lock:
             others = (rank for rank in range(self._engine.size) if rank != self._engine.rank)
-            return {sender: self._post(sender, tag, None) for sender in others}
+            return {sender: self._post_receive(sender, tag, None) for sender in others}
 
     def put_back(self, tag: int, postings: dict[int, Posting]) -> None:
         """Keep places whose messages were not taken, for the next that receives from their senders."""
@@ -126,7 +126,7 @@ class Messenger:
 
     # ---- within
 
-    def _post(self, sender: int, tag: int, output: torch.Tensor | None) -> Posting:
+    def _post_receive(self, sender: int, tag: int, output: torch.Tensor | None) -> Posting:
         """Return the first place that nobody receives at: one that was put back, or the next."""
         kept = self._postings.get((sender, tag))
         if not kept:
@@ -240,13 +240,13 @@ class _MessageWork(EngineWork):
 
     def _end_overdue(self, limit: float) -> None:
         """End this work after the group's time-out, if it can be, without a message that is under way being written."""
-        if self._withdraw():
+        if self._withdraw_tensor():
             self.settle_work(overdue_error(self._what, limit, "the time-out of its process group"))
         elif not self._await_end(_ARRIVING):
             what = f"the rest of {self._what}, which has come in part"
             self.settle_work(overdue_error(what, limit + _ARRIVING, "the time-out of its process group"))
 
-    def _withdraw(self) -> bool:
+    def _withdraw_tensor(self) -> bool:
         """Have the engine leave the tensor alone; return False if the message is under way, or done."""
         raise NotImplementedError
 
@@ -257,7 +257,7 @@ class _MessageWork(EngineWork):
 class _Send(_MessageWork):
     """Work of a message that is too large to be sent before it is received."""
 
-    def _withdraw(self) -> bool:
+    def _withdraw_tensor(self) -> bool:
         """Send a copy in place of the tensor, which the program may change from now on."""
         return self._message.release_tensor()
 
@@ -272,7 +272,7 @@ class _Receive(_MessageWork):
         self._finish = lambda: _take_message(posting, tensor)
         self.source = sender
 
-    def _withdraw(self) -> bool:
+    def _withdraw_tensor(self) -> bool:
         if not self._posting.release_tensor():
             return False
         self._messenger.put_back(self._tag, {self.source: self._posting})
@@ -310,9 +310,9 @@ class _AnySource(EngineWork):
                 error = explain_failure(failure, self._what)
             except ValueError as failure:
                 error = failure
-            self._end(error)
+            self._end_work(error)
 
-    def _end(self, error: BaseException | None) -> None:
+    def _end_work(self, error: BaseException | None) -> None:
         """End the work, and leave the places of other ranks to those that receive next. The caller holds the lock."""
         for each in self._postings.values():
             each.notify(None)
@@ -338,7 +338,7 @@ class _AnySource(EngineWork):
     def _give_up(self, error: BaseException) -> None:
         with self._taking:
             if not self._found.is_set():
-                self._end(error)
+                self._end_work(error)
 
     def is_completed(self) -> bool:
         return self._found.is_set()

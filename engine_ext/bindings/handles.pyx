@@ -189,8 +189,8 @@ cdef Handle begin_in_turn(object engine, State* e, Op* op, str name):
 # How a thread waits: in ticks, between which Python sees its signals and this rank looks for who keeps it waiting.
 
 cdef int wait_for(State* e, Op* op, bint urgent, uint64_t limit_ns) except -1:
-    """Wait until the engine has let go of `op`, whatever came of it, or for `limit_ns`; 0: for ever. Whether it has. `urgent`: its
-    batch closes as soon as it can."""
+    """Wait until the engine has let go of `op`, whatever came of it, or for `limit_ns`; 0: for ever. Whether it has. `urgent`:
+    its batch closes as soon as it can."""
     cdef Goal goal
     cdef uint64_t begun = 0
     cdef int status

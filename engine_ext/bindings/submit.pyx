@@ -52,7 +52,7 @@ cdef int submit_in_turn(State* e, Op* op, str name) except -1:
     memset(&target, 0, sizeof(Target))
     driver_note_thread(e)
     target.text = expect_name(name, &target.text_bytes)
-    op.awaited, op.flags = True, OP_PATIENT | OP_IN_TURN       # awaited: nobody may wait for it here, and it is not to cost a cycle
+    op.awaited, op.flags = True, OP_PATIENT | OP_IN_TURN       # awaited, though nobody may wait here: it is not to cost a cycle
     with nogil:
         status = driver_hand_in(e, &target, op)
         if status == Status.OK:

@@ -10,7 +10,8 @@ from engine_ext.control.table cimport table_dismiss
 from engine_ext.hosts.network cimport network_relay
 from engine_ext.operations.op cimport OP_ABANDONED, OP_DONE, OP_STAND_IN, Finished
 from engine_ext.platform.atomics cimport (
-    FENCE_DONE, cas_pointer, count_up, full_fence, load32_acquire, load32_relaxed, load_acquire, load_pointer, now_ns, or32, store_release,
+    FENCE_DONE, cas_pointer, count_up, full_fence, load32_acquire, load32_relaxed, load_acquire, load_pointer, now_ns,
+    or32, store_release,
 )
 from engine_ext.platform.clock cimport after_ns, overdue_ns
 from engine_ext.platform.doors cimport DOOR_EVERYBODY, door_ring
