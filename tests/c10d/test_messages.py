@@ -23,7 +23,7 @@ TEXTS = [
 def ended_job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ended:
     size, hosts = request.param
     directory = tmp_path_factory.mktemp(f"messages{size}on{hosts}")
-    return run_job(directory, MODULE, [*every_name(), *TEXTS], size, hosts=hosts)
+    return run_job(directory, MODULE, [*every_name(), *TEXTS], size, pretended=hosts)
 
 
 @pytest.mark.parametrize("name", every_name())
@@ -63,7 +63,7 @@ def test_a_rank_that_leaves_fails_messages_with_it_alone(ended_job: Ended) -> No
 @pytest.mark.parametrize("hosts", [1, 2])
 @pytest.mark.parametrize("name", ["peer_dies_before_its_message", "peer_dies_in_its_message", "peer_dies_unmet"])
 def test_a_sender_that_dies_is_named(tmp_path: Path, name: str, hosts: int) -> None:
-    ended = run_job(tmp_path, MODULE, [name], 2, hosts=hosts)
+    ended = run_job(tmp_path, MODULE, [name], 2, pretended=hosts)
     text, seconds = ended.returned[name][0]
     assert "rank 1 died" in text, "\n".join(ended.outputs)[-3000:]
     assert seconds < 30
