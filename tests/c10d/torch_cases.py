@@ -1,4 +1,4 @@
-"""Cases of the suite in torch's wheel, on one backend: `python -m tests.c10d.torch_cases BACKEND DIRECTORY NAME ...`.
+"""SuiteTests of the suite in torch's wheel, on one backend: `python -m tests.c10d.torch_cases BACKEND DIRECTORY NAME ...`.
 
 The suite asks in its decorators for the names of torch's own backends, so it is imported as if for gloo; its bodies
 then see the backend that runs. Ranks are forked: each would need seconds to import the suite.
@@ -34,7 +34,7 @@ import enginerun_torch  # noqa: E402
 from torch.testing._internal.distributed import distributed_test as suite  # noqa: E402
 
 
-class Cases(suite.TestDistBackend, suite.DistributedTest._DistTestBase):  # type: ignore[misc]
+class SuiteTests(suite.TestDistBackend, suite.DistributedTest._DistTestBase):  # type: ignore[misc]
     """Every case of the suite, each on ranks of its own."""
 
     def setUp(self) -> None:
@@ -68,7 +68,7 @@ class _Outcome(unittest.TestResult):
 
 
 def list_cases() -> list[str]:
-    return list(unittest.TestLoader().getTestCaseNames(Cases))
+    return list(unittest.TestLoader().getTestCaseNames(SuiteTests))
 
 
 def run_case(name: str) -> dict[str, str]:
@@ -81,7 +81,7 @@ def run_case(name: str) -> dict[str, str]:
         signal.signal(signal.SIGALRM, _give_up)
         signal.alarm(LONGEST)
         try:
-            Cases(name).run(outcome)
+            SuiteTests(name).run(outcome)
         finally:
             signal.alarm(0)
             sys.stdout.flush()
