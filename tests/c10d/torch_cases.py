@@ -1,4 +1,4 @@
-"""SuiteTests of the suite in torch's wheel, on one backend: `python -m tests.c10d.torch_cases BACKEND DIRECTORY NAME ...`.
+"""Tests of the suite in torch's wheel, on one backend: `python -m tests.c10d.torch_cases BACKEND DIRECTORY NAME ...`.
 
 The suite asks in its decorators for the names of torch's own backends, so it is imported as if for gloo; its bodies
 then see the backend that runs. Ranks are forked: each would need seconds to import the suite.

@@ -2,7 +2,7 @@
 
     python -m tests.c10d.torch_suite [--cases PATTERN] [--ranks 3]
 
-SuiteTests run on gloo, and those that it passes on the engine. A table at the end names the differences; the command fails
+Tests run on gloo, and those that it passes on the engine. A table at the end names the differences; the command fails
 if there is one without a reason in `CANNOT`, or if a reason is out of date.
 """
 
@@ -38,7 +38,7 @@ CANNOT = {
     "test_monitored_barrier_gloo_subgroup": _MONITORED,
     "test_monitored_barrier_wait_all_ranks": _MONITORED,
 }
-"""SuiteTests that gloo passes and the engine cannot, each with its reason."""
+"""Tests that gloo passes and the engine cannot, each with its reason."""
 
 Results = dict[str, dict[str, str]]
 
