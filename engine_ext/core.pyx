@@ -742,7 +742,7 @@ cdef class Engine:
                 claim_outwait(e)
             self.state.closed = True
             if e.network != NULL:
-                e.network.closed = True
+                store32_release(&e.network.closed, 1)       # pairs with has_closed, on the network thread
             with nogil:
                 process_set_leave(e)
                 calls_dismiss(e)

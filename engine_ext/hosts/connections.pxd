@@ -14,7 +14,7 @@ cdef struct Network:
     Segment* segment        # of its engine
     Network* world          # of a process set: the world's; of the world: itself
     const engine_knobs* knobs   # those of the last entry that this rank has executed
-    bint closed             # whether its engine has been shut down
+    uint32_t closed         # atomic: 1 once its engine has been shut down
     Link* links             # lanes, then trunks
     int lane_count          # links of lanes
     int count

@@ -266,13 +266,18 @@ cdef bint is_cut(const Network* network, int k) noexcept nogil:
     return k < network.lane_count and lane_is_cut(&network.list[k // network.list[0].count])
 
 
+cdef inline bint has_closed(const Network* network) noexcept nogil:
+    """Whether the engine, or that of its world, has been shut down here: pairs with the release in close."""
+    return load32_acquire(&network.closed) or load32_acquire(&network.world.closed)
+
+
 cdef void notice_cut_lanes(Network* network) noexcept nogil:
     """Look whether the carrier has failed. That is a failure also if the peer has left: what it had announced will not arrive."""
     cdef int k
     for k in range(network.lane_count):
         notice_end(network, k)
         if (is_cut(network, k) and network.lost_peer < 0 and load_acquire(network.segment.abort) == 0
-                and not network.closed and not network.world.closed):
+                and not has_closed(network)):
             network.lost_peer, network.lost_at = network.links[k].peer, now_ns()
 
 
@@ -281,7 +286,7 @@ cdef void handle_lost_link(Network* network, int k) noexcept nogil:
     cdef Link* link = &network.links[k]
     cdef Segment* world = network.segment.world
     cdef char[REASON_BYTES] text
-    if load_acquire(network.segment.abort) != 0 or link.peer_ended or network.closed or network.world.closed:
+    if load_acquire(network.segment.abort) != 0 or link.peer_ended or has_closed(network):
         return
     if link_state(link) == -ENOMEM or link_state(link) == -ENOBUFS:
         abort_world(world, world.rank, CAUSE_RAISED, b"it has no memory for what other hosts need")
@@ -306,7 +311,7 @@ cdef void report_lost_peer(Network* network) noexcept nogil:
     cdef int k
     if network.lost_peer < 0 or not overdue_ns(now_ns(), network.lost_at, GRACE_NS):
         return
-    if network.world.closed:                # its lanes are no more
+    if load32_acquire(&network.world.closed):       # its lanes are no more
         network.lost_peer = -1
         return
     cause = lanes_failure_cause(&network.world.lanes)

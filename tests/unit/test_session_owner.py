@@ -82,7 +82,7 @@ def test_registry_ends_all_sets_although_one_raises() -> None:
     class Engine:
         """Engine of a set."""
 
-        numbers, size, rank = (0,), 1, 0
+        numbers, size, rank, idle = (0,), 1, 0, True
 
         def __init__(self, number: int) -> None:
             self.number = number
