@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ..errors import EngineError, NotInitializedError, RendezvousError
+from ..host.patience import Patience
 from ..native import core, handles
 from ..session.registry import ProcessSetRegistry
 from .meeting import StoreMeeting
@@ -178,13 +179,19 @@ class LateMessage:
         assert self._handle is not None
         return self._handle.gathered
 
-    def wait(self, seconds: float = 0.0) -> bool:
-        if not self._settled.wait(seconds or None):
-            return False
+    def wait(self) -> None:
+        self._settled.wait()
+        self._find_handle().wait()
+
+    def wait_within(self, seconds: float) -> bool:
+        patience = Patience(seconds)
+        return self._settled.wait(seconds) and self._find_handle().wait_within(patience.seconds_left())
+
+    def _find_handle(self) -> handles.Handle:
         if self._error is not None:
             raise self._error
         assert self._handle is not None
-        return self._handle.wait(seconds)
+        return self._handle
 
 
 Message = handles.Handle | LateMessage
@@ -237,8 +244,11 @@ class Posting:
     def gathered(self) -> tuple[Any, tuple[int, ...]]:
         return self._message.gathered
 
-    def wait(self, seconds: float = 0.0) -> bool:
-        return self._message.wait(seconds)
+    def wait(self) -> None:
+        self._message.wait()
+
+    def wait_within(self, seconds: float) -> bool:
+        return self._message.wait_within(seconds)
 
     def set_aside(self, on: bool) -> None:
         self._message.set_aside(on)

@@ -23,7 +23,7 @@ from ..session import runtime
 from ..session.registry import ProcessSetRegistry
 from .meeting import StoreMeeting
 from .pairs import Message, Pair, Posting
-from .work import AT_ONCE, EngineWork, expect_host, read_seconds, translate_error
+from .work import EngineWork, expect_host, read_seconds, translate_error
 
 LEAVING = 1.0  # seconds for messages in flight when a group is destroyed
 EAGER = 1 << 16  # bytes up to which a message is copied, so that its sender does not wait for the receiver
@@ -193,7 +193,7 @@ class Messenger:
     def _await_receivers(self) -> None:
         patience = Patience(LEAVING)
         try:
-            while self._sent and self._sent.popleft().wait(patience.seconds_left() or AT_ONCE):
+            while self._sent and self._sent.popleft().wait_within(patience.seconds_left()):
                 pass
         except EngineError:  # the world has failed, or the receiver has left: nobody waits for them
             pass
@@ -228,8 +228,8 @@ class _MessageWork(EngineWork):
         """Wait for the message, at most so many seconds; return whether it has ended, or the other rank has left."""
         patience = Patience(seconds)
         try:
-            while not self._message.wait(min(patience.seconds_left(), _LOOK) or AT_ONCE):
-                if self._messenger.has_left(self._other) and not self._message.wait(_LOOK):
+            while not self._message.wait_within(min(patience.seconds_left(), _LOOK)):
+                if self._messenger.has_left(self._other) and not self._message.wait_within(_LOOK):
                     self.settle_work(left_error(self._what, self._messenger.describe_rank(self._other)))
                     return True
                 if not patience.seconds_left():

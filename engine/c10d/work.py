@@ -15,7 +15,6 @@ from ..errors import EngineError, RankStalledError, UnsupportedTensorError
 from ..errors.formatting import format_exception
 from ..host.patience import Patience
 
-AT_ONCE = 1e-6  # seconds of a wait that only looks
 KEPT = 4096  # bytes of the tensors of a work up to which it is kept when nobody has waited for it
 
 Finish = Callable[[], object]
@@ -34,7 +33,10 @@ class Operation(Protocol):
     def done(self) -> bool:
         """Return whether `wait` would return at once."""
 
-    def wait(self, seconds: float = 0.0) -> bool:
+    def wait(self) -> None:
+        """Wait for the end; raise the operation's error."""
+
+    def wait_within(self, seconds: float) -> bool:
         """Wait for the end, at most so many seconds, and return whether it has come; raise the operation's error."""
 
     def notify(self, told: Callable[[], object]) -> None:
@@ -188,7 +190,7 @@ class EngineWork(dist.Work):
         patience = Patience(seconds)
         for each in self._operations:
             try:
-                ended = each.wait(patience.seconds_left() or AT_ONCE)
+                ended = each.wait_within(patience.seconds_left())
             except EngineError:  # raised again when the work is concluded
                 return
             if not ended:

@@ -18,6 +18,7 @@ cdef class Handle:
     cdef uint64_t ticket            # of an operation on a GPU that has succeeded; 0: there is none
     cdef CurrentStream stream_of
 
+    cdef int wait_until(self, uint64_t limit_ns) except -1
     cdef int take_result(self, Op* op) except -1
     cdef int take_from_room(self, Op* op) except -1
 

@@ -38,8 +38,7 @@ class Handle:
 
         Of what is sent that is a copy. What is received is in `gathered` then.
         """
-    def wait(self, seconds: float = 0.0) -> bool:
-        """Drive the engine until the operation is done; raise what went wrong. May be called again.
-
-        Return False if it is not done after so many seconds, in which it was not suspended; 0: no limit.
-        """
+    def wait(self) -> None:
+        """Drive the engine until the operation is done; raise what went wrong. May be called again."""
+    def wait_within(self, seconds: float) -> bool:
+        """As `wait`, for at most so many seconds, suspensions left out; return whether the operation is done."""

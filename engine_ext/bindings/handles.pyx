@@ -99,24 +99,31 @@ cdef class Handle:
             keep_alive(op, own)
         return released
 
-    def wait(self, double seconds=0.0):
-        """Drive the engine until the operation is done, or so many seconds have passed; raise what went wrong with it. Whether it
-        is done; 0 seconds are no limit."""
+    def wait(self):
+        """Drive the engine until the operation is done; raise what went wrong with it."""
+        self.wait_until(0)
+
+    def wait_within(self, double seconds):
+        """As `wait`, for at most so many seconds: whether the operation is done."""
+        return self.wait_until(max(seconds_ns(seconds), <uint64_t>1)) != 0
+
+    cdef int wait_until(self, uint64_t limit_ns) except -1:
+        """Wait for at most `limit_ns`; 0: for ever. Whether the operation is done."""
         cdef Op* op = self.op
         if op == NULL:
             make_stream_wait(self.state, self.ticket, self.stream_of, NULL, False)
-            return True
+            return 1
         self.waiting += 1           # threads in here: the last one to leave with success lets go of the operation
         try:
-            if not wait_for(self.state, op, True, seconds_ns(seconds)):
-                return False
+            if not wait_for(self.state, op, True, limit_ns):
+                return 0
             self.take_result(op)
         finally:
             self.waiting -= 1
         if self.waiting == 0 and self.told is None:
             self.op = NULL
             let_go(self.state, op)
-        return True
+        return 1
 
     cdef int take_result(self, Op* op) except -1:
         """The operation is done: take its result, or raise what went wrong."""

@@ -287,12 +287,12 @@ def wrong_halves(rank: int, size: int) -> None:
     engine = dist.new_group([0, 1], use_local_synchronization=True).engine
     tensor = torch.full((5,), rank + 1.0)
     handle = engine.send_bytes(tensor, "both", False)
-    assert handle.wait(30.0)
+    assert handle.wait_within(30.0)
     data, rows = handle.gathered
     assert rows == (20, 20) and (tensor == rank + 1).all()
     assert torch.frombuffer(data, dtype=torch.float32).tolist() == [1.0] * 5 + [2.0] * 5
     handle = engine.receive_bytes(tensor, "neither")
-    assert handle.wait(30.0) and handle.gathered[1] == (0, 0)
+    assert handle.wait_within(30.0) and handle.gathered[1] == (0, 0)
     assert (tensor == rank + 1).all()
 
 
