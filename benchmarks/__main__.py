@@ -17,6 +17,7 @@ from benchmarks.autotune import report as autotune_report
 from benchmarks.autotune import run as autotune
 from benchmarks.autotune.contenders import CONTENDERS as POLICIES
 from benchmarks.autotune.surfaces import NOISES
+from benchmarks.c10d import run as c10d
 from benchmarks.collective import report as collective_report
 from benchmarks.collective import run as collective
 from benchmarks.collective.contenders import NAMES
@@ -120,6 +121,9 @@ def _build_parser() -> argparse.ArgumentParser:
     add("--sizes", type=int, nargs="+", help="message sizes in bytes, multiples of 4")
     add("--rounds", type=int, help="rounds in which the contenders take turns")
     add("--contenders", nargs="+", choices=sets.NAMES)
+
+    add = add_command("c10d", "torch.distributed on the engine and on gloo: reductions, messages, new groups")
+    add("--rounds", type=int, help="rounds in which the backends take turns")
 
     add = add_command("observing", "what a timeline, and what metrics cost 2000 tensors of 1 KiB")
     add("--workloads", nargs="+", choices=observing.WORKLOADS)
@@ -282,6 +286,11 @@ def _run_sets(options: argparse.Namespace, console: Console) -> None:
     _print_results(console, sets.build_tables(content), path, sets.draw_figure(content))
 
 
+def _run_c10d(options: argparse.Namespace, console: Console) -> None:
+    path = c10d.run(c10d.TorchSettings(**({"rounds": options.rounds} if options.rounds else {})), console)
+    _print_results(console, c10d.build_tables(records.read("c10d") or {}), path, None)
+
+
 def _run_start(options: argparse.Namespace, console: Console) -> None:
     names = ("hosts", "per_host", "rounds")
     settings = start.StartSettings(
@@ -328,6 +337,7 @@ REPORTS: dict[str, Any] = {
     "gpu": gpu_report,
     "start": start,
     "sets": sets,
+    "c10d": c10d,
     "observing": observing,
     "autotune": autotune_report,
     "autotune-jobs": jobs_report,
@@ -381,6 +391,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace, Console], None]] = {
     "collective": _run_collective,
     "training": _run_training,
     "sets": _run_sets,
+    "c10d": _run_c10d,
     "start": _run_start,
     "frameworks": _run_frameworks,
     "observing": _run_observing,

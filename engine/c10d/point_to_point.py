@@ -335,6 +335,9 @@ class _AnySource(EngineWork):
                 self._give_up(overdue_error(self._what, limit, "the time-out of its process group"))
         return super().wait()
 
+    def watch_end(self) -> None:
+        """Leave the end to the message that is taken: there is no one operation to watch."""
+
     def _give_up(self, error: BaseException) -> None:
         with self._taking:
             if not self._found.is_set():

@@ -42,7 +42,8 @@ _thread = _Thread()
 def begin_event(name: str) -> None:
     """Begin an event of this thread, such as `engine:all_reduce`."""
     end_event()
-    _thread.event = event = profiler.record_function(f"{NAME}:{name}")
+    event: Any = profiler.record_function(f"{NAME}:{name}")
+    _thread.event = event
     event.__enter__()
 
 

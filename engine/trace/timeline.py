@@ -203,7 +203,7 @@ class Timeline:
         self._sets, self._hosts, self._world = sets, hosts, world
         self._started = self._reported = time.monotonic()
         for number, each in ((0, engine), *sets.engines.items()):
-            if number >= 0 or each.group_name:  # others are pairs of ranks, in which each message has a name of its own
+            if number >= 0 or each.group_name:  # by which a reader finds out which belong together
                 self._record(number, each, BURST)
         for track in self._tracks:
             self._write(self._drain, track)

@@ -260,11 +260,19 @@ def messages_from_any(rank: int, size: int) -> None:
         target = torch.zeros(1)
         dist.recv(target, size - 1, tag=1)
         assert target.item() == 7
+        target = torch.zeros(2)
+        future = dist.irecv(target, tag=2).get_future()
+        assert not future.done()
+        dist.send(torch.zeros(1), size - 1, tag=3)
+        future.wait()
+        assert (target == 8).all()
     else:
         for _ in range(2):
             dist.send(torch.full((3,), float(rank)), 0)
         if rank == size - 1:
             dist.send(torch.tensor([7.0]), 0, tag=1)
+            dist.recv(torch.zeros(1), 0, tag=3)
+            dist.send(torch.full((2,), 8.0), 0, tag=2)
 
 
 def many_groups(rank: int, size: int) -> None:
