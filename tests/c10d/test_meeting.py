@@ -27,12 +27,16 @@ def test_a_rank_that_does_not_come_is_named() -> None:
 
 def test_a_wait_for_other_ranks_can_be_interrupted() -> None:
     meeting = meetings.StoreMeeting(dist.HashStore(), 0, 2, LONG)
-    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    begun = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        meeting.exchange_texts(b"")
-    timer.join()
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)  # a library of another test may have left its own
+    try:
+        timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        begun = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            meeting.exchange_texts(b"")
+        timer.join()
+    finally:
+        signal.signal(signal.SIGINT, former)
     assert time.monotonic() - begun < LONG / 10
 
 

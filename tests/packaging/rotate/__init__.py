@@ -33,14 +33,13 @@ EDITS = {
     "engine_ext/meson.build": [("  'operations/operation',\n", "  'operations/rotate',\n")],
     "engine_ext/bindings/collectives.pyx": [
         (" KIND_BROADCAST, KIND_REDUCESCATTER,", " KIND_ROTATE,"),
-        ("cimport HOST, expect_dense, view_anywhere", ", view_of"),
         ("(e.segment.rank < rows % e.segment.size)\n", BROUGHT),
     ],
     "engine_ext/bindings/collectives.pxd": [
         ("cdef Op* barrier_op(State* e, object name, bint blocking) except NULL\n", DECLARED),
     ],
     "engine_ext/core.pyx": [
-        ("    size_barrier_op,", " rotate_op,"),
+        (" size_barrier_op,", " rotate_op,"),
         ("allreduce_op(self.state, tensor, output, op, prescale, postscale, wire), name, blocking, output)\n", METHOD),
     ],
     "engine/metrics/names.py": [('"reducescatter"', ', "rotate"')],
