@@ -17,7 +17,7 @@ pytest.importorskip("ray.train", reason="needs what ray[train] brings")
 pytest.importorskip("torch", reason="needs torch")
 
 from ray.train import FailureConfig, RunConfig, ScalingConfig, WorkerGroupError
-from ray.train.torch import TorchTrainer
+from ray.train.torch import TorchConfig, TorchTrainer
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 from engine.ray import EngineConfig, EngineTorchConfig
@@ -136,3 +136,17 @@ def test_an_exception_in_rank_1_is_the_error_of_a_torch_trainer(tmp_path: Path) 
     assert errors.pop(1, "bad batch") == "bad batch" and "ValueError: bad batch" in str(caught.value)
     for rank, text in errors.items():
         assert rank == 0 and text.startswith("rank 1 failed: ValueError: bad batch at programs.py:")
+
+
+@pytest.mark.slow
+def test_rays_own_trainer_takes_the_backend_of_torch_distributed(tmp_path: Path) -> None:
+    trainer = TorchTrainer(
+        programs.train_by_torch,
+        train_loop_config={"directory": str(tmp_path)},
+        torch_config=TorchConfig(backend="engine"),
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=run_config(tmp_path, failures=0),
+    )
+    assert trainer.fit().error is None
+    told = [(tmp_path / f"rank.{rank}").read_text() for rank in range(2)]
+    assert told == ["engine EngineProcessGroup [[1.5, 1.5, 1.5]]"] * 2
