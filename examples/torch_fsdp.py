@@ -64,7 +64,8 @@ for step in range(options.steps):
     loss.backward()
     optimizer.step()
     if step % 5 == 4 or step + 1 == options.steps:
-        dist.all_reduce(total := loss.detach())
+        total = loss.detach()
+        dist.all_reduce(total)
         if rank == 0:
             pace = (step + 1) * BATCH * size / (time.perf_counter() - began)
             print(f"step {step + 1}: loss {total.item() / size:.6f}, {pace:.1f} samples/s", flush=True)

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from ..errors import EngineError, NotInitializedError, WorldError
 from ..errors.formatting import format_exception
-from ..host.patience import LONGEST, Patience
+from ..host.patience import Patience
 from ..native import core
 from ..session import runtime
 from ..session.registry import ProcessSetRegistry
@@ -44,7 +44,7 @@ class Messenger:
     """
 
     def __init__(self, engine: core.Engine, meeting: StoreMeeting, limit: float) -> None:
-        self.limit = min(limit, LONGEST)
+        self.limit = limit
         self._engine = engine
         self._meeting = meeting
         self._lock = threading.RLock()
