@@ -25,6 +25,8 @@ LABELS = {
     "floor": "no communication (floor)",
     "ddp": "DDP, gloo, defaults",
     "ddp_view": "DDP, gloo, bucket views",
+    "ddp_silent": "DDP that reduces nothing",
+    "ddp_engine": "DDP on the backend engine",
     "engine": "engine",
     "engine_view": "engine, bucket views",
     "engine_view_kept": "engine, bucket views kept by zero_grad(set_to_none=False)",

@@ -16,7 +16,10 @@ from benchmarks.common.processes import DisagreementError, Group, Launcher, Plac
 from benchmarks.common.stats import Summary
 
 FLOOR, PEER = "floor", "ddp"
-VARIANTS = ("floor", "ddp", "ddp_view", "engine", "engine_view", "engine_view_kept", "engine_timeline")
+DDP_VARIANTS = ("ddp", "ddp_view", "ddp_silent", "ddp_engine")
+VARIANTS = ("floor", *DDP_VARIANTS, "engine", "engine_view", "engine_view_kept", "engine_timeline")
+ALONE = ("floor", "ddp_silent")
+"""Variants whose ranks reduce nothing: their parameters differ."""
 DEFAULT_VARIANTS = ("floor", "ddp", "engine", "engine_view")
 WORKLOADS = ("resnet50", "gpt", "tiny")
 TOLERANCE = 1e-5
@@ -55,7 +58,7 @@ def measure_workload(
     settings: TrainingSettings, name: str, console: Console, places: Places | None = None
 ) -> dict[str, Any]:
     """Measure one model, on one host or on those of `places`."""
-    uses_engine = any(variant.startswith("engine") for variant in settings.variants)
+    uses_engine = any("engine" in variant for variant in settings.variants)
     arguments = ["--workload", name, *(["--engine"] if uses_engine else [])]
     launcher: Launcher = "engine" if uses_engine else "plain"
     with Group(
@@ -116,7 +119,7 @@ def _check(settings: TrainingSettings, group: Group) -> dict[str, float]:
         return {}
     differences = {}
     for variant in settings.variants:
-        if variant not in (FLOOR, PEER):
+        if variant not in (*ALONE, PEER):
             differences[variant] = max(group.ask_ranks({"do": "difference", "variants": [variant, PEER]}))
             if not differences[variant] <= TOLERANCE:
                 raise DisagreementError(
@@ -128,7 +131,7 @@ def _check(settings: TrainingSettings, group: Group) -> dict[str, float]:
 
 def _check_ranks(settings: TrainingSettings, group: Group) -> None:
     for variant in settings.variants:
-        if variant != FLOOR:
+        if variant not in ALONE:
             digests = group.ask_ranks({"do": "digest", "variant": variant})
             if len(set(digests)) != 1:
                 raise DisagreementError(f"{group.name}: the ranks' parameters of {variant} differ: checksums {digests}")

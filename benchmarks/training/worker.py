@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.common.worker import GroupWorker, instrument_block
@@ -39,7 +40,12 @@ class TrainingVariant:
         self._optimizer: Any = workload.build_optimizer(self.plain)
         self._zero: dict[str, bool] = {}
         if name.startswith("ddp"):
-            self._model = DistributedDataParallel(self.plain, gradient_as_bucket_view=name == "ddp_view")
+            group = torch.distributed.new_group(backend="engine") if name == "ddp_engine" else None
+            self._model = DistributedDataParallel(
+                self.plain, process_group=group, gradient_as_bucket_view=name == "ddp_view"
+            )
+            if name == "ddp_silent":
+                self._model.register_comm_hook(None, noop_hook)
         elif name.startswith("engine"):
             binding = importlib.import_module("engine.torch")
             self._optimizer = binding.DistributedOptimizer(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from contextlib import suppress
 from datetime import timedelta
@@ -51,11 +52,22 @@ class Membership:
         self.name = name
         self.description = UNDESCRIBED
         self.timeout = timeout
-        self.works: weakref.WeakSet[EngineWork] = weakref.WeakSet()
+        self._works: weakref.WeakSet[EngineWork] = weakref.WeakSet()
+        self._works_lock = threading.Lock()
         self.messenger = Messenger(engine, meeting, timeout.total_seconds())
         self._owner = owner
         self._over = False
         self._name_engine()
+
+    def add_work(self, work: EngineWork) -> None:
+        """Note the work of a collective, which somebody else keeps until it is over."""
+        with self._works_lock:
+            self._works.add(work)
+
+    def list_works(self) -> list[EngineWork]:
+        """Return the works of collectives that are not concluded."""
+        with self._works_lock:
+            return [work for work in self._works if not work.over]
 
     def rename_group(self, name: str | None = None, description: str | None = None) -> None:
         """Change torch's name or description of the group, which torch tells once the group is formed."""
@@ -90,7 +102,7 @@ class Membership:
             elif self._owner:
                 runtime.shutdown()
         gone = translate_error(NotInitializedError(f"the group {self.title!r} was destroyed"))
-        for work in list(self.works):
+        for work in self.list_works():
             work.settle_work(gone)
 
 
@@ -127,7 +139,10 @@ class MemberOperations(GroupOperations):
     _set_default_timeout = set_timeout
 
     def keep_work(self, work: EngineWork) -> None:
-        self.membership.works.add(work)
+        self.membership.add_work(work)
+
+    def list_works(self) -> list[EngineWork]:
+        return self.membership.list_works()
 
     def send(self, tensors: list[torch.Tensor], rank: int, tag: int = 0) -> EngineWork:
         return start_profiled("send", self.membership.messenger.send, tensors[0], rank, tag)

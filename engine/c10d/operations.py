@@ -74,12 +74,12 @@ class GroupOperations:
         operations: Sequence[Operation],
         tensors: Sequence[torch.Tensor],
         finish: Finish | None = None,
-        source: int = -1,
+        waits: bool = False,
     ) -> EngineWork:
-        """Return the work of operations that have been submitted."""
-        work = EngineWork(operations, tensors, finish, source)
+        """Return the work of operations that have been submitted; `waits`: the caller waits for it at once."""
+        work = EngineWork(operations, tensors, finish)
         self.keep_work(work)
-        if finish is not None:
+        if finish is not None and not waits:
             work.watch_end()
         if flags._is_profiler_enabled:
             end_event_with(work)
@@ -88,6 +88,10 @@ class GroupOperations:
     def keep_work(self, work: EngineWork) -> None:
         """Note a work in flight; for groups that end works themselves."""
 
+    def list_works(self) -> list[EngineWork]:
+        """Return the works of collectives that may be in flight."""
+        return []
+
     def open_submission(self, kind: str, event: str = "") -> _Submission:
         """Return a context in which an operation is submitted; `event`: what a profiler calls another than its kind."""
         return _Submission(self.engine, kind, event)
@@ -95,10 +99,10 @@ class GroupOperations:
     # ---- reductions
 
     def allreduce(self, tensors: list[torch.Tensor], opts: Any = None, event: str = "") -> EngineWork:
-        reduction, blocking = _reduction_of(opts)
+        reduction, waits = _reduction_of(opts)
         with self.open_submission("allreduce", event):
-            parts = [self._reduce(tensor, reduction, blocking and len(tensors) == 1) for tensor in tensors]
-        return self.make_work([handle for handle, _ in parts], tensors, _all_of(finish for _, finish in parts))
+            parts = [self._reduce(tensor, reduction, waits and len(tensors) == 1) for tensor in tensors]
+        return self.make_work([handle for handle, _ in parts], tensors, _all_of(finish for _, finish in parts), waits)
 
     def _reduce(self, tensor: torch.Tensor, reduction: Any, blocking: bool) -> tuple[handles.Handle, Finish | None]:
         bitwise = find_bitwise(reduction)
@@ -150,10 +154,10 @@ class GroupOperations:
         return self.allreduce([each.detach().clone() for each in tensors], opts, "reduce")
 
     def reduce_scatter_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> EngineWork:
-        reduction, blocking = _reduction_of(opts)
+        reduction, waits = _reduction_of(opts)
         with self.open_submission("reducescatter"):
-            handle, finish = self._scatter_sum(output, source.detach().reshape(-1), reduction, blocking)
-        return self.make_work([handle], [output], finish)
+            handle, finish = self._scatter_sum(output, source.detach().reshape(-1), reduction, waits)
+        return self.make_work([handle], [output], finish, waits)
 
     def _scatter_sum(
         self, output: torch.Tensor, flat: torch.Tensor, reduction: Any, blocking: bool
@@ -187,19 +191,20 @@ class GroupOperations:
     def reduce_scatter(
         self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None
     ) -> EngineWork:
-        reduction, _ = _reduction_of(opts)
+        reduction, waits = _reduction_of(opts)
+        blocking = waits and len(outputs) == 1
         operations, finishes = [], []
         with self.open_submission("reducescatter"):
             for output, parts in zip(outputs, inputs, strict=True):
                 self._expect_one_each(parts)
                 flat = _join(parts)
                 if len({part.numel() for part in parts}) == 1:
-                    handle, finish = self._scatter_sum(output, flat, reduction, False)
+                    handle, finish = self._scatter_sum(output, flat, reduction, blocking)
                 else:
                     handle, finish = self._scatter_unevenly(output, flat, parts, reduction)
                 operations.append(handle)
                 finishes.append(finish)
-        return self.make_work(operations, outputs, _all_of(finishes))
+        return self.make_work(operations, outputs, _all_of(finishes), waits)
 
     def _scatter_unevenly(
         self, output: torch.Tensor, flat: torch.Tensor, parts: Sequence[torch.Tensor], reduction: Any
@@ -229,11 +234,10 @@ class GroupOperations:
     # ---- moving
 
     def broadcast(self, tensors: list[torch.Tensor], opts: Any = None) -> EngineWork:
-        root = 0 if opts is None else opts.rootRank
-        blocking = not getattr(opts, "asyncOp", True) and len(tensors) == 1
+        root, waits = 0 if opts is None else opts.rootRank, _waits_for(opts)
         with self.open_submission("broadcast"):
-            started = [self._broadcast(tensor, root, blocking) for tensor in tensors]
-        return self.make_work([handle for handle, _ in started], tensors, _all_of(finish for _, finish in started))
+            started = [self._broadcast(tensor, root, waits and len(tensors) == 1) for tensor in tensors]
+        return self.make_work([handle for handle, _ in started], tensors, _all_of(each for _, each in started), waits)
 
     def _broadcast(self, tensor: torch.Tensor, root: int, blocking: bool) -> tuple[handles.Handle, Finish | None]:
         target = tensor.detach()
@@ -244,14 +248,14 @@ class GroupOperations:
         return handle, lambda: target.copy_(source)
 
     def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None) -> EngineWork:
-        operations, finishes = [], []
+        operations, finishes, waits = [], [], _waits_for(opts)
         with self.open_submission("allgather"):
             for parts, source in zip(outputs, inputs, strict=True):
                 self._expect_one_each(parts)
-                handle = self.engine.allgather(_as_flat(source), None)
+                handle = self.engine.allgather(_as_flat(source), None, waits and len(outputs) == 1)
                 operations.append(handle)
                 finishes.append(_store_gathered(handle, source.dtype, parts))
-        return self.make_work(operations, list(itertools.chain(*outputs)), _all_of(finishes))
+        return self.make_work(operations, list(itertools.chain(*outputs)), _all_of(finishes), waits)
 
     def allgather_coalesced(
         self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
@@ -265,10 +269,10 @@ class GroupOperations:
         return self.allgather([[parts[k] for parts in outputs] for k in range(len(inputs))], inputs, opts)
 
     def all_gather_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> EngineWork:
-        blocking = not getattr(opts, "asyncOp", True)
+        waits = _waits_for(opts)
         with self.open_submission("allgather"):
-            handle, finish = self._gather_into(output, source, blocking)
-        return self.make_work([handle], [output], finish)
+            handle, finish = self._gather_into(output, source, waits)
+        return self.make_work([handle], [output], finish, waits)
 
     def _gather_into(
         self, output: torch.Tensor, source: torch.Tensor, blocking: bool = False
@@ -302,17 +306,17 @@ class GroupOperations:
         input_splits: Sequence[int] = (),
         opts: Any = None,
     ) -> EngineWork:
-        blocking = not getattr(opts, "asyncOp", True)
+        waits = _waits_for(opts)
         with self.open_submission("alltoall"):
             rows, target = _adapter.as_rows(source.detach()), output.detach()
             splits = list(input_splits) or self._equal_splits(rows)
             if target.is_contiguous() and not _share_memory(rows, target) and target.numel():
-                handle = self.engine.alltoall(rows, splits, None, blocking, None, target)
+                handle = self.engine.alltoall(rows, splits, None, waits, None, target)
                 finish = _expect_given(handle, target)
             else:
-                handle = self.engine.alltoall(rows, splits, None, blocking)
+                handle = self.engine.alltoall(rows, splits, None, waits)
                 finish = _store_gathered(handle, source.dtype, [target])
-        return self.make_work([handle], [output], finish)
+        return self.make_work([handle], [output], finish, waits)
 
     def _equal_splits(self, rows: torch.Tensor) -> list[int]:
         each, rest = divmod(len(rows), self.engine.size)
@@ -321,36 +325,44 @@ class GroupOperations:
         return [each] * self.engine.size
 
     def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None) -> EngineWork:
+        waits = _waits_for(opts)
         with self.open_submission("alltoall"):
             self._expect_one_each(inputs)
             self._expect_one_each(outputs)
-            handle = self.engine.alltoall(_join(inputs), [each.numel() for each in inputs], None)
-        return self.make_work([handle], outputs, _store_gathered(handle, inputs[0].dtype, outputs))
+            handle = self.engine.alltoall(_join(inputs), [each.numel() for each in inputs], None, waits)
+        return self.make_work([handle], outputs, _store_gathered(handle, inputs[0].dtype, outputs), waits)
 
     def gather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None) -> EngineWork:
-        root = 0 if opts is None else opts.rootRank
+        root, waits = 0 if opts is None else opts.rootRank, _waits_for(opts)
         flat = _as_flat(inputs[0])
         splits = [flat.numel() if rank == root else 0 for rank in range(self.engine.size)]
         parts = outputs[0] if self.engine.rank == root else []
         with self.open_submission("alltoall", "gather"):
-            handle = self.engine.alltoall(flat, splits, None)
-        return self.make_work([handle], parts, _store_gathered(handle, flat.dtype, parts) if parts else None)
+            handle = self.engine.alltoall(flat, splits, None, waits)
+        return self.make_work([handle], parts, _store_gathered(handle, flat.dtype, parts) if parts else None, waits)
 
     def scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None) -> EngineWork:
-        root, output = 0 if opts is None else opts.rootRank, outputs[0]
+        root, output, waits = 0 if opts is None else opts.rootRank, outputs[0], _waits_for(opts)
         with self.open_submission("alltoall", "scatter"):
             if self.engine.rank == root:
                 self._expect_one_each(inputs[0])
                 flat, splits = _join(inputs[0]), [each.numel() for each in inputs[0]]
             else:
                 flat, splits = output.new_empty(0), [0] * self.engine.size
-            handle = self.engine.alltoall(flat, splits, None)
-        return self.make_work([handle], outputs, _store_gathered(handle, output.dtype, outputs))
+            handle = self.engine.alltoall(flat, splits, None, waits)
+        return self.make_work([handle], outputs, _store_gathered(handle, output.dtype, outputs), waits)
 
     def barrier(self, opts: Any = None) -> EngineWork:
+        """Wait for all ranks, and until the results of this rank's earlier collectives lie in their tensors."""
+        earlier, waits = self.list_works(), _waits_for(opts)
+
+        def finish() -> None:
+            for work in earlier:
+                work.conclude_work()
+
         with self.open_submission("barrier"):
-            handle = self.engine.barrier(None, not getattr(opts, "asyncOp", True))
-        return self.make_work([handle], [])
+            handle = self.engine.barrier(None, waits)
+        return self.make_work([handle], [], finish if earlier else None, waits)
 
     def _expect_one_each(self, tensors: Sequence[torch.Tensor]) -> None:
         if len(tensors) != self.engine.size:
@@ -373,7 +385,12 @@ def _reduction_of(opts: Any) -> tuple[Any, bool]:
         return dist.ReduceOp.SUM, False
     if isinstance(opts, c10d.ReduceOp | c10d.ReduceOp.RedOpType):
         return opts, False
-    return opts.reduceOp, not getattr(opts, "asyncOp", True)
+    return opts.reduceOp, _waits_for(opts)
+
+
+def _waits_for(opts: Any) -> bool:
+    """Return whether the caller waits for the work at once."""
+    return not getattr(opts, "asyncOp", True)
 
 
 def _all_of(finishes: Any) -> Finish | None:

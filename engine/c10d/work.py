@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -16,6 +17,8 @@ from ..errors.formatting import format_exception
 from ..host.patience import Patience
 
 KEPT = 4096  # bytes of the tensors of a work up to which it is kept when nobody has waited for it
+PROMPT_BYTES = 1 << 16  # bytes of the tensors of a work up to which whoever asks for a future waits first
+PROMPT_SECONDS = 50e-6  # for at most so long, which is less than waking the threads that would complete the future
 
 Finish = Callable[[], object]
 _Future: Any = torch._C.Future  # what torch's own backends return
@@ -85,7 +88,7 @@ class EngineWork(dist.Work):
 
         So does DDP in a `Join` context, whose work sums a single number.
         """
-        if not self._claimed and sum(each.nbytes for each in self._tensors) <= KEPT:
+        if not self._claimed and _count_bytes(self._tensors) <= KEPT:
             _unclaimed.append(self)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
@@ -116,6 +119,11 @@ class EngineWork(dist.Work):
     def exception(self) -> BaseException | None:
         return self._error
 
+    @property
+    def over(self) -> bool:
+        """Return whether the work is concluded; unlike `is_completed`, without a look at its operations."""
+        return self._over
+
     def result(self) -> list[torch.Tensor]:
         return list(self._tensors)
 
@@ -126,6 +134,8 @@ class EngineWork(dist.Work):
 
     def get_future(self) -> Any:
         self._claimed = True
+        if self._future is None and not self._over:
+            self.try_promptly()
         with self._lock:
             if self._future is not None:
                 return self._future
@@ -137,6 +147,16 @@ class EngineWork(dist.Work):
         else:
             self.watch_end()
         return self._future
+
+    def try_promptly(self) -> None:
+        """Conclude a small work here if its operations are done within a moment."""
+        if not self._operations or _count_bytes(self._tensors) > PROMPT_BYTES:
+            return
+        patience = Patience(PROMPT_SECONDS)
+        with suppress(EngineError):  # raised again when the work is concluded
+            if not all(each.wait_within(patience.seconds_left()) for each in self._operations):
+                return
+        self.conclude_work()
 
     def watch_end(self) -> None:
         """Have the work concluded by a thread of the engine as soon as its operations are done."""
@@ -220,6 +240,11 @@ class _Countdown:
             if self._left:
                 return
         self._work.conclude_work()
+
+
+def _count_bytes(tensors: Sequence[torch.Tensor]) -> int:
+    """Return the bytes of all elements, of sparse tensors too, which lack `nbytes`."""
+    return sum(each.numel() * each.element_size() for each in tensors)
 
 
 def read_seconds(timeout: timedelta | None) -> float:

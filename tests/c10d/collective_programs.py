@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 from datetime import timedelta
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+
+from engine.c10d.work import EngineWork
 
 DTYPES = (
     torch.float32,
@@ -204,9 +207,64 @@ def async_works(rank: int, size: int) -> None:
     dist.all_gather(parts, torch.full((50_000,), float(rank)), async_op=True)
     gc.collect()
     dist.barrier()
-    settle = dist.all_reduce(torch.ones(1), async_op=True)
-    settle.get_future().wait()
     assert torch.equal(torch.stack(parts)[:, 0], torch.arange(float(size)))
+
+
+def future_before_others_come(rank: int, size: int) -> None:
+    """Whoever asks for a future gets it though other ranks call only later, which they learn in the store."""
+    store = dist.distributed_c10d._get_default_store()
+    for number in range(3):
+        tensor = torch.ones(10)
+        if rank == 0:
+            future = dist.all_reduce(tensor, async_op=True).get_future()
+            assert not future.done()
+            store.set(f"future {number}", "")
+            assert (future.wait()[0] == size).all()
+        else:
+            store.get(f"future {number}")
+            dist.all_reduce(tensor)
+
+
+def threads_that_store_results(rank: int, size: int) -> None:
+    """A thread of the engine stores the result of a call that returns before it is there, and of no other."""
+    watched = 0
+    watch_end = EngineWork.watch_end
+
+    def count_watched(work: EngineWork) -> None:
+        nonlocal watched
+        watched += 1
+        watch_end(work)
+
+    source, column = torch.full((4 * size,), rank + 1.0), torch.ones(4, 2)[:, 0]
+    parts = list(source.chunk(size))
+    outputs = [torch.empty(4) for _ in range(size)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(EngineWork, "watch_end", count_watched)
+        dist.all_reduce(column)
+        dist.broadcast(column, 0)
+        dist.reduce(column, 0)
+        dist.all_gather(outputs, parts[0])
+        assert [each[0].item() for each in outputs] == [other + 1.0 for other in range(size)]
+        dist.all_to_all(outputs, parts)
+        dist.reduce_scatter(outputs[0], parts)
+        dist.gather(parts[0], outputs if rank == 0 else None)
+        dist.scatter(outputs[0], parts if rank == 0 else None)
+        assert (outputs[0] == 1.0).all()
+        assert watched == 0
+        dist.all_gather(outputs, parts[0], async_op=True).wait()
+        assert watched == 1
+
+
+def dropped_sparse_work(rank: int, size: int) -> None:
+    """A work on sparse tensors, whose bytes torch does not tell, can be left alone."""
+    refused: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "unraisablehook", refused.append)
+        sparse = torch.sparse_coo_tensor([[rank]], [1.0], (size,))
+        dist.all_reduce(sparse, async_op=True)
+        gc.collect()
+    dist.barrier()
+    assert not refused
 
 
 def coalesced_calls(rank: int, size: int) -> None:
@@ -427,7 +485,8 @@ def every_name() -> list[str]:
     """Return the names of the programs that return nothing."""
     return (
         "all_reductions average_and_factors bitwise_reductions complex_and_sparse strided_tensors all_gathers "
-        "reduce_scatters all_to_alls rooted_calls object_calls async_works coalesced_calls ring_messages "
+        "reduce_scatters all_to_alls rooted_calls object_calls async_works future_before_others_come "
+        "threads_that_store_results dropped_sparse_work coalesced_calls ring_messages "
         "messages_from_any local_groups many_groups subgroup_of_an_enumeration threads_and_groups "
         "other_devices with_the_engines_own_calls"
     ).split()
