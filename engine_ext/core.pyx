@@ -27,7 +27,9 @@ from engine_ext.control.completion cimport raise_event, claim_outwait
 from engine_ext.control.device_entries cimport use_device
 from engine_ext.control.driver cimport Goal, driver_start, driver_stop, driver_wait, driver_wait_for_all
 from engine_ext.control.monitor cimport monitor_wait
-from engine_ext.control.observers cimport observers_close, observers_count, observers_open
+from engine_ext.control.observers cimport (
+    observers_close, observers_count, observers_leave_group, observers_name_group, observers_open,
+)
 from engine_ext.control.process_sets cimport process_set_enter, process_set_leave
 from engine_ext.control.stall cimport all_are_aside, stall_open
 from engine_ext.control.state cimport EVENT_ABORT, EVENT_CLOSED, EVENT_SIGNAL, EVENT_STALL
@@ -341,6 +343,11 @@ cdef class Engine:
     def count(self, bint on):
         expect_open(self.state)
         observers_count(self.state, self.page if on else NULL)
+
+    def count_as(self, str name not None):
+        cdef bytes text = name.encode("utf-8", "replace")
+        if self.state.alive[0] == 1 and not self.state.closed:      # a forked child has no page
+            observers_name_group(self.state, text, <uint64_t>len(text))
 
     def tell(self, **fields):
         set_fields(self.page, fields)
@@ -767,11 +774,13 @@ cdef class Engine:
                 (<Part>part).detached = True
             arena_close(&e.arena)
             self.shared = []
-            if self.world is None:
+            if self.world is not None:
+                observers_leave_group(e)
+            else:
                 counters_end(e.counters_page)
                 raise_event(e, EVENT_CLOSED)
                 close_descriptor(self.control)
                 self.control = -1
-            elif settled and over and self.world.control >= 0:
+            if self.world is not None and settled and over and self.world.control >= 0:
                 segment_leave(&e.segment, self.world.control, self.offset)
             free_deferred(e)

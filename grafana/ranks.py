@@ -129,6 +129,41 @@ HOSTS = (
         width=12,
     ),
 )
+SETS = (
+    Panel(
+        "timeseries",
+        "Bytes by process set",
+        "Bytes a second in collectives of each process set, or group of torch.distributed, of the mean of its ranks.",
+        "Bps",
+        (
+            Query(
+                f"avg by (group) ({query_rate('engine_group_bytes_total', RUN)})",
+                "{{group}}",
+                0,
+                1e12,
+                expected=False,
+            ),
+        ),
+        width=12,
+        top=1,
+    ),
+    Panel(
+        "timeseries",
+        "Time in process sets",
+        "Share of the time from the starts of a process set's collectives to their ends, of the mean of its ranks.",
+        "percentunit",
+        (
+            Query(
+                f"avg by (group) ({query_rate('engine_group_seconds_total', RUN)})",
+                "{{group}}",
+                0,
+                2,
+                expected=False,
+            ),
+        ),
+        width=12,
+    ),
+)
 TABLE = (
     Panel(
         "table",
@@ -184,6 +219,12 @@ DASHBOARD = Dashboard(
     "enginerun-ranks",
     "Ranks",
     "Which rank holds the others up?",
-    (("Who is late", LATE), ("Where their time goes", TIMES), ("Between hosts", HOSTS), ("Who they are", TABLE)),
+    (
+        ("Who is late", LATE),
+        ("Where their time goes", TIMES),
+        ("Between hosts", HOSTS),
+        ("In process sets", SETS),
+        ("Who they are", TABLE),
+    ),
     by_rank=True,
 )

@@ -27,15 +27,16 @@ class Metric:
         Labels besides `run` and `rank`.
     scope : str
         Ranks that have the series. `rank`: every rank. `gpu`: ranks that have opened a GPU. `far`: ranks of a job on
-        several hosts. `leader`: rank 0, about the whole job. `tuner`: rank 0 while it tunes. `host`: the endpoint,
-        without the label `rank`. `elastic`: same as `host`, for elastic jobs, also between worlds.
+        several hosts. `group`: ranks in process sets, or in groups of torch.distributed. `leader`: rank 0, about the
+        whole job. `tuner`: rank 0 while it tunes. `host`: the endpoint, without the label `rank`. `elastic`: same as
+        `host`, for elastic jobs, also between worlds.
     """
 
     name: str
     kind: Kind
     about: str
     labels: tuple[str, ...] = ()
-    scope: Literal["rank", "gpu", "far", "leader", "tuner", "host", "elastic"] = "rank"
+    scope: Literal["rank", "gpu", "far", "group", "leader", "tuner", "host", "elastic"] = "rank"
 
     @property
     def series(self) -> tuple[str, ...]:
@@ -138,6 +139,29 @@ _METRICS = (
         "Time in which collectives waited for data from another host, `peer`: large for a slow connection.",
         ("peer",),
         scope="far",
+    ),
+    # In process sets.
+    Metric(
+        "engine_group_collectives_total",
+        "counter",
+        "Collectives of a process set, or group of torch.distributed, which are in the rank's other counts, too.",
+        ("group",),
+        scope="group",
+    ),
+    Metric("engine_group_bytes_total", "counter", "Bytes of their tensors.", ("group",), scope="group"),
+    Metric(
+        "engine_group_seconds_total",
+        "counter",
+        "Time from their starts to their ends on this rank, those on a GPU excepted.",
+        ("group",),
+        scope="group",
+    ),
+    Metric(
+        "engine_group_pending_tensors",
+        "gauge",
+        "Operations of the group that are submitted and not done.",
+        ("group",),
+        scope="group",
     ),
     # The queue and fusion.
     Metric("engine_pending_tensors", "gauge", "Operations submitted and not done."),
@@ -249,6 +273,7 @@ def format_metrics_table() -> str:
         "rank": "each rank",
         "gpu": "each rank with a GPU",
         "far": "each rank of several hosts",
+        "group": "each rank in a process set",
         "leader": "rank 0",
         "tuner": "rank 0 while it tunes",
         "host": "the run",

@@ -7,30 +7,54 @@ The page contains the positions of its fields and the names of its numbers, so a
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import mmap
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from ..host import linux
 from .knobs import GAUGES
 from .names import NAMES
 
 NAME = "enginerun-counters"  # name of the memory, in /proc/PID/fd
-BYTES = 16384
+BYTES = 24576
 MAGIC = b"ENGCNTR1"
-VERSION = 4
+VERSION = 5
 HEADER = struct.Struct("=8sQQQ")  # magic, version, bytes of the page, bytes of the table
 TABLE = 64
 
 HOST_WORDS = 8  # 64-bit words of a host's name
 HOSTS = 256  # maximum number of hosts of a job
+GROUPS = 64  # maximum number of groups that are counted one by one
+GROUP_WORDS = 8  # 64-bit words of a group's name
 MONOTONIC = ("last_ns",)  # fields that are times of the rank's host, by CLOCK_MONOTONIC
 TIMES = (*MONOTONIC, "started_ns", "tuner_changed_ns")  # those, and fields that are unix times
 DURATIONS = 40  # buckets: bucket k counts durations below 2**k ns, the last one all longer ones
+
+
+@dataclass(frozen=True)
+class GroupCounts:
+    """Counts of one process set, or group of torch.distributed, on one rank.
+
+    Attributes
+    ----------
+    ranks : int
+        Number of the group's ranks.
+    collectives, nbytes, nanoseconds : int
+        Collectives that moved data, bytes of their tensors, and the time from their starts to their ends.
+    pending : int
+        Operations that are submitted and not done.
+    """
+
+    ranks: int
+    collectives: int
+    nbytes: int
+    nanoseconds: int
+    pending: int
 
 
 class PageError(Exception):
@@ -70,8 +94,28 @@ class Snapshot:
     @property
     def host(self) -> str:
         """Name of the rank's host; empty if the page does not contain it."""
-        words = self.fields["host_name"]
-        return struct.pack(f"={len(words)}Q", *words).partition(b"\0")[0].decode(errors="replace")
+        return _decode_words(self.fields["host_name"])
+
+    @cached_property
+    def groups(self) -> dict[str, GroupCounts]:
+        """Counts of the groups that the rank is in, by name; those with a name that is cut alike get a number.
+
+        The page has places for 64 groups. Later ones are in the counts of the rank alone.
+        """
+        found: dict[str, GroupCounts] = {}
+        words = self.fields["group_names"]
+        for place, ranks in enumerate(self.fields["group_ranks"]):
+            name = _decode_words(words[place * GROUP_WORDS : (place + 1) * GROUP_WORDS])
+            if not name:
+                continue
+            if name in found:
+                name = next(other for n in itertools.count(2) if (other := f"{name} #{n}") not in found)
+            collectives, nbytes, nanoseconds, submitted, completed = (
+                self.fields[f"group_{each}"][place] for each in ("collectives", "bytes", "ns", "submitted", "completed")
+            )
+            pending = max(0, submitted - completed)  # they may be from different moments
+            found[name] = GroupCounts(ranks, collectives, nbytes, nanoseconds, pending)
+        return found
 
     @property
     def far(self) -> bool:
@@ -97,6 +141,11 @@ class Snapshot:
         """Return the name of the number in a one-word field, from the given list of names."""
         words, number = self.names[names], self[name]
         return words[number] if number < len(words) else f"unknown ({number})"
+
+
+def _decode_words(words: Sequence[int]) -> str:
+    """Return the text in 64-bit words, which ends with a zero."""
+    return struct.pack(f"={len(words)}Q", *words).partition(b"\0")[0].decode(errors="replace")
 
 
 def make() -> int:
@@ -272,6 +321,8 @@ def count_needed_words(names: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
         "step_durations": DURATIONS,
         **dict.fromkeys("stall_warnings stalled network_sent network_received copied_ns copied_state".split(), 1),
         "crossing_ns": HOSTS,
+        "group_names": GROUPS * GROUP_WORDS,
+        **{f"group_{name}": GROUPS for name in "ranks collectives bytes ns completed submitted".split()},
         **dict.fromkeys(
             "gpu device_entries device_bytes device_enqueued device_passed device_sampled_bytes".split(), 1
         ),

@@ -156,13 +156,17 @@ class EngineSession:
         return max(0.0, self._deadline - time.monotonic())
 
     def record_process_set(self, added: ProcessSet) -> None:
-        """Add a new process set to the timeline, if one is being recorded."""
-        if self.timeline is not None and added.process_set_id is not None and added.included():
+        """Count what a new process set does, and add it to the timeline if one is being recorded."""
+        if added.process_set_id is None or not added.included():
+            return
+        added.engine.count_as(f"process set {added.process_set_id}")
+        if self.timeline is not None:
             self.timeline.add(added.process_set_id, added.engine)
 
     def record_group(self, engine: core.Engine, name: str) -> None:
         """Name the engine of a group that its members have formed, and add it to the timeline if one is recorded."""
         engine.group_name = name
+        engine.count_as(name)
         number = self.sets.find_group(engine)
         if self.timeline is not None and number is not None:
             self.timeline.add(number, engine)

@@ -26,6 +26,8 @@ from engine_ext.shared.segment cimport coordinates
 
 cdef void observers_open(State* e, counters_page* page) noexcept nogil      # before the engine's thread is started
 cdef void observers_count(State* e, counters_page* page) noexcept nogil     # while nothing is in flight
+cdef void observers_name_group(State* e, const char* text, uint64_t nbytes) noexcept nogil   # of a part of the world
+cdef void observers_leave_group(State* e) noexcept nogil                    # nothing is in flight, and nothing follows
 cdef void observers_close(State* e) noexcept nogil                          # when nobody uses the engine any more
 
 # ---- tensors on a GPU, of the world and of its process sets: called by device_entries -------------------------------------
@@ -72,6 +74,14 @@ cdef inline void observe_step(State* e, int source) noexcept nogil:
     if load32_relaxed(&e.trace.recording.on) or e.counters_page != NULL or e.marks.ring != NULL:
         tell_step(e, source)
 
+# ---- groups -----------------------------------------------------------------------------------------------------------------
+
+cdef inline void tally_group(State* e, uint64_t* counts, uint64_t n) noexcept nogil:
+    """Count for a group that has a place, in one of the fields by places."""
+    cdef uint32_t place = load32_relaxed(&e.group_place)
+    if place:
+        tally(&counts[place - 1], n)
+
 # ---- submissions ------------------------------------------------------------------------------------------------------------
 
 cdef inline void observe_submission(State* e, Op* op) noexcept nogil:
@@ -80,6 +90,7 @@ cdef inline void observe_submission(State* e, Op* op) noexcept nogil:
         op.unblocked = load_relaxed(&e.world.unblocked)
     if e.counters_page != NULL and not fails(op):
         tally(e.counters_page.submitted, 1)
+        tally_group(e, e.counters_page.group_submitted, 1)
         if op.requested:
             tally(e.counters_page.requests, 1)
 

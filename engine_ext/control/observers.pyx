@@ -1,5 +1,5 @@
 """What the observers do with an event. Who tells it, and whether the lock is held, stands in observers.pxd."""
-from libc.stdint cimport int32_t
+from libc.stdint cimport int32_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset, strncpy
 
 from engine_ext.control.overlap cimport Overlap, overlap_entry_begins, overlap_entry_ends
@@ -12,10 +12,11 @@ from engine_ext.hosts.connections cimport traffic_count
 from engine_ext.operations.kinds cimport operation_of
 from engine_ext.operations.op cimport OP_STAND_IN, Record
 from engine_ext.operations.operation cimport Operation
-from engine_ext.platform.atomics cimport now_ns, store32_release
-from engine_ext.platform.clock cimport after_ns
+from engine_ext.platform.atomics cimport now_ns, store32_relaxed, store32_release
+from engine_ext.platform.clock cimport after_ns, age_ns
 from engine_ext.shared.counters cimport (
-    COUNTED_FAILED, COUNTED_RESETTING, STAGE_NCCL, STAGES, counters_arrival, counters_entry, counters_step,
+    COUNTED_FAILED, COUNTED_RESETTING, GROUPS, STAGE_NCCL, STAGES, counters_arrival, counters_entry, counters_find_place,
+    counters_name_group, counters_step,
 )
 from engine_ext.shared.layout cimport ENTRY_BATCH, ENTRY_FROZEN, ENTRY_SKIP, engine_knobs, entry_ids
 from engine_ext.shared.segment cimport from_coordinator_time
@@ -28,7 +29,12 @@ cdef enum:
 
 cdef void observers_open(State* e, counters_page* page) noexcept nogil:
     """Begin to observe, counting into `page`; NULL: nothing is counted."""
+    cdef int place
     e.coordinator.timeline = &e.trace.recording
+    store32_relaxed(&e.group_place, 0)
+    if page != NULL and e.world == e:
+        for place in range(GROUPS):     # an earlier world's groups are no more
+            counters_name_group(page, place, b"", 0)
     observers_count(e, page)
 
 
@@ -40,6 +46,36 @@ cdef void observers_count(State* e, counters_page* page) noexcept nogil:
     pthread_mutex_unlock(&e.lock)
     if coordinates(&e.segment):
         store32_release(&e.segment.coordinator.recording, page != NULL or load32_relaxed(&e.trace.recording.on))
+
+
+cdef void observers_name_group(State* e, const char* text, uint64_t nbytes) noexcept nogil:
+    """Count the operations of this part of the world under a name, too, if one of the places for that is free."""
+    cdef uint32_t place
+    pthread_mutex_lock(&e.world.lock)
+    if e.counters_page != NULL and e.world != e and nbytes:
+        place = load32_relaxed(&e.group_place)
+        if place == 0:
+            place = <uint32_t>(1 + counters_find_place(e.counters_page, e.segment.size))
+            store32_relaxed(&e.group_place, place)
+        if place:
+            counters_name_group(e.counters_page, place - 1, text, nbytes)
+    pthread_mutex_unlock(&e.world.lock)
+
+
+cdef void observers_leave_group(State* e) noexcept nogil:
+    """Free the place in which this part of the world was counted; a thread that is stuck in it may still count there."""
+    cdef uint32_t place
+    pthread_mutex_lock(&e.world.lock)
+    place = load32_relaxed(&e.group_place)
+    if e.counters_page != NULL and place:
+        counters_name_group(e.counters_page, place - 1, b"", 0)
+    pthread_mutex_unlock(&e.world.lock)
+
+
+cdef void count_completed(State* e, uint64_t operations) noexcept nogil:
+    """So many operations of this rank have ended. There is a page of counters."""
+    tally(e.counters_page.completed, operations)
+    tally_group(e, e.counters_page.group_completed, operations)
 
 
 cdef void observers_close(State* e) noexcept nogil:
@@ -103,7 +139,7 @@ cdef void observe_completions(State* e, const engine_entry* entry) noexcept nogi
     cdef const Op* last = e.batch[entry.items - 1]
     count_up(&e.counters.tensors, entry.items)
     if e.counters_page != NULL:
-        tally(e.counters_page.completed, entry.items)
+        count_completed(e, entry.items)
         if entry.earliest and not load32_relaxed(&last.flags) & OP_STAND_IN:
             counters_arrival(e.counters_page, arrival_since(e, entry, last), last.submitted, e.entry_begun)
     if observes_stages(e, entry) and not entry.meta.device:     # whose stages only the device knows
@@ -116,6 +152,14 @@ cdef inline bint is_fusible(const engine_entry* entry) noexcept nogil:
     """Whether the fusion threshold was meant for it."""
     cdef const Operation* operation = operation_of(&entry.meta)
     return operation.reduces and not operation.alone
+
+
+cdef void count_group_entry(State* e, const engine_entry* entry, uint64_t ns) noexcept nogil:
+    """An entry has ended that moved data and took so long. There is a page of counters."""
+    tally_group(e, e.counters_page.group_collectives, 1)
+    tally_group(e, e.counters_page.group_bytes, entry.bytes)
+    if not entry.meta.device:           # of which this rank has only handed the work over
+        tally_group(e, e.counters_page.group_ns, ns)
 
 
 cdef void observe_entry_ends(State* e, const engine_entry* entry, uint64_t now) noexcept nogil:
@@ -131,6 +175,7 @@ cdef void observe_entry_ends(State* e, const engine_entry* entry, uint64_t now) 
             trace_entry_ends(&e.trace, entry, now)
         if e.counters_page != NULL:
             counters_entry(e.counters_page, entry, is_fusible(entry), e.entry_begun, now, overlap_entry_ends(&e.overlap, now))
+            count_group_entry(e, entry, age_ns(now, e.entry_begun))
     if e.marks.due:                     # written by the role's holder alone
         add_mark(e, SOURCE_TRAFFIC)
 
@@ -192,14 +237,14 @@ cdef void observe_mismatch(State* e, bint completed) noexcept nogil:
     """An operation has failed on every rank; `completed`: one that waited for it has ended here."""
     if e.counters_page != NULL:
         tally(e.counters_page.mismatches, 1)
-        tally(e.counters_page.completed, completed)
+        count_completed(e, completed)
 
 
 cdef void observe_failure(State* e, uint64_t word, uint64_t completed) noexcept nogil:
     """The engine ends, so many operations with it: the world has failed as the abort word says, or is left, which is 0."""
     if e.counters_page == NULL:
         return
-    tally(e.counters_page.completed, completed)
+    count_completed(e, completed)
     if word and e.world == e:
         store_relaxed(e.counters_page.culprit, word & 0xFFFF)
         store_relaxed(e.counters_page.cause, word >> 16 & 0xFFFF)

@@ -158,6 +158,7 @@ cdef struct State:
     Trace trace                 # the timeline's records; written under the lock
     Marks marks                 # ends of steps for the tuner; rank 0 alone
     counters_page* counters_page  # the process's page of counters; NULL: nothing is counted
+    uint32_t group_place        # atomic: 1 + the place of a group's own counters in that page; 0: it has none
     uint64_t unblocked          # atomic: when a caller of this process was last blocked in the engine; the world's alone
     Overlap overlap             # kept while there is a page of counters; under the lock
     uint64_t step_begun         # likewise: nanoseconds, the end of the last step; 0: no step has ended

@@ -21,11 +21,13 @@
 #define COUNTERS_MAGIC 0x3152544e43474e45u /* "ENGCNTR1" */
 
 enum {
-  COUNTERS_VERSION = 4, /* changes with the header, and with what a field means */
-  COUNTERS_BYTES = 16384,
+  COUNTERS_VERSION = 5, /* changes with the header, and with what a field means */
+  COUNTERS_BYTES = 24576,
   COUNTERS_TABLE = 64,  /* where the table begins */
   COUNTERS_FIELDS = 3072,
   HOST_WORDS = 8,       /* 64-bit words of a host's name */
+  GROUPS = 64,          /* groups that are counted one by one: process sets, and groups of torch */
+  GROUP_WORDS = 8,      /* 64-bit words of a group's name */
   DURATIONS = 40        /* bucket k counts what took less than 2^k ns and not less than 2^(k-1); the last one all that is longer */
 };
 enum { COUNTED_LIST(AS_NUMBER) };
@@ -92,6 +94,13 @@ enum { STAGE_LIST(AS_NUMBER) STAGES };
   FIELD(device_ns, STAGES)        /* durations of samples, by the GPU's clock */                                             \
   FIELD(device_samples, STAGES)   /* number of samples in device_ns */                                                       \
   FIELD(device_sampled_bytes, 1)  /* bytes of the entries whose time in NCCL is in device_ns */                              \
+  LINE(group_names, GROUPS *GROUP_WORDS) /* by place of a group: its name, as host_name; none: the place is free (Python) */ \
+  FIELD(group_ranks, GROUPS)      /* number of its ranks */                                                                  \
+  LINE(group_collectives, GROUPS) /* entries of it that moved data (cache lines written by the driver's roles) */            \
+  FIELD(group_bytes, GROUPS)      /* bytes of their tensors */                                                               \
+  FIELD(group_ns, GROUPS)         /* time from the start of an entry to its end, those on a GPU excepted */                  \
+  FIELD(group_completed, GROUPS)  /* operations of it that have ended on this rank */                                        \
+  LINE(group_submitted, GROUPS)   /* operations (cache lines written by callers) */                                          \
   LINE(copied_ns, 1)              /* in a copy that a launcher keeps: CLOCK_MONOTONIC of its host, to which last_ns is */    \
                                   /* translated, when it was made; 0: this is no copy (cache line written by the launcher) */ \
   FIELD(copied_state, 1)          /* in a copy: letter of the process's state, as in /proc/PID/stat; 0: not known */         \
@@ -115,7 +124,7 @@ typedef struct counters_page {
 } counters_page;
 _Static_assert(offsetof(counters_page, state) == COUNTERS_FIELDS && sizeof(counters_page) <= COUNTERS_BYTES, "a page has room");
 
-#define TABLE_LINE(name, words) +(int)(sizeof #name + 10) /* two blanks, and two numbers of four digits at most */
+#define TABLE_LINE(name, words) +(int)(sizeof #name + 11) /* two blanks, and numbers of five and four digits at most */
 _Static_assert(0 COUNTERS_LAYOUT(TABLE_LINE, TABLE_LINE) + sizeof NAMES_TEXT <= COUNTERS_FIELDS - COUNTERS_TABLE, "its table has room");
 #undef TABLE_LINE
 

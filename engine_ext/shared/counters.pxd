@@ -7,7 +7,7 @@ from libc.stdint cimport uint64_t
 from engine_ext.shared.layout cimport engine_entry
 
 cdef extern from "engine_ext/shared/counters.h" nogil:
-    enum: COUNTERS_BYTES, DURATIONS
+    enum: COUNTERS_BYTES, DURATIONS, GROUPS, GROUP_WORDS
     enum: COUNTED_NEW, COUNTED_RUNNING, COUNTED_ENDED, COUNTED_FAILED, COUNTED_RESETTING
     enum: CLOSED_FULL, CLOSED_WHOLE_STEP, CLOSED_AWAITED, CLOSED_CYCLE_TIME, CLOSED_FROZEN, CLOSED_REASONS
     enum: STAGE_NCCL, STAGES
@@ -67,6 +67,13 @@ cdef extern from "engine_ext/shared/counters.h" nogil:
         uint64_t* device_ns
         uint64_t* device_samples
         uint64_t* device_sampled_bytes
+        uint64_t* group_names
+        uint64_t* group_ranks
+        uint64_t* group_collectives
+        uint64_t* group_bytes
+        uint64_t* group_ns
+        uint64_t* group_completed
+        uint64_t* group_submitted
 
     void tally(uint64_t* word, uint64_t n)
 
@@ -77,5 +84,7 @@ cdef int counters_put(counters_page* page, const char* name, uint64_t value) noe
 cdef int counters_write(counters_page* page, const char* name, const char* text, uint64_t nbytes) noexcept nogil
 cdef void counters_entry(counters_page* page, const engine_entry* entry, bint fusible, uint64_t started, uint64_t ended,
                          uint64_t exposed) noexcept nogil
+cdef int counters_find_place(counters_page* page, int ranks) noexcept nogil
+cdef void counters_name_group(counters_page* page, int place, const char* text, uint64_t nbytes) noexcept nogil
 cdef void counters_arrival(counters_page* page, uint64_t earliest, uint64_t submitted, uint64_t started) noexcept nogil
 cdef uint64_t counters_step(counters_page* page, uint64_t begun) noexcept nogil

@@ -51,19 +51,24 @@ cdef int counters_put(counters_page* page, const char* name, uint64_t value) noe
     return 0
 
 
-cdef int counters_write(counters_page* page, const char* name, const char* text, uint64_t nbytes) noexcept nogil:
-    """Set a field of several words to a text, cut to fit, with a zero behind it. 0, or -EINVAL for a name that is none."""
-    cdef uint64_t words = 0, k
-    cdef uint64_t* field = counters_words(page, name, &words)
-    cdef uint64_t word
-    if field == NULL:
-        return -EINVAL
+cdef void write_text(uint64_t* field, uint64_t words, const char* text, uint64_t nbytes) noexcept nogil:
+    """Write a text, cut to fit, with a zero behind it."""
+    cdef uint64_t k, word
     nbytes = min(nbytes, 8 * words - 1)
     for k in range(words):
         word = 0
         if 8 * k < nbytes:
             memcpy(&word, text + 8 * k, min(nbytes - 8 * k, <uint64_t>8))
         store_relaxed(&field[k], word)
+
+
+cdef int counters_write(counters_page* page, const char* name, const char* text, uint64_t nbytes) noexcept nogil:
+    """Set a field of several words to a text, cut to fit, with a zero behind it. 0, or -EINVAL for a name that is none."""
+    cdef uint64_t words = 0
+    cdef uint64_t* field = counters_words(page, name, &words)
+    if field == NULL:
+        return -EINVAL
+    write_text(field, words, text, nbytes)
     return 0
 
 
@@ -84,6 +89,28 @@ cdef void counters_entry(counters_page* page, const engine_entry* entry, bint fu
         tally(page.fused_bytes, entry.bytes)
         tally(page.fusion_capacity, max(entry.bytes, entry.knobs.fusion_threshold))
     store_relaxed(page.last_ns, ended)
+
+
+# ---- groups: the caller holds the lock of the world --------------------------------------------------------------------------
+
+cdef int counters_find_place(counters_page* page, int ranks) noexcept nogil:
+    """A free place for a group of so many ranks, with its counters at 0; -1: there is none."""
+    cdef int k
+    for k in range(GROUPS):
+        if load_relaxed(&page.group_names[k * GROUP_WORDS]) == 0:
+            store_relaxed(&page.group_ranks[k], <uint64_t>ranks)
+            store_relaxed(&page.group_collectives[k], 0)
+            store_relaxed(&page.group_bytes[k], 0)
+            store_relaxed(&page.group_ns[k], 0)
+            store_relaxed(&page.group_completed[k], 0)
+            store_relaxed(&page.group_submitted[k], 0)
+            return k
+    return -1
+
+
+cdef void counters_name_group(counters_page* page, int place, const char* text, uint64_t nbytes) noexcept nogil:
+    """Give the group in a place a name, which is no empty text, or free the place, with an empty one."""
+    write_text(&page.group_names[place * GROUP_WORDS], GROUP_WORDS, text, nbytes)
 
 
 cdef void counters_arrival(counters_page* page, uint64_t earliest, uint64_t submitted, uint64_t started) noexcept nogil:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.metrics.page import GROUPS
 from engine.trace.postmortem import make_report
 from engine.trace.reading import read
 from engine.trace.summary import format_summary, summarize_recordings
@@ -54,6 +55,23 @@ def test_errors_and_timelines_name_the_group(tmp_path: Path) -> None:
         tensors = 0 if name == "tp (1)" else 3  # its ranks have disagreed
         assert [each.totals and each.totals["tensors"] for each in recordings] == [tensors] * len(ranks)
     assert f"\namong ranks 0-2 (group 'dp ({whole})')\n" in format_summary(summarize_recordings(found))
+
+
+def test_groups_are_counted_by_their_names(tmp_path: Path) -> None:
+    """A place is free again when its group is gone; groups beyond all places are not counted one by one."""
+    ended = run_job(tmp_path, PROGRAMS, ["counts_of_groups"], 3, env={"ENGINE_METRICS": "1"})
+    assert ended.codes == [0] * 3, "\n".join(ended.outputs)
+    for rank, (both, left, many) in enumerate(ended.returned["counts_of_groups"]):
+        member = rank < 2
+        assert sorted(both) == ["dp (2)", *["process set 1", "tp (1)"] * member]
+        assert (both["dp (2)"].ranks, both["dp (2)"].collectives, both["dp (2)"].nbytes) == (3, 2, 800)
+        if member:
+            assert (both["tp (1)"].ranks, both["tp (1)"].collectives, both["tp (1)"].nbytes) == (2, 1, 400)
+            assert (both["process set 1"].ranks, both["process set 1"].nbytes) == (2, 40)
+        assert all(each.pending == 0 and each.nanoseconds > 0 for each in both.values())
+        assert sorted(left) == ["dp (2)", *["process set 1"] * member]
+        assert len(many) == GROUPS
+        assert many["3"].nbytes == 12 and many["dp (2)"].nbytes == 800
 
 
 def test_failures_and_flight_records_name_the_group(tmp_path: Path) -> None:

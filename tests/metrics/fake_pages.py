@@ -13,7 +13,7 @@ from engine.metrics.elastic_job import ElasticJob, Reset
 from engine.metrics.export.collector import Exporter
 from engine.metrics.export.rank_pages import Member
 
-from .written_pages import names_text, words_of
+from .written_pages import groups_of, names_text, words_of
 
 FIRST = 3072  # offset of the first field
 Fields = Mapping[str, int | Sequence[int]]
@@ -86,6 +86,13 @@ def training(rank: int = 0, size: int = 4, hosts: int = 1) -> dict[str, int | li
         "host_name": words_of(f"node{rank * hosts // size}"),
         "network_sent": 3_000_000_000,
         "network_received": 2_000_000_000,
+        "group_names": groups_of("tp (3)"),
+        "group_ranks": [2],
+        "group_collectives": [5],
+        "group_bytes": [500],
+        "group_ns": [10**8],
+        "group_submitted": [7],
+        "group_completed": [6],
         "crossing_ns": [10**8 * (1 + host) * (host != rank * hosts // size) for host in range(hosts)],
     }
 

@@ -138,6 +138,12 @@ class Run:
             self._add("engine_network_sent_bytes_total", steps * BYTES * 0.75, **of)
             self._add("engine_network_received_bytes_total", steps * BYTES * 0.75, **of)
             self._add("engine_crossing_seconds_total", STEP * abs(noise(0.05, 0.01)), **of, peer=HOSTS[1 - rank // 2])
+            for group, every in ((f"tp ({3 + rank // 2})", 1), ("dp (2)", 8)):
+                of_group = {**of, "group": group}
+                self._add("engine_group_collectives_total", steps * batches / every, **of_group)
+                self._add("engine_group_bytes_total", steps * BYTES / every, **of_group)
+                self._add("engine_group_seconds_total", steps * batches * took / every, **of_group)
+                self._set("engine_group_pending_tensors", rank == 2, **of_group)
             for reached in ("handed_over", "enqueued", "done"):
                 self._add("engine_device_entries_total", steps * batches, **of, reached=reached)
             self._add("engine_device_bytes_total", steps * BYTES, **of)

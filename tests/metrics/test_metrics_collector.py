@@ -27,6 +27,7 @@ from engine.metrics.export.collector import READERS, Exporter, merge_buckets
 from engine.metrics.export.elastic_families import ELASTIC as ELASTIC_READERS
 
 from .fake_pages import ELASTIC, FIRST, FakePage, full_exposition, member, training
+from .written_pages import groups_of
 
 HOST = {name for name, metric in definitions.METRICS.items() if metric.scope in ("host", "elastic")}
 ELASTIC_ONLY = {name for name, metric in definitions.METRICS.items() if metric.scope == "elastic"}
@@ -153,6 +154,27 @@ def test_what_is_not_in_use_has_no_series(pages):
     assert not [sample for sample in found if sample.name.startswith("engine_autotune")]
     assert "engine_step_duration_seconds_count" not in {sample.name for sample in of_rank(found, 1)}
     assert value(found, "engine_step_duration_seconds_count", rank="2") == 100
+
+
+def test_what_process_sets_do_is_told_of_their_members(pages):
+    """Places of the page in between are free; a name that is cut like another gets a number."""
+    pages[1].set("group_names", groups_of("tp (3)", "", "long", "long"))
+    for field, numbers in (("ranks", [2, 0, 3, 4]), ("collectives", [7, 9, 8, 6]), ("bytes", [700, 1, 2, 3])):
+        pages[1].set(f"group_{field}", numbers)
+    pages[1].set("group_ns", [15 * 10**8])
+    pages[1].set("group_submitted", [9, 0, 5])
+    pages[1].set("group_completed", [7, 0, 6])
+    pages[2].set("group_names", 0)
+    found = [sample for sample in samples(exporter(pages)) if "group" in sample.labels]
+    assert {sample.labels["rank"] for sample in found} == {"0", "1", "3"}
+    found = of_rank(found, 1)
+    assert {sample.labels["group"] for sample in found} == {"tp (3)", "long", "long #2"}
+    assert value(found, "engine_group_collectives_total", group="tp (3)") == 7
+    assert value(found, "engine_group_bytes_total", group="tp (3)") == 700
+    assert value(found, "engine_group_seconds_total", group="tp (3)") == 1.5
+    assert value(found, "engine_group_pending_tensors", group="tp (3)") == 2
+    assert value(found, "engine_group_pending_tensors", group="long") == 0
+    assert value(found, "engine_group_collectives_total", group="long #2") == 6
 
 
 def test_what_gpus_do_is_told_of_ranks_with_one(pages):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from engine.metrics.page import PageError, Snapshot
 from engine.metrics.report.rates import (
     COUNTERS,
+    GroupRates,
     JobReading,
     Page,
     compute_rates,
@@ -19,7 +20,7 @@ from engine.metrics.report.rates import (
     waits_by_host,
 )
 
-from .written_pages import snapshot
+from .written_pages import groups_of, snapshot
 
 NUMBERS = st.integers(0, 2**64 - 1)
 PAGES = st.one_of(
@@ -48,6 +49,13 @@ def test_samples_of_a_gpu_are_means_of_the_interval() -> None:
     after = snapshot(pid=5, device_samples=[4, 0, 1, 0, 2], device_ns=[8000, 0, 7, 0, 6000])
     found = compute_rates(JobReading(1.0, {0: before}), JobReading(3.0, {0: after}))[0]
     assert found.device == {"queue": 3e-6, "exposed": 3e-6}
+
+
+def test_a_group_has_rates_as_long_as_it_is_the_same() -> None:
+    before = snapshot(pid=5, group_names=groups_of("a", "b", "c"), group_collectives=[2, 9, 1], group_bytes=[10, 90, 1])
+    after = snapshot(pid=5, group_names=groups_of("a", "b", "d"), group_collectives=[6, 1, 2], group_bytes=[30, 99, 2])
+    found = compute_rates(JobReading(1.0, {0: before}), JobReading(3.0, {0: after}))[0]
+    assert found.groups == {"a": GroupRates(collectives=2.0, nbytes=10.0)}
 
 
 def test_a_rank_that_did_nothing_has_no_step_time_and_no_lag() -> None:

@@ -26,14 +26,14 @@ from engine.launch.cli import COMMANDS
 from engine.launch.cli import main as enginerun
 from engine.metrics.page import PageError, Snapshot
 from engine.metrics.report.find_jobs import RunningJob
-from engine.metrics.report.rates import JobReading, Page, Rates
+from engine.metrics.report.rates import GroupRates, JobReading, Page, Rates
 from engine.metrics.report.top import TopError, choose_job, main
 from engine.metrics.report.top_screen import Frame, describe_end, draw_frame
 
 from ..waiting import measured
 from .fake_pages import ELASTIC
 from .watched_jobs import ENVIRONMENT
-from .written_pages import snapshot, words_of
+from .written_pages import groups_of, snapshot, words_of
 
 TOP = [sys.executable, "-m", "engine.launch", "top"]
 DEADLINE = 60.0
@@ -403,6 +403,29 @@ def frame_with(
         for rank, lag in (lags or {}).items()
     }
     return Frame("a-run", JobReading(5.0, pages), rates, {}, 1000.0)
+
+
+def test_the_busiest_process_sets_have_a_line_each() -> None:
+    """A line says who waits in it; a terminal without room for all that shows the ranks instead."""
+    names = groups_of("tp (3)", *(f"set {number}" for number in range(6)))
+    fields: dict[str, Any] = {"state": 1, "group_names": names, "group_ranks": [2] * 7, "group_bytes": list(range(7))}
+    pages: dict[int, Page] = {
+        rank: snapshot(rank=rank, group_submitted=[0, 0, 0, 0, 0, 0, rank], **fields) for rank in range(2)
+    }
+    frame = frame_with(pages, {0: 0.0, 1: 0.0})
+    rates = {rank: replace(each, groups={"tp (3)": GroupRates(40.0, 3e6)}) for rank, each in frame.rates.items()}
+    frame = replace(frame, rates=rates)
+    text = drawn(frame, 100, None)
+    assert text[5:] == [
+        "tp (3): 2 ranks, 40 collectives/s, 3.0 MB/s a rank",
+        "set 5: 2 ranks, pending on rank 1",
+        "set 4: 2 ranks",
+        "set 3: 2 ranks",
+        "and 3 more process sets",
+        *text[10:],
+    ], text
+    assert "tp (3)" not in "\n".join(drawn(frame, 100, 6))
+    assert "tp (3)" in "\n".join(drawn(frame, 30, None))
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])

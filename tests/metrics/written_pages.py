@@ -22,6 +22,16 @@ def words_of(text: str) -> list[int]:
     return list(struct.unpack(f"={page.HOST_WORDS}Q", text.encode().ljust(8 * page.HOST_WORDS, b"\0")))
 
 
+def groups_of(*texts: str) -> list[int]:
+    """Names of groups as words of a page."""
+    width = 8 * page.GROUP_WORDS
+    return list(
+        struct.unpack(
+            f"={page.GROUP_WORDS * len(texts)}Q", b"".join(each.encode().ljust(width, b"\0") for each in texts)
+        )
+    )
+
+
 def content(version: int = page.VERSION, **fields: int | list[int]) -> bytes:
     """Bytes of a page; fields that are not named are 0."""
     table, words = "", []

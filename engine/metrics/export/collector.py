@@ -337,6 +337,15 @@ def _device_durations(_: RankReading, snapshot: Snapshot) -> Iterator[Series]:
         yield (stage,), (count, nanoseconds / 1e9)
 
 
+def _make_group_reader(field: str, unit: float = 1.0) -> Reader:
+    """Return a reader of one figure of each group."""
+
+    def read(_: RankReading, snapshot: Snapshot) -> Iterator[Series]:
+        return (((name,), (getattr(counts, field) / unit,)) for name, counts in snapshot.groups.items())
+
+    return read
+
+
 def _read_cycles(_: RankReading, snapshot: Snapshot) -> Iterator[Series]:
     return (((reason,), (n,)) for reason, n in zip(snapshot.names["reasons"], snapshot.fields["cycles"], strict=True))
 
@@ -361,6 +370,10 @@ READERS: dict[str, Reader] = {
     "engine_network_sent_bytes_total": _make_field_reader("network_sent"),
     "engine_network_received_bytes_total": _make_field_reader("network_received"),
     "engine_crossing_seconds_total": _read_crossing_waits,
+    "engine_group_collectives_total": _make_group_reader("collectives"),
+    "engine_group_bytes_total": _make_group_reader("nbytes"),
+    "engine_group_seconds_total": _make_group_reader("nanoseconds", 1e9),
+    "engine_group_pending_tensors": _make_group_reader("pending"),
     # The fields are read in another order than they are written, so more operations may seem completed than submitted.
     "engine_pending_tensors": lambda _, snapshot: [((), (max(0, snapshot["submitted"] - snapshot["completed"]),))],
     "engine_fused_bytes_total": _make_field_reader("fused_bytes"),

@@ -44,6 +44,14 @@ class JobReading:
 
 
 @dataclass(frozen=True)
+class GroupRates:
+    """Collectives and bytes per second of one group on one rank."""
+
+    collectives: float
+    nbytes: float
+
+
+@dataclass(frozen=True)
 class Rates:
     """Rates of one rank between two readings.
 
@@ -65,6 +73,8 @@ class Rates:
         Share of the time in which collectives waited for data from another host, by host number.
     device : mapping of str to float
         Mean of the samples of each GPU stage (`names.STAGES`), in seconds; stages without samples are omitted.
+    groups : mapping of str to GroupRates
+        Rates of the process sets and groups that the rank was in at both readings, by name.
     """
 
     seconds: float
@@ -78,6 +88,7 @@ class Rates:
     network: float
     crossing: Mapping[int, float]
     device: Mapping[str, float] = field(default_factory=dict)
+    groups: Mapping[str, GroupRates] = field(default_factory=dict)
 
 
 def compute_rates(before: JobReading, after: JobReading) -> dict[int, Rates]:
@@ -155,7 +166,20 @@ def _compute_rank_rates(before: Snapshot, after: Snapshot, seconds: float) -> Ra
         network=(grown["network_sent"] + grown["network_received"]) / seconds,
         crossing={host: min(1.0, ns / 1e9 / seconds) for host, ns in _compute_host_waits(before, after).items()},
         device=_compute_stage_means(before, after),
+        groups=_compute_group_rates(before, after, seconds),
     )
+
+
+def _compute_group_rates(before: Snapshot, after: Snapshot, seconds: float) -> dict[str, GroupRates]:
+    """Return the rates of each group; of none whose counts began anew, for another group of the name."""
+    earlier = before.groups
+    return {
+        name: GroupRates(
+            (now.collectives - earlier[name].collectives) / seconds, (now.nbytes - earlier[name].nbytes) / seconds
+        )
+        for name, now in after.groups.items()
+        if name in earlier and now.collectives >= earlier[name].collectives and now.nbytes >= earlier[name].nbytes
+    }
 
 
 def _compute_stage_means(before: Snapshot, after: Snapshot) -> dict[str, float]:

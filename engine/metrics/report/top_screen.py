@@ -17,6 +17,7 @@ from . import elastic_words, page_words
 from .rates import JobReading, Page, Rates, find_straggler, names_of_hosts, pending, slow_host, slow_link, waits_by_host
 
 NOTES = 6  # maximum number of warning lines
+GROUP_LINES = 5  # maximum number of lines about process sets
 OLD_SECONDS = 5.0  # age from which figures of another host are reported as old
 LEAST_ROWS = 2  # rows of ranks for which a low terminal omits other lines
 BAD = ("failed", "gone", "unreadable", "stopped")
@@ -115,6 +116,7 @@ def draw_frame(frame: Frame, width: int, height: int | None) -> RenderableType:
             for line in elastic_words.describe_resets(frame.elastic, frame.now)
         ]
         tuner = [*(Text(line, style="dim") for line in told), *tuner]
+    groups = [Text(line[:width], style="dim") for line in _describe_groups(frame)]
     notes = _make_warnings(frame)
     if len(notes) > NOTES:
         notes = [*notes[: NOTES - 1], f"and {len(notes) - NOTES + 1} more such lines"]
@@ -124,14 +126,14 @@ def draw_frame(frame: Frame, width: int, height: int | None) -> RenderableType:
     if height is not None:
         room = height - 2  # the last line stays free, and the table has a head
         least = min(len(pages), LEAST_ROWS)
-        for part, kept in ((tuner, 0), (foot, 0), (head, 1)):  # parts that a low terminal can omit
-            del part[max(kept, len(part) - max(0, len(head) + len(foot) + len(tuner) + least - room)) :]
-        room = max(1, room - len(head) - len(foot) - len(tuner))
+        for part, kept in ((groups, 0), (tuner, 0), (foot, 0), (head, 1)):  # parts that a low terminal can omit
+            del part[max(kept, len(part) - max(0, len(head) + len(foot) + len(groups) + len(tuner) + least - room)) :]
+        room = max(1, room - len(head) - len(foot) - len(groups) - len(tuner))
         if len(pages) > room:
             shown = _choose_worst_ranks(frame, max(1, room - 1))
             left = len(pages) - len(shown)
             foot.insert(0, Text(f"{left} ranks that are no slower are not shown"[:width], style="dim"))
-    return Group(*head, _draw_table(frame, shown, width), *foot, *tuner)
+    return Group(*head, _draw_table(frame, shown, width), *foot, *groups, *tuner)
 
 
 # ---- the head and the tuner -----------------------------------------------------------------------------------------
@@ -174,6 +176,34 @@ def _describe_job(frame: Frame) -> list[str]:
     elif hosts and (link := slow_link(frame.crossing)) is not None:
         parts.append(f"slow link: {' - '.join(_host_name(frame, host) for host in link)}")
     return parts
+
+
+def _describe_groups(frame: Frame) -> list[str]:
+    """Return a line for each of the busiest process sets and groups of torch.distributed."""
+    ranks: dict[str, list[int]] = {}
+    for rank, page in frame.reading.snapshots.items():
+        if frame.state(rank) == "running":
+            for name in page.groups:
+                ranks.setdefault(name, []).append(rank)
+    lines = []
+    for name, members in ranks.items():
+        rates = [
+            frame.rates[rank].groups[name] for rank in members if name in getattr(frame.rates.get(rank), "groups", ())
+        ]
+        counts = [frame.reading.snapshots[rank].groups[name] for rank in members]
+        parts = [readable.format_count(max(each.ranks for each in counts), "rank")]
+        if rates:
+            parts.append(f"{statistics.median(rate.collectives for rate in rates):.3g} collectives/s")
+            parts.append(f"{statistics.fmean(rate.nbytes for rate in rates) / 1e6:.1f} MB/s a rank")
+        waiting = [rank for rank, each in zip(members, counts, strict=True) if each.pending]
+        if waiting:
+            parts.append(f"pending on {readable.format_ranks(waiting)}")
+        busy = sum(rate.nbytes for rate in rates), sum(each.nbytes for each in counts)
+        lines.append((busy, f"{readable.replace_unprintable(name)}: {', '.join(parts)}"))
+    found = [line for _, line in sorted(lines, key=lambda each: each[0], reverse=True)]
+    if len(found) > GROUP_LINES:
+        found = [*found[: GROUP_LINES - 1], f"and {len(found) - GROUP_LINES + 1} more process sets"]
+    return found
 
 
 def _describe_tuner(frame: Frame) -> list[str]:
