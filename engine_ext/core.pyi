@@ -63,8 +63,9 @@ class Engine:
     def count(self, on: bool) -> None:
         """For benchmarks: count, or do not for a while. Nothing is in flight, and there are no process sets."""
     def count_as(self, name: str) -> None:
-        """Count the operations of a process set under a name, too, of which at most 63 bytes are kept; under another than
-        before, if it has one. Nothing happens in a world, without a page of counters, and if all its places are taken.
+        """Count the operations of a process set under a name, too, of which at most 63 bytes are kept; under another
+        than before, if it has one. Nothing happens in a world, without a page of counters, and if all its places are
+        taken.
         """
     def tell(self, **fields: int | str) -> None:
         """Set fields of the page of counters, by the names in counters.h: of one word to a number, of several to a

@@ -211,7 +211,7 @@ def async_works(rank: int, size: int) -> None:
 
 
 def future_before_others_come(rank: int, size: int) -> None:
-    """Whoever asks for a future gets it though other ranks call only later, which they learn in the store."""
+    """Ask for a future, which is there though other ranks call only later, which they learn in the store."""
     store = dist.distributed_c10d._get_default_store()
     for number in range(3):
         tensor = torch.ones(10)
