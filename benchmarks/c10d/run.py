@@ -13,17 +13,20 @@ from rich.console import Console
 
 from benchmarks.common import binding, environment, progress, records, stats
 from benchmarks.common.processes import Group
-from benchmarks.common.tables import Table, format_duration, format_size
+from benchmarks.common.tables import MISSING, Table, format_duration, format_size
 
 KIB, MIB = 1 << 10, 1 << 20
 BACKENDS = ("engine", "gloo")
+OWN = "engine.allreduce_"
 CASES = (
+    (OWN, 4 * KIB),
     *((case, nbytes) for nbytes in (4 * KIB, MIB, 25 * MIB) for case in ("allreduce", "allreduce with a future")),
     *(("ping-pong", nbytes) for nbytes in (4 * KIB, 25 * MIB)),
     *(("both directions", nbytes) for nbytes in (MIB, 25 * MIB)),
     ("new_group", 0),
+    ("FSDP2 step, GPT", 0),
 )
-"""Calls and bytes of a message; a round trip of ping-pong is two."""
+"""Calls and bytes of a message; a round trip of ping-pong is two. The first is the engine's own, and not of gloo."""
 
 
 @dataclass(frozen=True)
@@ -59,25 +62,26 @@ def run(settings: TorchSettings, console: Console) -> Path:
 def _measure_case(
     settings: TorchSettings, groups: dict[str, Group], case: str, nbytes: int, advance: progress.Advance
 ) -> list[dict[str, Any]]:
-    iterations = 3 if case == "new_group" else max(2, min(settings.most, settings.block_bytes // nbytes))
+    iterations = 3 if not nbytes else max(2, min(settings.most, settings.block_bytes // nbytes))
     request = {"do": "block", "case": case, "bytes": nbytes, "iterations": iterations}
-    blocks: dict[str, list[list[float]]] = {name: [] for name in groups}
+    backends = BACKENDS[:1] if case == OWN else BACKENDS
+    blocks: dict[str, list[list[float]]] = {name: [] for name in backends}
     for number in range(settings.rounds):
-        for name in sorted(groups, reverse=number % 2 == 1):
+        for name in sorted(backends, reverse=number % 2 == 1):
             answers = groups[name].ask_ranks(request)
             blocks[name].append([max(ranks) for ranks in zip(*answers, strict=True)])
         advance(f"{case} {format_size(nbytes)}" if nbytes else case)
-    medians = {name: [float(np.median(block)) for block in blocks[name]] for name in groups}
+    medians = {name: [float(np.median(block)) for block in blocks[name]] for name in backends}
     return [
         {
             "case": case,
             "bytes": nbytes,
             "backend": name,
             "round_medians": medians[name],
-            "ratio": stats.estimate_ratio(medians[name], medians["gloo"]).record(),
+            "ratio": stats.estimate_ratio(medians[name], medians[backends[-1]]).record(),
             **stats.Summary.from_samples([seconds for block in blocks[name] for seconds in block]).record(),
         }
-        for name in groups
+        for name in backends
     ]
 
 
@@ -88,12 +92,12 @@ def build_tables(content: dict[str, Any]) -> list[Table]:
         "torch.distributed, 2 ranks of one host: median (p99)", ["call", "message", *BACKENDS, "of gloo's time"]
     )
     for case, nbytes in dict.fromkeys((row["case"], row["bytes"]) for row in content["results"]):
-        own = [rows[case, nbytes, name] for name in BACKENDS]
-        ratio = own[0]["ratio"]
-        table.rows.append(
-            [case, format_size(nbytes) if nbytes else ""]
-            + [f"{format_duration(row['median'])} ({format_duration(row['p99'])})" for row in own]
-            + [f"{ratio['value']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})"]
-        )
+        own = [rows.get((case, nbytes, name)) for name in BACKENDS]
+        cells = [f"{format_duration(row['median'])} ({format_duration(row['p99'])})" if row else MISSING for row in own]
+        share = MISSING
+        if all(own):
+            ratio = rows[case, nbytes, BACKENDS[0]]["ratio"]
+            share = f"{ratio['value']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})"
+        table.rows.append([case, format_size(nbytes) if nbytes else "", *cells, share])
     table.note = f"Brackets: 95 % bootstrap interval over rounds. {environment.describe(content['environment'])}"
     return [table]

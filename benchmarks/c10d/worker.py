@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import time
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from benchmarks.common.worker import GroupWorker, WrongResultError
+from benchmarks.training.models import WORKLOADS
 
 
 def reduce_and_wait(tensor: torch.Tensor) -> None:
@@ -40,6 +45,42 @@ def exchange_at_once(tensor: torch.Tensor) -> None:
         work.wait()
 
 
+def reduce_without_torch(tensor: torch.Tensor) -> None:
+    """Reduce by the engine's own call, which on gloo does not exist."""
+    importlib.import_module("engine.torch").allreduce_(tensor, op=importlib.import_module("engine").Sum)
+
+
+class ShardedTraining:
+    """GPT whose parameters and gradients are divided among the ranks (FSDP2)."""
+
+    def __init__(self) -> None:
+        workload = WORKLOADS["gpt"]
+        torch.manual_seed(0)
+        model = workload.build_model()
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh)
+        self._model = fully_shard(model, mesh=mesh)
+        self._optimizer = workload.build_optimizer(model)
+        self._batch = workload.draw_batch(torch.Generator().manual_seed(1000 + dist.get_rank()))
+        self._loss = workload.compute_loss
+
+    def step(self) -> None:
+        """Take one training step."""
+        self._optimizer.zero_grad()
+        torch.autograd.backward(self._loss(self._model, self._batch))
+        self._optimizer.step()
+
+
+@lru_cache(maxsize=1)
+def build_training() -> ShardedTraining:
+    return ShardedTraining()
+
+
+def train_sharded(tensor: torch.Tensor) -> None:
+    build_training().step()
+
+
 def form_group(tensor: torch.Tensor) -> None:
     FORMED.append(dist.new_group())
 
@@ -47,7 +88,9 @@ def form_group(tensor: torch.Tensor) -> None:
 FORMED: list[Any] = []
 """Groups that are not destroyed yet: gloo fails to form one that a rank has destroyed already."""
 CALLS: dict[str, Callable[[torch.Tensor], None]] = {
+    "engine.allreduce_": reduce_without_torch,
     "allreduce": reduce_and_wait,
+    "FSDP2 step, GPT": train_sharded,
     "allreduce with a future": reduce_with_future,
     "ping-pong": exchange_in_turn,
     "both directions": exchange_at_once,
@@ -58,6 +101,7 @@ CALLS: dict[str, Callable[[torch.Tensor], None]] = {
 def check_result(case: str, tensor: torch.Tensor, rank: int, ranks: int) -> None:
     """Raise WrongResultError unless a call has made of ranks' numbers what it should."""
     wanted = {
+        "engine.allreduce_": ranks * (ranks + 1) / 2,
         "allreduce": ranks * (ranks + 1) / 2,
         "allreduce with a future": ranks * (ranks + 1) / 2,
         "ping-pong": 1.0,
