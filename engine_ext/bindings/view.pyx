@@ -3,7 +3,7 @@
 The fastest way that an object offers is taken. What comes back beside the view keeps the memory in place; where it is the tensor
 itself, a reference to the tensor is enough.
 """
-from cpython.buffer cimport Py_buffer
+from cpython.buffer cimport PyBUF_FORMAT, PyBUF_STRIDES, Py_buffer, PyBuffer_Release, PyObject_GetBuffer
 from cpython.memoryview cimport PyMemoryView_FromObject, PyMemoryView_GET_BUFFER
 from cpython.object cimport PyObject
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
@@ -21,6 +21,9 @@ from engine_ext.shared.layout cimport LAYOUT_CHANNELS_LAST, LAYOUT_CHANNELS_LAST
 from engine_ext.shared.rows cimport bounded_product
 
 from engine_ext.errors import UnsupportedTensorError
+
+cdef extern from "Python.h":
+    unsigned long Py_TPFLAGS_HEAPTYPE
 
 cdef extern from "engine_ext/bindings/dlpack.h":
     enum:
@@ -61,10 +64,14 @@ cdef enum:
 cdef (PyObject*)[KNOWN_TYPES] known_types
 cdef (dl_exchange_api*)[KNOWN_TYPES] known_tables
 cdef list known_references = []
+# NumPy's array, once one was seen: a type without a table that can gain none, since it is no heap type, and whose arrays keep
+# their memory as long as they are referenced.
+cdef PyObject* array_type = NULL
 
 
 cdef dl_exchange_api* exchange_table(object tensor):
     """The table of a tensor's type, or NULL."""
+    global array_type
     cdef type kind = type(tensor)
     cdef dl_exchange_api* table
     cdef object capsule
@@ -74,6 +81,9 @@ cdef dl_exchange_api* exchange_table(object tensor):
             return known_tables[k]
     capsule = getattr(kind, "__dlpack_c_exchange_api__", None)
     if capsule is None or not PyCapsule_IsValid(capsule, b"dlpack_exchange_api"):
+        if capsule is None and not kind.__flags__ & Py_TPFLAGS_HEAPTYPE and (
+                kind.__module__, kind.__name__) == ("numpy", "ndarray"):
+            array_type = <PyObject*>kind        # which lives as long as the process
         return NULL
     table = <dl_exchange_api*>PyCapsule_GetPointer(capsule, b"dlpack_exchange_api")
     while table != NULL and table.version.major != 1:
@@ -164,8 +174,11 @@ cdef int float8_of(int code) noexcept:
 
 
 cdef int dtype_of_buffer(object tensor, const Py_buffer* buffer) except -1:
-    cdef bytes form = buffer.format if buffer.format != NULL else b"B"
+    cdef bytes form
     cdef int dtype = -1
+    if buffer.format != NULL and buffer.format[0] == c"f" and buffer.format[1] == 0:        # most are
+        return ENGINE_FLOAT32
+    form = buffer.format if buffer.format != NULL else b"B"
     form = form.lstrip(b"@=<" if ENDIAN_LITTLE else b"@=>")
     if form == b"f":
         dtype = ENGINE_FLOAT32
@@ -283,12 +296,29 @@ cdef object view_of(object tensor, View* view):
     return keeper
 
 
+cdef bint view_of_array(object array, View* view) except -1:
+    """Fill `view` of an array of NumPy, for which a reference to it is enough; False for a dtype that has no letter there."""
+    cdef Py_buffer buffer
+    try:
+        PyObject_GetBuffer(array, &buffer, PyBUF_FORMAT | PyBUF_STRIDES)
+    except (ValueError, BufferError):
+        return False
+    try:
+        from_buffer(array, &buffer, view)
+    finally:
+        PyBuffer_Release(&buffer)
+    return True
+
+
 cdef object view_anywhere(object tensor, View* view):
     """As view_of, of a tensor that may be on a GPU."""
-    cdef dl_exchange_api* table = exchange_table(tensor)
+    cdef dl_exchange_api* table
     cdef dl_tensor borrowed
-    cdef object keeper
+    cdef object keeper, kind = type(tensor)
     view.readonly, view.device, view.stream_of = False, HOST, NULL
+    if <PyObject*>kind == array_type and view_of_array(tensor, view):
+        return None
+    table = exchange_table(tensor)
     if table != NULL and table.borrow != NULL:
         try:
             table.borrow(<void*>tensor, &borrowed)

@@ -210,6 +210,20 @@ def test_a_memoryview_an_array_of_the_standard_library_a_bytearray(rank: int, si
     assert bytes(engine.allreduce(bytearray(b"\1\2"), engine.Sum)) == bytes([size, 2 * size])
 
 
+@pytest.mark.parametrize("kind", [np.ndarray, arrays.array], ids=["array", "standard library"])
+def test_memory_in_flight_stays_where_it_is(kind: type, size: int) -> None:
+    """What could move its memory is refused until nobody holds the call's handle, and allowed then."""
+    tensor: Any = np.ones(5, np.float32) if kind is np.ndarray else arrays.array("f", [1.0] * 5)
+    grow = (lambda: tensor.resize(9)) if kind is np.ndarray else (lambda: tensor.append(1.0))
+    handle = engine.allreduce_async_(tensor, engine.Sum)
+    with pytest.raises((ValueError, BufferError)):
+        grow()
+    assert list(handle.wait()) == [size] * 5
+    del handle
+    grow()
+    assert len(tensor) > 5
+
+
 def test_a_subclass(size: int) -> None:
     mine = np.ma.masked_array(np.ones(3, np.float32), mask=[0, 1, 0])
     got = engine.allreduce(mine, engine.Sum)
