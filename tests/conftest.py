@@ -14,8 +14,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from engine.metrics import page
+from tools.environments import NotToBeHadError, environment_of
 
-from .environments import MPIS, NotToBeHadError, environment_of
+from .mpi import MPIS
 from .ranks import ownerless
 from .shared_jobs import Jobs, parts, rank, ranks, size
 from .time_table import long_tests, time_table

@@ -15,7 +15,8 @@ import sys
 from functools import partial
 from typing import NamedTuple
 
-from .environments import ROOT, Environment, NotToBeHadError
+from tools.environments import ROOT, Environment, NotToBeHadError
+
 from .parts import run_parts
 
 HOME = ROOT / "build" / "versions"

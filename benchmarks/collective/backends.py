@@ -299,6 +299,8 @@ BACKENDS: dict[str, type[CollectiveBackend]] = {
     "compression": CompressionBackend,
     "gloo": GlooBackend,
     "mpi": MpiBackend,
+    "mpich": MpiBackend,
+    "impi": MpiBackend,
     "sockets": SocketsBackend,
     "engine-sets": EngineSubsets,
     "gloo-sets": GlooSubsets,

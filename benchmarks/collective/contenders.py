@@ -19,12 +19,15 @@ LAUNCHERS: dict[str, Launcher] = {
     "compression": "engine",
     "gloo": "plain",
     "mpi": "mpi",
+    "mpich": "mpich",
+    "impi": "impi",
     "sockets": "plain",
     "engine-sets": "engine",
     "gloo-sets": "plain",
     "mpi-sets": "mpi",
 }
-NAMES = ("limits", "engine", "gloo", "mpi")
+DEFAULTS = ("limits", "engine", "gloo", "mpi")
+NAMES = (*DEFAULTS, "mpich", "impi")
 BEFORE = "before"
 """Name of the engine of another build."""
 

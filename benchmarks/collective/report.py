@@ -29,6 +29,8 @@ LABELS: dict[Key, str] = {
     ("limits", "in_segment"): "limit, in segment",
     ("limits", "memcpy"): "memcpy, both at once",
     ("mpi", "private"): "Open MPI",
+    ("mpich", "private"): "MPICH",
+    ("impi", "private"): "Intel MPI",
     ("gloo", "private"): "gloo",
 }
 STYLES: dict[Key, dict[str, Any]] = {
@@ -41,6 +43,8 @@ STYLES: dict[Key, dict[str, Any]] = {
     ("limits", "in_segment"): {"color": "0.25", "linestyle": "--"},
     ("limits", "memcpy"): {"color": "0.25", "linestyle": ":"},
     ("mpi", "private"): {"color": "tab:orange", "marker": "s"},
+    ("mpich", "private"): {"color": "tab:brown", "marker": "s"},
+    ("impi", "private"): {"color": "tab:green", "marker": "s"},
     ("gloo", "private"): {"color": "tab:red", "marker": "^"},
 }
 WHAT = {
@@ -49,7 +53,7 @@ WHAT = {
     "call_new": "allreduce_async",
     "call_alone": "allreduce_async_, one rank after another",
 }
-PEERS = {"gloo": "gloo", "mpi": "Open MPI"}
+PEERS = {"gloo": "gloo", "mpi": "Open MPI", "mpich": "MPICH", "impi": "Intel MPI"}
 
 
 def build_tables(content: dict[str, Any]) -> list[Table]:
@@ -59,6 +63,9 @@ def build_tables(content: dict[str, Any]) -> list[Table]:
         rows = _select_rows(content, ranks, busy)
         where = f"{ranks} ranks{', every core busy computing' if busy else ''}"
         found.append(_build_size_table(rows, f"Allreduce of float32, {where}: median (p99)", _format_median))
+        found.append(
+            _build_peer_table(rows, f"Allreduce of float32, {where}: the engine's share of the others' medians")
+        )
         if any(row["contender"] == BEFORE for row in rows):
             found.append(_build_ratio_table(rows, f"Allreduce of float32, {where}: ratios of medians"))
         if not busy:
@@ -135,6 +142,17 @@ def _build_size_table(rows: Sequence[dict[str, Any]], title: str, cell: Any) -> 
     return table
 
 
+def _build_peer_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
+    """Return the engine's median, of tensors in private memory, as a share of each peer's."""
+    found = {(row["bytes"], row["contender"]): row for row in rows if row["case"] == "private"}
+    peers = [peer for peer in PEERS if any(contender == peer for _, contender in found)]
+    table = Table(title, ["size", *(f"of {PEERS[peer]}'s" for peer in peers)])
+    for nbytes in sorted({nbytes for nbytes, _ in found}):
+        own = found.get((nbytes, "engine"))
+        table.rows.append([format_size(nbytes), *(format_ratio(own, found.get((nbytes, peer))) for peer in peers)])
+    return table
+
+
 def _build_ratio_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
     """Return ratios of this build to the one before and to Open MPI, and of the one before to Open MPI."""
     pairs = {
@@ -169,13 +187,15 @@ def _build_operation_table(content: dict[str, Any], ranks: int) -> Table:
     rows = {
         (row["case"], row["bytes"], row["contender"]): row for row in content["operations"] if row["ranks"] == ranks
     }
+    present = {contender for _, _, contender in rows}
+    titles = {peer: title for peer, title in PEERS.items() if peer in present}
     table = Table(
         f"Other operations on float32, {ranks} ranks: median (p99), and the engine's share of the others' medians",
-        ["operation, size", "engine", *PEERS.values(), *(f"of {peer}'s" for peer in PEERS.values())],
+        ["operation, size", "engine", *titles.values(), *(f"of {title}'s" for title in titles.values())],
     )
     for case, nbytes in dict.fromkeys((case, nbytes) for case, nbytes, _ in rows):
         own = rows.get((case, nbytes, "engine"))
-        peers = [rows.get((case, nbytes, peer)) for peer in PEERS]
+        peers = [rows.get((case, nbytes, peer)) for peer in titles]
         times = [_format_median(row) if row else MISSING for row in (own, *peers)]
         shares = [format_ratio(own, row) for row in peers]
         table.rows.append([f"{case}, {format_size(nbytes)}", *times, *shares])

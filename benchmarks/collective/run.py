@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from benchmarks.collective.contenders import NAMES, Contender, GroupContender, start_contenders
+from benchmarks.collective.contenders import DEFAULTS, Contender, GroupContender, start_contenders
 from benchmarks.collective.operations import FLOAT, get_granularity
 from benchmarks.collective.operations import NAMES as OTHERS
 from benchmarks.common import binding, environment, neighbours, progress, records
@@ -40,7 +40,7 @@ class CollectiveSettings:
     busy_sizes: tuple[int, ...] = BUSY_SIZES
     operations: tuple[str, ...] = OTHERS
     operation_sizes: tuple[int, ...] = OPERATION_SIZES
-    contenders: tuple[str, ...] = NAMES
+    contenders: tuple[str, ...] = DEFAULTS
     parts: tuple[str, ...] = PARTS
     against: str = ""
     """Directory in which another build of the engine is installed, by `pip install --target`; empty: none."""

@@ -23,10 +23,13 @@ from types import FrameType, TracebackType
 from typing import Any, Literal, Protocol, Self
 
 from benchmarks.common import paths
+from tools.environments import NotToBeHadError, environment_of
 
-Launcher = Literal["plain", "engine", "mpi"]
+Launcher = Literal["plain", "engine", "mpi", "mpich", "impi"]
 Commands = Iterator[tuple[Sequence[str], Mapping[str, str]]]
 """Commands, each with its own environment variables."""
+HYDRAS = {"mpich": "mpich", "impi": "impi-rt"}
+"""Packages of the MPIs that are started by Hydra."""
 START_LIMIT = 120.0
 EXIT_LIMIT = 10.0
 PAGE = 4096
@@ -67,8 +70,9 @@ class Group:
         Module to run as `python -m module`; its `main` uses `benchmarks.common.worker`.
     arguments : sequence of str
         Arguments for the module, after those of this class.
-    launcher : {"plain", "engine", "mpi"}
-        `plain` starts processes with torchrun's variables, `engine` uses `python -m engine.launch`, `mpi` mpirun.
+    launcher : {"plain", "engine", "mpi", "mpich", "impi"}
+        `plain` starts processes with torchrun's variables, `engine` uses `python -m engine.launch`, `mpi` Open MPI's
+        mpirun, and the last two those of MPICH and Intel MPI, in an environment that is made at the first use.
     processors : sequence of int
         Processors that the ranks divide among them.
     variables : mapping of str to str, optional
@@ -251,10 +255,22 @@ def _build_commands(program: list[str], launcher: Launcher, ranks: int, processo
         options += ["--bind-to", "none" if crowded else "core"]
         options += ["--mca", "mpi_yield_when_idle", str(int(crowded))]
         yield [find_mpirun(), *options, *program], {}
+    elif launcher in HYDRAS:
+        python = make_mpi_environment(HYDRAS[launcher])
+        options = ["-n", str(ranks), "-bind-to", "none" if ranks > processors else "core"]
+        yield [str(python.parent / "mpiexec.hydra"), *options, str(python), *program[1:]], {}
     else:
         for rank in range(ranks):
             own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
             yield program, {name: str(value) for name, value in own.items()}
+
+
+def make_mpi_environment(package: str) -> Path:
+    """Make the environment of an MPI unless it exists, and return its interpreter."""
+    try:
+        return environment_of(package).make(300.0)
+    except NotToBeHadError as error:
+        raise RankError(f"{error}; leave its MPI out of --contenders") from None
 
 
 def find_mpirun() -> str:

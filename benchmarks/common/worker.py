@@ -84,8 +84,8 @@ class GroupWorker:
         parser.add_argument("--processors", required=True)
         parser.add_argument("--crowd", type=int, help="ranks among which processors are divided, if not the world size")
         self.options = parser.parse_args()
-        self.rank = _read_variable("RANK", "OMPI_COMM_WORLD_RANK")
-        self.ranks = _read_variable("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE")
+        self.rank = _read_variable("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+        self.ranks = _read_variable("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
         processors = [int(p) for p in self.options.processors.split(",")]
         # Bind before any import that starts threads, because they inherit it.
         crowd = self.options.crowd or self.ranks

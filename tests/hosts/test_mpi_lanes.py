@@ -14,8 +14,9 @@ import pytest
 from engine.config.world import World
 from engine.errors import ConfigError
 from engine.net.rendezvous import mpi_lanes
+from tools.environments import ROOT, environment_of
 
-from ..environments import MPIS, ROOT, endless_input, environment_of
+from ..mpi import MPIS, endless_input
 
 DEADLINE = 100.0
 WORLD = World(0, 2, 0, 1, "job", "s", "test")

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ..environments import ROOT, endless_input
+from tools.environments import ROOT
+
+from ..mpi import endless_input
 from .host_jobs import namespaces, why_no_namespaces
 from .launch_jobs import DEADLINE, Launcher
 

