@@ -87,16 +87,22 @@ cdef class Handle:
         cdef Op* op = self.op
         cdef Memory own
         cdef bint released = False
-        if op == NULL or not load32_relaxed(&op.flags) & OP_IN_TURN:
+        if self.state.alive[0] != 1:
+            expect_open(self.state)     # which raises: the lock may be held by a thread that a forked child has not
+        if op == NULL or not load32_relaxed(&op.flags) & OP_IN_TURN or load32_acquire(&op.flags) & OP_DONE:
             return False
-        own = copy_memory(op.source, op.nbytes)
-        pthread_mutex_lock(&self.state.lock)        # with the GIL: another thread that does this comes before all of it or after
-        if op.record != NULL and not op.begun:      # NULL: finished
-            op.source, op.memory_bytes, released = own.data, op.nbytes, True
-            op.target = own.data if op.nbytes else NULL     # a receive sends nothing
-        pthread_mutex_unlock(&self.state.lock)
-        if released:
-            keep_alive(op, own)
+        self.waiting += 1               # nobody else lets go of the operation meanwhile
+        try:
+            own = copy_memory(op.source, op.nbytes)
+            pthread_mutex_lock(&self.state.lock)    # with the GIL: another thread that does this comes before all of it or after
+            if op.record != NULL and not op.begun:      # NULL: finished
+                op.source, op.memory_bytes, released = own.data, op.nbytes, True
+                op.target = own.data if op.nbytes else NULL     # a receive sends nothing
+            pthread_mutex_unlock(&self.state.lock)
+            if released:
+                keep_alive(op, own)
+        finally:
+            self.waiting -= 1
         return released
 
     def wait(self):

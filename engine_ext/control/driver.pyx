@@ -57,6 +57,7 @@ cdef enum:
     NEVER = 0
     LOOK_AT_CLOCK = 8           # passes that move something between two looks: small operations have fewer
     YIELD_CHUNKS = 2            # the same of an entry in progress: a small all-to-all has two
+    HANDED_BYTES = 1 << 20      # what is longer is not moved by a caller that does not wait: it would take more than a wake-up
     YIELD_BYTES = 65536         # what is larger takes longer than a sleep: a core that computes would get all of each slice
     STOP_POLL_NS = 1000000
 
@@ -432,25 +433,32 @@ cdef int driver_call(State* e, Target* target, Op* op, uint64_t ns) noexcept nog
 
 cdef int driver_hand_in(State* e, Target* target, Op* op) noexcept nogil:
     """Bring an operation for which nobody waits here: OK, or why it was not submitted. Where this rank coordinates, and nobody
-    drives, this thread does all that can be done at once: so what other ranks wait for needs no thread of this one to wake up."""
+    drives, this thread does all that can be done at once: so what other ranks wait for needs no thread of this one to wake up.
+    What is long is left to the engine thread."""
     cdef uint64_t theirs
     cdef Goal goal
     cdef int32_t id = -1
     cdef int status
     memset(&goal, 0, sizeof(Goal))
     goal.op = op
-    if coordinates(&e.segment) and cas32(&e.role, Role.ENGINE_ASLEEP, Role.WAITER):
+    if (max(op.nbytes, op.memory_bytes) <= HANDED_BYTES and coordinates(&e.segment)
+            and cas32(&e.role, Role.ENGINE_ASLEEP, Role.WAITER)):
         add32(&e.waiters, 1)            # give_back counts it
         theirs = engine_float_enter()
         store32_relaxed(&e.segment.mine.asleep, 0)
         status = submit(e, target, op, &id, 0, NULL)
-        while status == Status.OK and not is_goal_met(e, &goal) and drive_once(e):
+        while status == Status.OK and not is_goal_met(e, &goal) and not is_in_long_entry(e) and drive_once(e):
             pass
         give_back(e)
         add32(&e.waiters, <uint32_t>-1)
         engine_float_leave(theirs)
         return status
     return driver_submit(e, target, op)
+
+
+cdef inline bint is_in_long_entry(const State* e) noexcept nogil:
+    """Whether the entry in progress moves more than can be waited for. The caller holds the role."""
+    return e.entry != NULL and e.entry.bytes > HANDED_BYTES
 
 
 # ---- waiting ----------------------------------------------------------------------------------------------------------------
