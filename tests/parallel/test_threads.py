@@ -154,6 +154,100 @@ def test_notifications_with_given_outputs_in_world_and_set(size: int) -> None:
             world.run(lambda rank: groups[rank].close(5.0))  # noqa: B023
 
 
+def messages_in_turn(rank: int, pair: core.Engine) -> None:
+    """Have threads send and receive messages under names that recur, both ways, by all that a handle can do."""
+    errors: list[BaseException] = []
+    told: list[int] = []
+    sizes = [0, 3, 5000, 200_000]
+
+    def exchange(thread: int) -> None:
+        try:
+            sends = rank == thread % 2
+            for turn in range(4):
+                handles, outputs = [], [np.zeros(sizes[(k + turn) % 4]) for k in range(12)]
+                for k, output in enumerate(outputs):
+                    name = f"{thread} {k % 3}"
+                    if sends:
+                        handles.append(pair.send_bytes(np.full(len(output), k + 1.0), name, k % 2 == 0))
+                    else:
+                        handles.append(pair.receive_bytes(None if k % 4 == 1 else output, name))
+                    handles[-1].set_aside(k % 5 == 0)
+                    handles[-1].set_aside(False)
+                    if k % 4 == 3:
+                        handles[-1].release_tensor()
+                    if k % 3 == 0:
+                        handles[-1].notify(lambda k=k: told.append(k))
+                if turn == 3 and sends:
+                    continue  # nobody keeps the last ones
+                second = threading.Thread(target=lambda: [each.wait_within(60.0) for each in handles[::2]])  # noqa: B023
+                second.start()
+                for k, (handle, output) in enumerate(zip(handles, outputs, strict=True)):
+                    assert handle.wait_within(60.0) and handle.done
+                    data = handle.gathered[0]
+                    found = output if data is None else np.frombuffer(data)
+                    assert sends or (len(found) == len(output) and (found == k + 1).all()), (k, turn)
+                second.join()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=exchange, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    until(lambda: len(told) == 4 * 4 * 4, "all are told")
+
+
+def test_messages_of_threads() -> None:
+    with ThreadWorld(3) as world:
+        for ranks in ((0, 1), (1, 2)):
+            offset = world.engines[0].claim(2)
+            alone = {"ends_alone": True, "stall_limit": 0.0}
+            pairs = {
+                rank: world.engines[rank].enter_set(ranks, 2 * CALLS + rank, offset, settings=alone) for rank in ranks
+            }
+            world.run(lambda rank: messages_in_turn(pairs[rank].rank, pairs[rank]) if rank in pairs else None)  # noqa: B023
+            world.run(lambda rank: pairs[rank].close(5.0) if rank in pairs else None)  # noqa: B023
+
+
+def test_a_rank_leaves_a_pair_under_messages_of_threads() -> None:
+    """Sends, receives and notifications of one rank end, while the other one leaves."""
+    with ThreadWorld(2) as world:
+        offset = world.engines[0].claim(2)
+        pairs = [
+            each.enter_set((0, 1), 2 * CALLS + rank, offset, settings={"ends_alone": True, "stall_limit": 0.0})
+            for rank, each in enumerate(world.engines)
+        ]
+        told: list[int] = []
+
+        def leave(rank: int) -> None:
+            if rank == 1:
+                pairs[1].receive_bytes(None, "0").wait()
+                pairs[1].close(0.0)
+                return
+
+            def send(thread: int) -> None:
+                with pytest.raises(engine.errors.CollectiveError, match="rank 1 has left"):
+                    for k in range(10_000):
+                        handle = pairs[0].send_bytes(np.ones(5000), f"{(thread + k) % 3}", False)
+                        handle.notify(lambda: told.append(1))
+                        if k % 8 == 7:
+                            handle.wait_within(60.0)
+                told.append(0)
+
+            threads = [threading.Thread(target=send, args=(thread,)) for thread in range(3)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            until(lambda: pairs[0].idle and told.count(0) == 3, "all threads have heard of it")
+
+        world.run(leave)
+        pairs[0].close(5.0)
+
+
 def native_steps(rank: int, size: int, count: int) -> None:
     """Run native calls of several threads among Python's: all kinds, unnamed, from a `done`, and in a backlog."""
     total = size * (size + 1) // 2
