@@ -19,7 +19,8 @@ from ..text import readable
 from ..text.bounded_reader import parse_natural
 
 SOURCE = "torch.distributed"
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.03  # seconds between two looks into the store
+_FIRST_PAUSE, _USUAL_PAUSE, _LONGEST_PAUSE = 0.0005, 0.03, 0.5  # seconds between two looks into the store
+_SHARE = 16  # of the time waited so far that a pause may last: pairs of many ranks wait long, all in one store
 
 
 class StoreMeeting:
@@ -90,14 +91,14 @@ class StoreMeeting:
 
         The store's own wait would take neither signals nor the world's failure, and keep other threads from the store.
         """
-        patience, pause = Patience(seconds), _FIRST_PAUSE
+        patience, pause, begun = Patience(seconds), _FIRST_PAUSE, time.monotonic()
         while not self._store.check(keys) and (left := patience.seconds_left()):
             if self._is_over is not None and self._is_over():
                 break
             if runtime.is_initialized() and (failure := runtime.current_engine().failure) is not None:
                 raise failure
             time.sleep(min(pause, left))
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            pause = min(2 * pause, max(_USUAL_PAUSE, min((time.monotonic() - begun) / _SHARE, _LONGEST_PAUSE)))
         if missing := [rank for rank, key in enumerate(keys) if not self._store.check([key])]:
             raise RendezvousError(
                 f"rank {self.rank} of the group has waited {seconds:g} s, the time-out of init_process_group, "
