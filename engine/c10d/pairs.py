@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ..errors import EngineError, NotInitializedError, RendezvousError
+from ..errors.formatting import format_exception
 from ..host.patience import Patience
 from ..native import core, handles
 from ..session.registry import ProcessSetRegistry
@@ -67,9 +68,10 @@ class Pair:
         try:
             aside = meeting.meet_aside(self._name, end, 2, lambda: self._closed or self._group.failure is not None)
             engine = self._sets.form_among(self._ranks, f"{self._name} {aside.key}", aside.exchange_texts, **_SETTINGS)
-        except RuntimeError as failure:  # the store's, too, which ends with the process of rank 0
-            error = failure if isinstance(failure, EngineError) else RendezvousError(f"torch's store: {failure}")
-            error = self._group.failure or error
+        except EngineError as failure:
+            error = self._group.failure or failure
+        except Exception as failure:  # most of torch's store, which ends with the process of rank 0
+            error = self._group.failure or RendezvousError(f"the {self._name} was not formed: {format_exception(failure)}")
         with self._lock:
             if engine is not None and self._closed:
                 self._sets.leave_set(engine, 0.0)
@@ -101,7 +103,7 @@ class Pair:
     def _submit_late(self, message: LateMessage) -> LateMessage:
         """Have a message submitted as soon as the pair is formed."""
         if self._error is not None:
-            raise self._error
+            raise self._error.with_traceback(None)  # it is raised again and again
         self._waiting.append(message)
         return message
 
@@ -132,7 +134,7 @@ class LateMessage:
                 start = partial(engine.send_bytes, copy=False) if self._sends else engine.receive_bytes
                 self._handle = start(self._tensor, self.name)
                 self._handle.set_aside(self._aside)
-        except EngineError as error:
+        except Exception as error:  # such as no memory: waiters raise it
             self._error = error
 
     def let_go_on(self, error: BaseException | None) -> None:

@@ -15,13 +15,13 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from ..errors import EngineError, NotInitializedError, WorldError
-from ..errors.formatting import format_exception
+from ..errors import EngineError, NotInitializedError
 from ..host.patience import Patience
 from ..native import core
 from ..session import runtime
 from ..session.registry import ProcessSetRegistry
 from .meeting import StoreMeeting
+from .outbox import Outbox
 from .pairs import Message, Pair, Posting
 from .work import EngineWork, expect_host, read_seconds, translate_error
 
@@ -41,6 +41,8 @@ class Messenger:
     ----------
     limit : float
         Seconds that a wait for a message may last, by default.
+    outbox : Outbox
+        Messages that this rank has sent.
     """
 
     def __init__(self, engine: core.Engine, meeting: StoreMeeting, limit: float) -> None:
@@ -54,7 +56,7 @@ class Messenger:
         self._names: dict[_Key, list[str]] = {}
         self._postings: dict[tuple[int, int], list[Posting]] = {}  # taken back, by sender and tag, in order
         self._own: dict[int, deque[torch.Tensor]] = {}  # messages to this rank itself, by tag
-        self._sent: deque[Message] = deque()  # that may not have been received yet
+        self.outbox = Outbox()
 
     # ---- what a group calls
 
@@ -68,11 +70,12 @@ class Messenger:
                 self._own.setdefault(tag, deque()).append(source.clone().reshape(-1).view(torch.uint8))
                 return EngineWork((), [tensor])
             message, _ = self._submit((own, receiver, tag), lambda pair, name: pair.send(source, name, eager))
-            self._note_sent(message)
-        if eager:
-            return EngineWork((), [tensor])
-        what = f"a message of {source.nbytes} bytes to {self.describe_rank(receiver)} with tag {tag} to be received"
-        return _Send(self, message, tensor, receiver, what)
+            work = None
+            if not eager:
+                said = f"a message of {source.nbytes} bytes to {self.describe_rank(receiver)} with tag {tag}"
+                work = _Send(self, message, tensor, receiver, f"{said} to be received")
+            self.outbox.add_message(message, source.nbytes, work)
+        return work or EngineWork((), [tensor])
 
     def receive(self, tensor: torch.Tensor, sender: int, tag: int) -> EngineWork:
         """Start to receive a tensor from a rank of the group."""
@@ -97,7 +100,7 @@ class Messenger:
         with self._lock:
             self._closed = True
             pairs, self._pairs = self._pairs, {}
-        self._await_receivers()
+        self.outbox.await_receivers(LEAVING)
         for pair in set(pairs.values()):
             pair.close(0.0 if pair.on_one_host else LEAVING)  # between hosts the last bytes may be under way
 
@@ -111,12 +114,20 @@ class Messenger:
         """Start to receive the next message of each other rank; returns them by sender."""
         with self._lock:
             others = (rank for rank in range(self._engine.size) if rank != self._engine.rank)
-            return {sender: self._post_receive(sender, tag, None) for sender in others}
+            postings: dict[int, Posting] = {}
+            try:
+                for sender in others:
+                    postings[sender] = self._post_receive(sender, tag, None)
+            except BaseException:
+                self.put_back(tag, postings)
+                raise
+            return postings
 
     def put_back(self, tag: int, postings: dict[int, Posting]) -> None:
         """Keep places whose messages were not taken, for the next that receives from their senders."""
         with self._lock:
             for sender, posting in postings.items():
+                posting.notify(None)
                 posting.set_aside(True)
                 insort(self._postings.setdefault((sender, tag), []), posting, key=lambda each: each.number)
 
@@ -158,7 +169,7 @@ class Messenger:
         try:
             message = start(self._find_pair(key[0], key[1]), names[number % NAMES])
         except EngineError as error:
-            raise explain_failure(error, f"a message {names[number % NAMES]}") from error
+            raise translate_error(error, f"message {names[number % NAMES]!r}") from error
         self._numbers[key] = number + 1
         return message, number
 
@@ -184,19 +195,6 @@ class Messenger:
         pair = Pair(sets, self._engine, ranks, f"pair {ends[0]} and {ends[1]}")
         pair.form_pair(self._meeting, ends.index(self._engine.rank))
         return pair
-
-    def _note_sent(self, message: Message) -> None:
-        while self._sent and self._sent[0].done:
-            self._sent.popleft()
-        self._sent.append(message)
-
-    def _await_receivers(self) -> None:
-        patience = Patience(LEAVING)
-        try:
-            while self._sent and self._sent.popleft().wait_within(patience.seconds_left()):
-                pass
-        except EngineError:  # the world has failed, or the receiver has left: nobody waits for them
-            pass
 
 
 # ---- works
@@ -229,6 +227,8 @@ class _MessageWork(EngineWork):
         patience = Patience(seconds)
         try:
             while not self._message.wait_within(min(patience.seconds_left(), _LOOK)):
+                if self._over:  # by another thread: the message may be another work's now
+                    return True
                 if self._messenger.has_left(self._other) and not self._message.wait_within(_LOOK):
                     self.settle_work(left_error(self._what, self._messenger.describe_rank(self._other)))
                     return True
@@ -239,10 +239,12 @@ class _MessageWork(EngineWork):
         return True
 
     def _end_overdue(self, limit: float) -> None:
-        """End this work after the group's time-out, if it can be, without a message that is under way being written."""
-        if self._withdraw_tensor():
-            self.settle_work(overdue_error(self._what, limit, "the time-out of its process group"))
-        elif not self._await_end(_ARRIVING):
+        """End this work after the group's time-out, if it can be, without a message that is under way being written.
+
+        Only one of the threads that wait for the work takes its message back, and none if it has ended meanwhile.
+        """
+        late = overdue_error(self._what, limit, "the time-out of its process group")
+        if not self.settle_work(late, self._withdraw_tensor) and not self._await_end(_ARRIVING):
             what = f"the rest of {self._what}, which has come in part"
             self.settle_work(overdue_error(what, limit + _ARRIVING, "the time-out of its process group"))
 
@@ -251,7 +253,7 @@ class _MessageWork(EngineWork):
         raise NotImplementedError
 
     def explain_failure(self, failure: EngineError) -> BaseException:
-        return explain_failure(failure, self._what)
+        return translate_error(failure, self._what)
 
 
 class _Send(_MessageWork):
@@ -260,6 +262,10 @@ class _Send(_MessageWork):
     def _withdraw_tensor(self) -> bool:
         """Send a copy in place of the tensor, which the program may change from now on."""
         return self._message.release_tensor()
+
+    def conclude_work(self) -> None:
+        super().conclude_work()
+        self._messenger.outbox.remove_message(self._message)
 
 
 class _Receive(_MessageWork):
@@ -288,10 +294,11 @@ class _AnySource(EngineWork):
         self._what = f"a message of any rank with tag {tag}"
         self._postings = messenger.post_to_all(tag)
         self._found = threading.Event()
-        self._taking = threading.Lock()
-        for sender, posting in list(self._postings.items()):
-            if not self._found.is_set():
-                posting.notify(self._make_taker(sender))
+        self._taking = threading.RLock()  # a message that is there is taken by this very thread
+        with self._taking:  # a place that was put back is not to tell this work, in place of the next, of a message
+            for sender, posting in list(self._postings.items()):
+                if not self._found.is_set():
+                    posting.notify(self._make_taker(sender))
 
     def _make_taker(self, sender: int) -> Callable[[], None]:
         return lambda: self._take_from(sender)
@@ -307,15 +314,13 @@ class _AnySource(EngineWork):
                 posting.wait()
                 _take_message(posting, self._tensor)
             except EngineError as failure:
-                error = explain_failure(failure, self._what)
-            except ValueError as failure:
+                error = translate_error(failure, self._what)
+            except Exception as failure:  # a message of another size; raised in `wait`, not on the engine's thread
                 error = failure
             self._end_work(error)
 
     def _end_work(self, error: BaseException | None) -> None:
         """End the work, and leave the places of other ranks to those that receive next. The caller holds the lock."""
-        for each in self._postings.values():
-            each.notify(None)
         self._messenger.put_back(self._tag, self._postings)
         self._postings = {}
         self.settle_work(error)
@@ -345,15 +350,6 @@ class _AnySource(EngineWork):
 
     def is_completed(self) -> bool:
         return self._found.is_set()
-
-
-def explain_failure(failure: EngineError, what: str) -> BaseException:
-    """Return torch's exception for a message that has failed; a failure of the world says by itself who is to blame."""
-    if isinstance(failure, WorldError):
-        return translate_error(failure)
-    error = dist.DistBackendError(f"engine: {what} failed: {format_exception(failure)}")
-    error.__cause__ = failure
-    return error
 
 
 def left_error(what: str, rank: str) -> BaseException:

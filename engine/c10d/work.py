@@ -191,14 +191,20 @@ class EngineWork(dist.Work):
         """Return torch's exception for an operation that has failed."""
         return translate_error(failure)
 
-    def settle_work(self, error: BaseException | None) -> None:
-        """Complete the work from outside, unless it is complete: with an error, or with None for success."""
+    def settle_work(self, error: BaseException | None, provided: Callable[[], bool] | None = None) -> bool:
+        """Complete the work from outside, unless it is complete: with an error, or with None for success.
+
+        `provided` is asked first, while no other thread can complete the work. Return False if it has said no.
+        """
         with self._lock:
             if self._over:
-                return
+                return True
+            if provided is not None and not provided():
+                return False
             self._error, self._over, self._finish, end = error, True, None, self._end
         if end is not None:
             end.set_result(None)
+        return True
 
     def _tell_result(self, _end: Any) -> list[torch.Tensor]:
         """Return the result of the future, or raise its error, which C++ sees only if a callback has raised it."""
@@ -261,11 +267,12 @@ def expect_host(tensor: torch.Tensor) -> None:
         )
 
 
-def translate_error(error: EngineError) -> BaseException:
-    """Return torch's exception for an error of the engine, which is its cause."""
+def translate_error(error: EngineError, what: str = "") -> BaseException:
+    """Return torch's exception for an error of the engine, which is its cause; `what` has failed by it."""
     # Programs look for the word of torch's argument, by which they know that no rank has failed.
     late = isinstance(error, RankStalledError)
     reason = "the timeout of init_process_group or new_group (or ENGINE_STALL_LIMIT) has passed: " if late else ""
-    translated = dist.DistBackendError(f"engine: {reason}{format_exception(error)}")
+    failed = what and f"{what} failed: "
+    translated = dist.DistBackendError(f"engine: {reason}{failed}{format_exception(error)}")
     translated.__cause__ = error
     return translated

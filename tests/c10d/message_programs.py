@@ -7,14 +7,20 @@ import os
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from ..waiting import let_pass, until
+
 SHORT = timedelta(seconds=1.5)
 LARGE = 300_000  # elements of a message that is not sent before it is received
+ENDLESS = 100_000_000  # elements of a message that takes long enough to send its receiver a signal meanwhile
+PEERS: list[int] = []  # processes of other ranks
 
 
 def many_in_flight(rank: int, size: int) -> None:
@@ -106,8 +112,6 @@ def works_that_nobody_keeps(rank: int, size: int) -> None:
         dist.send(torch.ones(1), 1, tag=3)
     dist.barrier()
     if rank == 1:
-        from tests.waiting import until
-
         until(lambda: bool((plain == 1).all()) and bool((strided == 1).all()), "messages of works that nobody keeps")
 
 
@@ -270,6 +274,175 @@ def peer_dies_unmet(rank: int, size: int) -> tuple[str, float]:
     return _time_error(lambda: dist.recv(torch.zeros(3), 1))
 
 
+def sent_messages_are_let_go(rank: int, size: int) -> tuple[int, int]:
+    """Many messages that were received, after which their sender sends no other; return the bytes that it keeps."""
+    group: Any = dist.new_group([0, 1], use_local_synchronization=True) if rank < 2 else None
+    found = 0, 0
+    if rank == 0:
+        for tag in (0, 1, 2):
+            dist.isend(torch.ones(1 << 14), 1, group, 99)  # which is received last
+            for _ in range(60):
+                dist.isend(torch.ones(1 << 14), 1, group, tag)
+        large = torch.ones(LARGE)
+        kept = weakref.ref(large.untyped_storage())
+        dist.isend(large, 1, group, 3)
+        del large
+        dist.send(torch.ones(1), 1, group, 4)
+        dist.recv(torch.ones(1), 1, group, 4)
+        until(lambda: (gc.collect(), kept() is None)[1], "the tensor of a large message is let go", 20.0)
+        until(lambda: group.membership.messenger.outbox.watched_count == 0, "messages that a thread watches are let go")
+        outbox = group.membership.messenger.outbox
+        found = outbox.kept_bytes, outbox.watched_count
+    elif rank == 1:
+        for tag, count, elements in ((4, 1, 1), (0, 60, 1 << 14), (1, 60, 1 << 14), (2, 60, 1 << 14), (3, 1, LARGE)):
+            for _ in range(count):
+                dist.recv(torch.zeros(elements), 0, group, tag)
+        for _ in range(3):
+            dist.recv(torch.zeros(1 << 14), 0, group, 99)
+        dist.send(torch.ones(1), 0, group, 4)
+    dist.barrier()
+    return found
+
+
+def threads_that_time_out_together(rank: int, size: int) -> list[str]:
+    """Two threads wait for one receive until its time-out; the next two receives get the next two messages."""
+    texts: list[str] = []
+    group = dist.new_group(timeout=SHORT)
+    if rank == 1:
+        work = dist.irecv(torch.zeros(3), 0, group, 4)
+
+        def wait() -> None:
+            try:
+                work.wait()
+            except dist.DistBackendError as error:
+                texts.append(str(error))
+
+        waiting = [threading.Thread(target=wait) for _ in range(4)]
+        for each in waiting:
+            each.start()
+        for each in waiting:
+            each.join()
+    dist.barrier()
+    if rank == 0:
+        for number in (1.0, 2.0):
+            dist.send(torch.full((3,), number), 1, group, 4)
+    elif rank == 1:
+        for number in (1, 2):
+            target = torch.zeros(3)
+            dist.recv(target, 0, group, 4)
+            assert target.tolist() == [number] * 3
+    dist.barrier()
+    dist.destroy_process_group(group)
+    return texts
+
+
+class Interruption(Exception):
+    """Exception of a signal handler."""
+
+
+def wait_interrupted_by_a_signal(rank: int, size: int) -> int:
+    """A signal handler raises in the wait for a message; the next wait gets it, and the engine works on."""
+    interrupted = 0
+    if rank == 1:
+
+        def interrupt(_number: int, _frame: object) -> None:
+            raise Interruption
+
+        former = signal.signal(signal.SIGALRM, interrupt)
+        for elements in (3, LARGE):
+            target = torch.zeros(elements)
+            works = [dist.irecv(target, 0), dist.isend(target + 1, 0, tag=1)]
+            for work in works if elements == LARGE else works[:1]:  # a small message does not wait
+                signal.setitimer(signal.ITIMER_REAL, 0.3)
+                try:
+                    work.wait()
+                except Interruption:
+                    interrupted += 1
+            dist.send(torch.ones(1), 0, tag=2)
+            dist.irecv(torch.zeros(0), 0, tag=3).wait()
+            assert (target == 0).all()
+            dist.send(torch.ones(1), 0, tag=2)
+            until(lambda target=target: bool((target == 5).all()), "the message of the interrupted receive")
+        signal.signal(signal.SIGALRM, former)
+    elif rank == 0:
+        for elements in (3, LARGE):
+            target = torch.zeros(elements)
+            dist.recv(torch.zeros(1), 1, tag=2)
+            dist.send(torch.zeros(0), 1, tag=3)
+            dist.recv(torch.zeros(1), 1, tag=2)
+            dist.send(torch.full((elements,), 5.0), 1)
+            dist.recv(target, 1, tag=1)
+            assert (target == 1).all()
+    return interrupted
+
+
+def receiver_dies_in_its_message(rank: int, size: int) -> tuple[str, float]:
+    """The receiver is killed while chunks of a message are under way to it."""
+    if rank == 1:
+        work = dist.irecv(torch.zeros(ENDLESS), 0, tag=7)
+        dist.send(torch.tensor([os.getpid()]), 0)
+        work.wait()
+    work = _send_to_process(dist.group.WORLD, signal.SIGKILL)
+    found = _time_error(work.wait)
+    again = _time_error(lambda: dist.send(torch.ones(1), 1, tag=8)), _time_error(lambda: dist.all_reduce(torch.ones(1)))
+    assert all("rank 1 died" in text for text, _ in again), again
+    return found
+
+
+def receiver_stops_in_its_message(rank: int, size: int) -> tuple[str, float]:
+    """The receiver is stopped while chunks of a message are under way, for longer than the time-out of the group."""
+    group = dist.new_group(timeout=SHORT)
+    found = "", 0.0
+    if rank == 1:
+        target = torch.zeros(ENDLESS)
+        work = dist.irecv(target, 0, group, 7)
+        dist.send(torch.tensor([os.getpid()]), 0)
+        work.wait(timedelta(seconds=60))
+        assert (target == 1).all()
+    elif rank == 0:
+        work = _send_to_process(group, signal.SIGSTOP)
+        found = _time_error(work.wait)
+        os.kill(PEERS[0], signal.SIGCONT)
+    dist.barrier()
+    dist.destroy_process_group(group)
+    return found
+
+
+def receiver_stops_for_a_while(rank: int, size: int) -> None:
+    """The receiver is stopped while chunks of a message are under way, and goes on before the time-out."""
+    if rank == 1:
+        target = torch.zeros(ENDLESS)
+        work = dist.irecv(target, 0, tag=7)
+        dist.send(torch.tensor([os.getpid()]), 0)
+        work.wait()
+        assert (target == 1).all()
+    elif rank == 0:
+        work = _send_to_process(dist.group.WORLD, signal.SIGSTOP)
+        let_pass(1.5)
+        still = work.is_completed()
+        os.kill(PEERS[0], signal.SIGCONT)
+        assert not still
+        work.wait()
+    dist.barrier()
+
+
+def _send_to_process(group: Any, number: int) -> Any:
+    """Send a message to rank 1, which tells its process first, and in the middle of it a signal to that process."""
+    told = torch.zeros(1, dtype=torch.int64)
+    dist.recv(told, 1)
+    PEERS[:] = [int(told)]
+    work = dist.isend(torch.ones(ENDLESS), 1, group, 7)
+    pair = group.membership.messenger._pairs[0, 1]
+    until(lambda: pair._engine is not None and any(_is_under_way(each) for each in pair._engine.history()), "a message")
+    os.kill(PEERS[0], number)
+    assert not work.is_completed()
+    return work
+
+
+def _is_under_way(entry: dict[str, Any]) -> bool:
+    return entry["ended"] is None and entry["bytes"] >= 4 * ENDLESS
+
+
 def _time_error(call: Callable[[], object]) -> tuple[str, float]:
     """Return the text of the error that a call raises, and the seconds that it has taken."""
     begun = time.monotonic()
@@ -300,5 +473,5 @@ def every_name() -> list[str]:
     """Return the names of the programs that return nothing."""
     return (
         "many_in_flight many_posted both_directions kinds_of_tensors works_that_nobody_keeps threads_with_tags "
-        "group_destroyed_with_a_receive_posted wrong_halves"
+        "group_destroyed_with_a_receive_posted wrong_halves receiver_stops_for_a_while"
     ).split()

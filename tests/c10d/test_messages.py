@@ -16,6 +16,10 @@ TEXTS = [
     "receives_without_a_message",
     "sends_without_a_receiver",
     "group_destroyed_under_a_receive",
+    "sent_messages_are_let_go",
+    "threads_that_time_out_together",
+    "wait_interrupted_by_a_signal",
+    "receiver_stops_in_its_message",
 ]
 
 
@@ -60,10 +64,43 @@ def test_a_rank_that_leaves_fails_messages_with_it_alone(ended_job: Ended) -> No
         assert "rank 1 has left" in text
 
 
+def test_messages_that_were_received_are_let_go(ended_job: Ended) -> None:
+    kept, watched = ended_job.returned["sent_messages_are_let_go"][0]
+    assert (watched, kept <= 1 << 20) == (0, True), "\n".join(ended_job.outputs)[-3000:]
+
+
+def test_a_receive_is_taken_back_once_by_threads_that_time_out_together(ended_job: Ended) -> None:
+    texts = ended_job.returned["threads_that_time_out_together"][1]
+    assert len(texts) == 4, "\n".join(ended_job.outputs)[-3000:]
+    assert all("waited 1.5 s for a message of rank 0 with tag 4: the time-out of its process group" in t for t in texts)
+
+
+def test_a_signal_handler_may_raise_in_a_wait(ended_job: Ended) -> None:
+    assert ended_job.returned["wait_interrupted_by_a_signal"][1] == 3, "\n".join(ended_job.outputs)[-3000:]
+
+
+def test_a_receiver_that_is_stopped_is_named(ended_job: Ended) -> None:
+    """A part of the message has been received: that is given five seconds more."""
+    text, seconds = ended_job.returned["receiver_stops_in_its_message"][0]
+    assert "waited 6.5 s for the rest of a message of 400000000 bytes to rank 1 with tag 7" in text
+    assert seconds < 30
+
+
 @pytest.mark.parametrize("hosts", [1, 2])
 @pytest.mark.parametrize("name", ["peer_dies_before_its_message", "peer_dies_in_its_message", "peer_dies_unmet"])
 def test_a_sender_that_dies_is_named(tmp_path: Path, name: str, hosts: int) -> None:
     ended = run_job(tmp_path, MODULE, [name], 2, pretended=hosts)
     text, seconds = ended.returned[name][0]
     assert "rank 1 died" in text, "\n".join(ended.outputs)[-3000:]
+    assert "a message of rank 1 with tag 0 failed" in text
+    assert seconds < 30
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_a_receiver_that_dies_is_named(tmp_path: Path, hosts: int) -> None:
+    name = "receiver_dies_in_its_message"
+    ended = run_job(tmp_path, MODULE, [name], 2, pretended=hosts)
+    text, seconds = ended.returned[name][0]
+    assert "rank 1 died" in text, "\n".join(ended.outputs)[-3000:]
+    assert "a message of 400000000 bytes to rank 1 with tag 7 to be received failed" in text
     assert seconds < 30
