@@ -65,8 +65,6 @@ def _form_set(store: Any, rank: int, size: int, ranks: list[int], name: str, tim
     if not ranks:
         owner = _join_world(meeting, rank, size, seconds)
         return Membership(runtime.current_engine(), meeting, store, name, timeout, owner)
-    if ranks != sorted(ranks):
-        raise EngineError(f"a group of the ranks {ranks} cannot be formed: give them in ascending order")
     sets = runtime.current_session().sets
     formed = f"torch {name} {meeting.key}"
     engine = sets.form_among(tuple(ranks), formed, meeting.exchange_texts, **_read_limit(seconds))

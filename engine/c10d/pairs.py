@@ -33,7 +33,7 @@ class Pair:
     group : core.Engine
         Engine of the group, which fails with the world.
     ranks : tuple of int
-        Both ranks of the world. On one host the first coordinates; between hosts they ascend.
+        Both ranks of the world. The first coordinates; between hosts it has the lower number in the group.
     name : str
         Name of the pair in its group.
     """

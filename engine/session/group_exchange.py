@@ -16,7 +16,7 @@ class GroupExchange:
     Parameters
     ----------
     ranks : tuple of int
-        Ranks of the group, ascending.
+        Ranks of the group, in the order of their numbers in it.
     exchange : callable
         Takes this rank's bytes, and returns those of each of `ranks`.
 

@@ -152,7 +152,7 @@ class ProcessSetRegistry:
         Parameters
         ----------
         ranks : tuple of int
-            Ranks of the set, ascending.
+            Ranks of the set, in the order of their numbers in it.
         name : str
             Name of the set in this world, equal on its ranks and used for no other set.
         exchange : callable

@@ -62,7 +62,7 @@ class SetConnector:
         Parameters
         ----------
         ranks : tuple of int
-            World ranks of the set's members, sorted.
+            World ranks of the set's members, in the order of their numbers in it.
         name : str
             Name of the set in this world, equal on all ranks and used for no other set.
         exchange : callable
