@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore
 
 from ..config.world import World
-from ..errors import RendezvousError
+from ..errors import EngineError, RendezvousError
 from ..host.machine import identify_host
 from ..host.patience import LONGEST, Patience
 from ..net.rendezvous.invitation import exchange_invitation, open_hub
@@ -37,22 +39,33 @@ class StoreMeeting:
         Longest time to wait for the others.
     is_over : callable, optional
         Tells that nobody wants the meeting any more.
+    key : str, optional
+        Text that differs between meetings in one store, if the ranks know one.
+    world : int
+        Number of the world that the ranks are in, equal on all of them: a later world may use the same store.
     """
 
     def __init__(
-        self, store: Any, rank: int, size: int, seconds: float, is_over: Callable[[], bool] | None = None
+        self,
+        store: Any,
+        rank: int,
+        size: int,
+        seconds: float,
+        is_over: Callable[[], bool] | None = None,
+        key: str | None = None,
+        world: int = 0,
     ) -> None:
         self.rank, self.size = rank, size
         self._is_over = is_over
         self._store = store
         self._seconds = seconds
         self._exchanges = 0
-        self._turn = (store.add("engine/arrivals", 1) - 1) // size
+        self.key = self._count_meetings(world) if key is None else key
 
-    @property
-    def key(self) -> str:
-        """Text that differs between meetings in one store."""
-        return str(self._turn)
+    def _count_meetings(self, world: int) -> str:
+        """Return a text that differs between meetings of all worlds and numbers of ranks in the store."""
+        place = f"{world} {self.size}"
+        return f"{place} {(self._store.add(f'engine/arrivals {place}', 1) - 1) // self.size}"
 
     def exchange_texts(self, said: bytes, seconds: float | None = None) -> list[bytes]:
         """Return what each rank has said. Collective. `seconds` replaces the longest wait of this meeting.
@@ -63,7 +76,7 @@ class StoreMeeting:
             Ranks did not come in time; the text names them.
         """
         self._exchanges += 1
-        keys = [f"engine/{self._turn}/{self._exchanges}/{rank}" for rank in range(self.size)]
+        keys = [f"engine/{self.key}/{self._exchanges}/{rank}" for rank in range(self.size)]
         self._store.set(keys[self.rank], said)
         self._await_keys(keys, self._seconds if seconds is None else seconds)
         return _read_all(self._store, keys)
@@ -73,18 +86,18 @@ class StoreMeeting:
 
         It waits for the others until `is_over`.
         """
-        store = PrefixStore(f"engine/{self._turn}/{name}", self._store)
+        store = PrefixStore(f"engine/{self.key}/{name}", self._store)
         return StoreMeeting(store, rank, size, LONGEST, is_over)
 
     def agree_on_number(self, name: str, proposed: int) -> int:
         """Return the first number that any rank has proposed under a name. Not collective: it waits for nobody."""
-        key = f"engine/{self._turn}/{name}"
-        return _read_number(self._store.compare_set(key, "", str(proposed)))
+        key = f"engine/{self.key}/{name}"
+        return parse_number(self._store.compare_set(key, "", str(proposed)))
 
     def find_number(self, name: str) -> int | None:
         """Return the number that was proposed under a name, or None."""
-        key = f"engine/{self._turn}/{name}"
-        return _read_number(self._store.get(key)) if self._store.check([key]) else None
+        key = f"engine/{self.key}/{name}"
+        return parse_number(self._store.get(key)) if self._store.check([key]) else None
 
     def _await_keys(self, keys: list[str], seconds: float) -> None:
         """Wait until keys are there.
@@ -95,16 +108,62 @@ class StoreMeeting:
         while not self._store.check(keys) and (left := patience.seconds_left()):
             if self._is_over is not None and self._is_over():
                 break
-            if runtime.is_initialized() and (failure := runtime.current_engine().failure) is not None:
+            if (failure := self._find_failure()) is not None:
                 raise failure
             time.sleep(min(pause, left))
             pause = min(2 * pause, max(_USUAL_PAUSE, min((time.monotonic() - begun) / _SHARE, _LONGEST_PAUSE)))
         if missing := [rank for rank, key in enumerate(keys) if not self._store.check([key])]:
-            raise RendezvousError(
-                f"rank {self.rank} of the group has waited {seconds:g} s, the time-out of init_process_group, "
-                f"new_group or monitored_barrier, for {readable.format_ranks(missing)}: does each make the same groups "
-                "in the same order?"
-            )
+            raise RendezvousError(self._describe_absence(missing, seconds))
+
+    def _find_failure(self) -> EngineError | None:
+        """Return the failure by which a wait ends."""
+        return runtime.current_engine().failure if runtime.is_initialized() else None
+
+    def _describe_absence(self, missing: list[int], seconds: float) -> str:
+        return (
+            f"rank {self.rank} of the group has waited {seconds:g} s, the time-out of init_process_group, "
+            f"new_group or monitored_barrier, for {readable.format_ranks(missing)}: does each make the same groups "
+            "in the same order?"
+        )
+
+
+class SurvivorMeeting(StoreMeeting):
+    """Meeting of the ranks of a group that are left, which may be held after the failure of their world.
+
+    A rank that has waited in vain may come again, with others: what it has said in vain is not heard then.
+
+    Parameters
+    ----------
+    store : torch.distributed.Store
+    rank : int
+        This process's rank in the group that shrinks.
+    left : sequence of int
+        Ranks of that group that are left, ascending.
+    seconds : float
+        Longest time to wait for the others.
+    """
+
+    def __init__(self, store: Any, rank: int, left: Sequence[int], seconds: float) -> None:
+        self._left = left
+        names = "-".join(map(str, left))
+        super().__init__(store, left.index(rank), len(left), seconds, key=f"left {names}")
+        try:
+            told = self.exchange_texts(secrets.token_bytes(16))
+        except BaseException:
+            store.delete_key(f"engine/{self.key}/1/{self.rank}")
+            raise
+        self.key = f"left {names} {hashlib.sha256(b''.join(told)).hexdigest()[:16]}"
+
+    def _find_failure(self) -> EngineError | None:
+        return None
+
+    def _describe_absence(self, missing: list[int], seconds: float) -> str:
+        others = [self._left[place] for place in missing]
+        return (
+            f"rank {self._left[self.rank]} of the group has waited {seconds:g} s, the time-out of its group, for "
+            f"{readable.format_ranks(others)} to shrink the group to {readable.format_ranks(self._left)}: every rank "
+            "that is left calls shrink_group and excludes the same ranks, those that have died among them"
+        )
 
 
 def _read_all(store: Any, keys: list[str]) -> list[bytes]:
@@ -114,7 +173,8 @@ def _read_all(store: Any, keys: list[str]) -> list[bytes]:
     return [store.get(key) for key in keys]
 
 
-def _read_number(text: bytes) -> int:
+def parse_number(text: bytes) -> int:
+    """Return a number that a rank has put into the store."""
     number = parse_natural(text.decode("utf-8", "replace"), most=(1 << 62) - 1)
     if number is None:
         raise RendezvousError(f"torch's store has {text[:40]!r} where a rank has put a number")

@@ -15,13 +15,14 @@ from ..native import core
 from ..session import runtime
 from . import NAME
 from .meeting import StoreMeeting
-from .operations import GroupOperations
+from .operations import GroupOperations, Submission
 from .point_to_point import Messenger
 from .profiling import start_profiled
 from .work import EngineWork, translate_error
 
 UNDESCRIBED = "undefined"  # torch's description of groups that were given none
 NAME_SHOWN, HASH_SHOWN = 16, 8  # characters
+_live: weakref.WeakSet[Membership] = weakref.WeakSet()
 
 
 class Membership:
@@ -55,8 +56,10 @@ class Membership:
         self._works: weakref.WeakSet[EngineWork] = weakref.WeakSet()
         self._works_lock = threading.Lock()
         self.messenger = Messenger(engine, meeting, timeout.total_seconds())
-        self._owner = owner
+        self.owns_session = owner
         self._over = False
+        self.ending = ""
+        _live.add(self)
         self._name_engine()
 
     def add_work(self, work: EngineWork) -> None:
@@ -86,6 +89,16 @@ class Membership:
             with suppress(NotInitializedError):
                 runtime.current_session().record_group(self.engine, self.title)
 
+    def end_with_world(self, reason: str) -> None:
+        """End a group whose world is over. Later calls raise an error that tells the reason."""
+        self.ending = reason
+        self.leave_group()
+
+    def make_ending_error(self) -> BaseException:
+        """Return the error of operations in a group that has ended."""
+        why = f" when {self.ending}: make it anew" if self.ending else ""
+        return translate_error(NotInitializedError(f"the group {self.title!r} was destroyed{why}"))
+
     def leave_group(self) -> None:
         """Leave the group; operations in flight have the session's `shutdown_timeout`. The second time does nothing."""
         if self._over:
@@ -99,11 +112,18 @@ class Membership:
             self.messenger.close()
             if self.engine is not session.engine:
                 session.sets.leave_set(self.engine)
-            elif self._owner:
+            elif self.owns_session:
                 runtime.shutdown()
-        gone = translate_error(NotInitializedError(f"the group {self.title!r} was destroyed"))
+        gone = self.make_ending_error()
         for work in self.list_works():
             work.settle_work(gone)
+
+
+def end_groups_of(world: core.Engine, reason: str) -> None:
+    """End this rank's part in all groups of a world that is over."""
+    for each in list(_live):
+        if world in (each.engine, each.engine.world):
+            each.end_with_world(reason)
 
 
 def format_name(name: str, description: str) -> str:
@@ -137,6 +157,11 @@ class MemberOperations(GroupOperations):
         self.membership.messenger.limit = timeout.total_seconds()
 
     _set_default_timeout = set_timeout
+
+    def open_submission(self, kind: str, event: str = "") -> Submission:
+        if self.membership.ending:
+            raise self.membership.make_ending_error()
+        return super().open_submission(kind, event)
 
     def keep_work(self, work: EngineWork) -> None:
         self.membership.add_work(work)

@@ -36,7 +36,7 @@ class _HostAdapter(TorchAdapter):
 _adapter = _HostAdapter()
 
 
-class _Submission:
+class Submission:
     """Context in which an operation is submitted: what fails here is told to the other ranks, and translated."""
 
     __slots__ = ("_engine", "_event", "_kind")
@@ -92,9 +92,9 @@ class GroupOperations:
         """Return the works of collectives that may be in flight."""
         return []
 
-    def open_submission(self, kind: str, event: str = "") -> _Submission:
+    def open_submission(self, kind: str, event: str = "") -> Submission:
         """Return a context in which an operation is submitted; `event`: what a profiler calls another than its kind."""
-        return _Submission(self.engine, kind, event)
+        return Submission(self.engine, kind, event)
 
     # ---- reductions
 

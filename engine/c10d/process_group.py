@@ -55,6 +55,15 @@ class EngineProcessGroup(MemberOperations, _TorchGroup):
         membership.rename_group(description=group_desc)
         return _make_group(membership, self._beneath is not None)
 
+    supports_shrinking = True  # the refusal tells more than torch's
+
+    def shrink(self, *_: Any, **__: Any) -> Any:
+        raise NotImplementedError(
+            f"shrink_group of torch {torch.__version__} accepts no backend that is written in Python, which it does "
+            "from 2.14 on. Have the ranks that are left call destroy_process_group, and init_process_group with a "
+            "store, their new ranks and their number"
+        )
+
     def merge_remote_group(self, *_: Any, **__: Any) -> Any:
         raise NotImplementedError("the backend 'engine' does not merge groups")
 
