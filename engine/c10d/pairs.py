@@ -6,6 +6,7 @@ have to connect, by a thread, and messages wait for it.
 
 from __future__ import annotations
 
+import atexit
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -22,6 +23,20 @@ from .meeting import StoreMeeting
 
 # A receiver may wait for as long as its group's time-out says, and a rank that leaves ends the pair alone.
 _SETTINGS: dict[str, Any] = {"stall_warning": 0.0, "stall_limit": 0.0, "ends_alone": True}
+_LEAVING_STORE = 2.0  # seconds in which threads that wait for other ranks end with the interpreter
+_exiting = threading.Event()
+_connecting: set[threading.Thread] = set()
+
+
+def _end_connecting() -> None:
+    """Have no thread in torch's store as the interpreter ends: its C++ would end the process by SIGABRT."""
+    _exiting.set()
+    patience = Patience(_LEAVING_STORE)
+    for thread in _connecting.copy():
+        thread.join(patience.seconds_left())
+
+
+atexit.register(_end_connecting)
 
 
 class Pair:
@@ -59,14 +74,16 @@ class Pair:
                 offset = meeting.agree_on_number(self._name, self._sets.claim_segment(2))
             self._engine = self._sets.enter(self._ranks, offset, **_SETTINGS)
         else:
-            threading.Thread(target=self._connect, args=(meeting, end), name="engine-pair", daemon=True).start()
+            thread = threading.Thread(target=self._connect, args=(meeting, end), name="engine-pair", daemon=True)
+            _connecting.add(thread)
+            thread.start()
 
     def _connect(self, meeting: StoreMeeting, end: int) -> None:
         """Form the pair as soon as the other rank comes, however late, and submit what waits for it."""
         engine: core.Engine | None = None
         error: BaseException | None = None
         try:
-            aside = meeting.meet_aside(self._name, end, 2, lambda: self._closed or self._group.failure is not None)
+            aside = meeting.meet_aside(self._name, end, 2, self._is_unwanted)
             engine = self._sets.form_among(self._ranks, f"{self._name} {aside.key}", aside.exchange_texts, **_SETTINGS)
         except EngineError as failure:
             error = self._group.failure or failure
@@ -85,6 +102,11 @@ class Pair:
                     each.submit_now(self._engine)
         for each in waiting:
             each.let_go_on(error)
+        _connecting.discard(threading.current_thread())
+
+    def _is_unwanted(self) -> bool:
+        """Return whether nobody waits for the other rank any more."""
+        return self._closed or _exiting.is_set() or self._group.failure is not None
 
     def send(self, tensor: torch.Tensor, name: str, copy: bool) -> Message:
         """Send what a tensor holds: a `copy` that is made now, or else the tensor, until the message is done."""

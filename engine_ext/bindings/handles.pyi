@@ -42,3 +42,11 @@ class Handle:
         """Drive the engine until the operation is done; raise what went wrong. May be called again."""
     def wait_within(self, seconds: float) -> bool:
         """As `wait`, for at most so many seconds, suspensions left out; return whether the operation is done."""
+
+def end_notifications(seconds: float = 5.0) -> bool:
+    """Notify nobody from now on, and wait until functions that handles have notified are done, at most so many seconds;
+    return whether they are. Called as the interpreter ends.
+    """
+
+def forget_tellers() -> None:
+    """Forget threads that a forked child does not have."""

@@ -20,8 +20,11 @@ from engine_ext.operations.op cimport OP_ABANDONED, OP_ASIDE, OP_DONE, OP_IN_TUR
 from engine_ext.operations.operation cimport SAYS_ALIGNED
 from engine_ext.platform.atomics cimport add32, and32, load32_acquire, load32_relaxed, now_ns, or32, store_pointer, store_release
 from engine_ext.platform.clock cimport age_ns, overdue_ns, patience_at, patience_look, seconds_ns
-from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
+from engine_ext.platform.posix cimport nanosleep, pthread_mutex_lock, pthread_mutex_unlock, timespec
 from engine_ext.shared.layout cimport KINDS, STUCK_SHIFT, Status
+
+import atexit
+import os
 
 from engine_ext.errors import EngineError
 
@@ -166,9 +169,42 @@ cdef class Handle:
         return 0
 
 
+cdef enum:
+    EXITING = 1 << 30           # bit of `tellers`: the interpreter ends, and nobody is told any more
+    EXIT_LOOK_NS = 200000       # between two looks whether a thread is still told
+    EXIT_SECONDS = 5            # that functions which handles notify have to come to their end
+
+cdef uint32_t tellers = 0       # atomic: threads in `tell`, and EXITING
+
+
 cdef void tell(Op* op) noexcept nogil:
-    with gil:
-        tell_done(op)
+    """Call whom a handle notifies, unless the interpreter ends: a thread that enters it then is ended in the middle of a call."""
+    if add32(&tellers, 1) & EXITING == 0:
+        with gil:
+            tell_done(op)
+    add32(&tellers, <uint32_t>-1)
+
+
+def end_notifications(double seconds=EXIT_SECONDS):
+    """Notify nobody from now on, and wait until functions that handles have notified are done, at most so many seconds; whether
+    they are. Called as the interpreter ends."""
+    cdef uint64_t begun = now_ns()
+    cdef timespec pause
+    pause.tv_sec, pause.tv_nsec = 0, EXIT_LOOK_NS
+    or32(&tellers, EXITING)
+    with nogil:
+        while load32_acquire(&tellers) != EXITING and age_ns(now_ns(), begun) < seconds_ns(seconds):
+            nanosleep(&pause, NULL)
+    return load32_acquire(&tellers) == EXITING
+
+
+def forget_tellers():
+    """Forget threads that a forked child does not have."""
+    and32(&tellers, EXITING)
+
+
+atexit.register(end_notifications)      # behind what ends the engine, which is registered later
+os.register_at_fork(after_in_child=forget_tellers)
 
 
 cdef int tell_done(Op* op) except -1:

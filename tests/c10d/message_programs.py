@@ -248,6 +248,25 @@ def group_destroyed_with_a_receive_posted(rank: int, size: int) -> None:
     dist.barrier()
 
 
+def exits_in_a_callback(rank: int, size: int) -> None:
+    """The interpreter ends while a callback of a future runs, and while nobody has met the other rank in some groups."""
+    if rank == 0:
+        for tag in range(5):
+            dist.irecv(torch.zeros(2), None, dist.new_group(), tag)
+        started = threading.Event()
+
+        def call_back(_future: object) -> None:
+            started.set()
+            let_pass(2.0)
+
+        dist.irecv(torch.zeros(1), 1, tag=9).get_future().then(call_back)
+        assert started.wait(60)
+    else:
+        for _ in range(5):
+            dist.new_group()
+        dist.send(torch.ones(1), 0, tag=9)
+
+
 def peer_dies_before_its_message(rank: int, size: int) -> tuple[str, float]:
     if rank == 1:
         dist.send(torch.ones(1), 0)

@@ -87,6 +87,12 @@ def test_a_receiver_that_is_stopped_is_named(ended_job: Ended) -> None:
 
 
 @pytest.mark.parametrize("hosts", [1, 2])
+def test_an_interpreter_ends_cleanly_while_a_callback_runs(tmp_path: Path, hosts: int) -> None:
+    ended = run_job(tmp_path, MODULE, ["exits_in_a_callback"], 2, pretended=hosts)
+    assert ended.codes == [0, 0], "\n".join(ended.outputs)[-3000:]
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
 @pytest.mark.parametrize("name", ["peer_dies_before_its_message", "peer_dies_in_its_message", "peer_dies_unmet"])
 def test_a_sender_that_dies_is_named(tmp_path: Path, name: str, hosts: int) -> None:
     ended = run_job(tmp_path, MODULE, [name], 2, pretended=hosts)
