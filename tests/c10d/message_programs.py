@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import signal
@@ -253,11 +254,14 @@ def exits_in_a_callback(rank: int, size: int) -> None:
     if rank == 0:
         for tag in range(5):
             dist.irecv(torch.zeros(2), None, dist.new_group(), tag)
-        started = threading.Event()
+        started, ending = threading.Event(), threading.Event()
+        atexit.register(ending.set)
 
         def call_back(_future: object) -> None:
             started.set()
-            let_pass(2.0)
+            ending.wait(60)
+            for _ in range(300):
+                let_pass(0.005)
 
         dist.irecv(torch.zeros(1), 1, tag=9).get_future().then(call_back)
         assert started.wait(60)
