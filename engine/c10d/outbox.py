@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,7 +17,7 @@ ENTRY = 1024  # bytes that a message takes beside what it carries
 
 
 @dataclass(frozen=True)
-class _Sent:
+class SentMessage:
     """Message that was sent, the bytes that it keeps, and its work if that waits for the receiver."""
 
     message: Message
@@ -28,23 +29,33 @@ class Outbox:
     """Messages of a rank that a group has to wait for before it ends. Each is kept until it was received.
 
     The last ones are looked at as the next is sent, which costs nothing. When they are many or large, a thread of the
-    engine takes each away as it ends. Callers of `add_message` hold one lock.
+    engine takes each away as it ends. Callers of `add_message` hold the group's lock.
     """
 
     def __init__(self) -> None:
-        self._recent: deque[_Sent] = deque()
+        self._recent: deque[SentMessage] = deque()
         self._recent_bytes = 0
         self._watched: set[Message] = set()
 
-    def add_message(self, message: Message, nbytes: int, work: EngineWork | None) -> None:
-        """Keep a message that was sent; its work, if it has one, calls `remove_message` when it is concluded."""
+    def add_message(self, message: Message, nbytes: int, work: EngineWork | None) -> Sequence[SentMessage]:
+        """Keep a message that was sent; return messages for `watch_messages`, which holds no lock.
+
+        A work calls `remove_message` when it is concluded.
+        """
         recent = self._recent
         while recent and recent[0].message.done:
             self._recent_bytes -= recent.popleft().nbytes
-        recent.append(_Sent(message, nbytes + ENTRY, work))
+        recent.append(SentMessage(message, nbytes + ENTRY, work))
         self._recent_bytes += nbytes + ENTRY
-        if self._recent_bytes > KEPT:
-            self._sort_recent()
+        return self._sort_recent() if self._recent_bytes > KEPT else ()
+
+    def watch_messages(self, messages: Sequence[SentMessage]) -> None:
+        """Have messages taken away as they end. A callback of a program may run in here."""
+        for each in messages:
+            if each.work is not None:
+                each.work.watch_end()
+            else:
+                each.message.notify(partial(self.remove_message, each.message))
 
     def remove_message(self, message: Message) -> None:
         """Let go of a message that has ended."""
@@ -70,16 +81,12 @@ class Outbox:
         """Return the number of messages that are taken away as they end."""
         return len(self._watched)
 
-    def _sort_recent(self) -> None:
-        """Let go of messages that have ended, and watch the others if they are many."""
+    def _sort_recent(self) -> Sequence[SentMessage]:
+        """Let go of messages that have ended; return the others if they are many, to be watched."""
         self._recent = deque(each for each in self._recent if not each.message.done)
         self._recent_bytes = sum(each.nbytes for each in self._recent)
         if self._recent_bytes <= KEPT // 2:  # so each message is looked at here only once in a while
-            return
+            return ()
         recent, self._recent, self._recent_bytes = self._recent, deque(), 0
-        for each in recent:
-            self._watched.add(each.message)
-            if each.work is not None:
-                each.work.watch_end()
-            else:
-                each.message.notify(partial(self.remove_message, each.message))
+        self._watched.update(each.message for each in recent)
+        return recent

@@ -74,7 +74,8 @@ class Messenger:
             if not eager:
                 said = f"a message of {source.nbytes} bytes to {self.describe_rank(receiver)} with tag {tag}"
                 work = _Send(self, message, tensor, receiver, f"{said} to be received")
-            self.outbox.add_message(message, source.nbytes, work)
+            crowded = self.outbox.add_message(message, source.nbytes, work)
+        self.outbox.watch_messages(crowded)
         return work or EngineWork((), [tensor])
 
     def receive(self, tensor: torch.Tensor, sender: int, tag: int) -> EngineWork:
