@@ -57,7 +57,7 @@ class Outbox:
             else:
                 each.message.notify(partial(self.remove_message, each.message))
 
-    def remove_message(self, message: Message) -> None:
+    def remove_message(self, message: object) -> None:
         """Let go of a message that has ended."""
         self._watched.discard(message)
 

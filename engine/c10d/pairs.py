@@ -88,7 +88,9 @@ class Pair:
         except EngineError as failure:
             error = self._group.failure or failure
         except Exception as failure:  # most of torch's store, which ends with the process of rank 0
-            error = self._group.failure or RendezvousError(f"the {self._name} was not formed: {format_exception(failure)}")
+            error = self._group.failure or RendezvousError(
+                f"the {self._name} was not formed: {format_exception(failure)}"
+            )
         with self._lock:
             if engine is not None and self._closed:
                 self._sets.leave_set(engine, 0.0)

@@ -250,7 +250,7 @@ def group_destroyed_with_a_receive_posted(rank: int, size: int) -> None:
 
 
 def exits_in_a_callback(rank: int, size: int) -> None:
-    """The interpreter ends while a callback of a future runs, and while nobody has met the other rank in some groups."""
+    """The interpreter ends while a callback of a future runs, and while nobody has met the other rank of some pairs."""
     if rank == 0:
         for tag in range(5):
             dist.irecv(torch.zeros(2), None, dist.new_group(), tag)

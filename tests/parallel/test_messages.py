@@ -19,10 +19,10 @@ CHILD_REFUSED = 7  # exit code
 
 
 def test_a_caller_moves_short_messages_and_leaves_long_ones_to_the_engine(rank: int, size: int) -> None:
-    """In a world of one rank, a message is done as soon as somebody has moved it."""
+    """A message in a world of one rank is done as soon as somebody has moved it."""
 
     def send_both() -> None:
-        with ThreadWorld(1, chunk_bytes=1 << 16) as world:
+        with ThreadWorld(1, chunk_bytes=4096) as world:
             native = world.engines[0]
             for name in ("new", "known", "known again"):
                 assert native.send_bytes(np.ones(1000), name[:5], False).done
@@ -30,7 +30,8 @@ def test_a_caller_moves_short_messages_and_leaves_long_ones_to_the_engine(rank: 
                 assert not handle.done, "the caller has moved all of a long message"
                 until(lambda handle=handle: handle.done, "the engine's thread moves a long message")
 
-    measured(send_both)
+    if rank == 0:
+        measured(send_both)
 
 
 def test_a_forked_child_cannot_release_a_tensor(rank: int, size: int) -> None:

@@ -229,15 +229,18 @@ def test_a_rank_leaves_a_pair_under_messages_of_threads() -> None:
                 return
 
             def send(thread: int) -> None:
+                for k in range(10_000):
+                    handle = pairs[0].send_bytes(np.ones(5000), f"{(thread + k) % 3}", False)
+                    handle.notify(lambda: told.append(1))
+                    if k % 8 == 7:
+                        handle.wait_within(60.0)
+
+            def send_until_left(thread: int) -> None:
                 with pytest.raises(engine.errors.CollectiveError, match="rank 1 has left"):
-                    for k in range(10_000):
-                        handle = pairs[0].send_bytes(np.ones(5000), f"{(thread + k) % 3}", False)
-                        handle.notify(lambda: told.append(1))
-                        if k % 8 == 7:
-                            handle.wait_within(60.0)
+                    send(thread)
                 told.append(0)
 
-            threads = [threading.Thread(target=send, args=(thread,)) for thread in range(3)]
+            threads = [threading.Thread(target=send_until_left, args=(thread,)) for thread in range(3)]
             for thread in threads:
                 thread.start()
             for thread in threads:
