@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 
 import numpy as np
@@ -14,19 +15,22 @@ from ..waiting import measured, until
 from .thread_world import ThreadWorld
 
 pytestmark = on_ranks(2, world=None)
-LONG = 1 << 32  # bytes that take longer than a call of `done`, though nobody reads them
+LONG = 1 << 37  # bytes that take longer than a time slice of another thread, though nobody reads them
 CHILD_REFUSED = 7  # exit code
 
 
 def test_a_caller_moves_short_messages_and_leaves_long_ones_to_the_engine(rank: int, size: int) -> None:
     """A message in a world of one rank is done as soon as somebody has moved it."""
 
+    mapped = mmap.mmap(-1, LONG, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ)  # takes no memory
+    long = np.frombuffer(mapped, np.uint8)
+
     def send_both() -> None:
         with ThreadWorld(1, chunk_bytes=4096) as world:
             native = world.engines[0]
             for name in ("new", "known", "known again"):
                 assert native.send_bytes(np.ones(1000), name[:5], False).done
-                handle = native.send_bytes(np.empty(LONG, np.uint8), f"long {name[:5]}", False)
+                handle = native.send_bytes(long, f"long {name[:5]}", False)
                 assert not handle.done, "the caller has moved all of a long message"
                 until(lambda handle=handle: handle.done, "the engine's thread moves a long message")
 
