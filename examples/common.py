@@ -120,6 +120,12 @@ def many(number: int, word: str) -> str:
     return f"{number} {word}{'' if number == 1 else 's'}"
 
 
+def need_library(name: str, install: str) -> None:
+    """End the program unless a library is installed, with the command that installs it."""
+    if find_spec(name) is None:
+        stop(f"{name} is not installed in {sys.prefix}: {install}")
+
+
 def stop(message: str) -> NoReturn:
     """End the program with one line that says why."""
     sys.exit(f"{Path(sys.argv[0]).name}: {message}")

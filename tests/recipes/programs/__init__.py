@@ -1,0 +1,1 @@
+"""Training programs of libraries over torch.distributed, which `make recipes` compares on two backends."""
