@@ -114,17 +114,20 @@ sanitize-threads: $(VENV)/.installed-dev ## Run ranks as threads of one process 
 	    TSAN_OPTIONS="exitcode=66 history_size=7" \
 	    $(BIN)/python -P -m pytest -s -o timeout=0 -o faulthandler_timeout=0 tests/parallel/test_threads.py
 
-# In an environment of their own, which sees what .venv has: they bring much, and want no other torch.
+# In an environment of their own, which sees what .venv has: they bring much (1 GB), and want no other torch. torchtitan imports
+# triton, and DeepSpeed compiles a small extension.
 RECIPES := output/recipes
 .PHONY: recipes
-recipes: $(VENV)/.installed-dev ## Compare docs/how-to/libraries.md on two ranks with Trainer, Accelerate and Lightning in one process
+recipes: $(VENV)/.installed-dev ## Train with Trainer, Accelerate, Lightning, TRL, DeepSpeed and torchtitan, and compare with one process or with gloo
 	@echo 'Installing the libraries into $(RECIPES)'
 	@$(BIN)/python -m venv $(RECIPES)
 	@$(BIN)/python -c 'import site; print("import site; site.addsitedir(%r)" % site.getsitepackages()[0])' \
 	    > "$$($(RECIPES)/bin/python -c 'import site; print(site.getsitepackages()[0])')/engine.pth"
 	@$(RECIPES)/bin/python -m pip --disable-pip-version-check --quiet install --no-compile -c constraints.txt \
-	    transformers accelerate pytorch-lightning lightning
+	    transformers accelerate pytorch-lightning lightning deepspeed trl torchtitan triton
 	@$(RECIPES)/bin/python tests/recipes/libraries.py
+	@$(RECIPES)/bin/python tests/recipes/backends.py
+	@$(RECIPES)/bin/python -m pytest --slow tests/examples/test_library_examples.py
 
 # With zensical; the site opens from the disk, and its search needs a server: `python -m http.server -d build/site/site`.
 .PHONY: docs
