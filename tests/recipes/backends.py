@@ -1,7 +1,8 @@
 """Trains with libraries over torch.distributed on gloo and on the engine, and compares the parameters of the ranks.
 
 Sums of two terms have the same bits on both. On four ranks they are added in another order, and differ by rounding.
-Words on the command line choose programs: `backends.py trainer "deepspeed_zero 2"`. `make recipes` installs what they need.
+Words on the command line choose programs: `backends.py trainer "deepspeed_zero 2"`. `make recipes` installs what they
+need.
 """
 
 from __future__ import annotations

@@ -19,21 +19,19 @@ from torch.distributed.tensor import DTensor
 Parameters = dict[str, torch.Tensor]
 
 
-def run_program(train: Callable[..., nn.Module | Parameters]) -> None:
-    """Call a function with the words of the command line; save the parameters that it returns, and the backend's name.
+def run_program(train: Callable[..., nn.Module], make_group: Callable[[str], object] = dist.init_process_group) -> None:
+    """Make a group of a backend, call a function with the further words, and save the parameters of its model.
 
-    The function gets the process group made. Each rank saves what it has, sharded parameters whole.
+    Each rank saves what it has, sharded parameters whole.
     """
     backend, directory, *words = sys.argv[1:]
     os.chdir(directory)
     torch.use_deterministic_algorithms(True)
-    dist.init_process_group(backend)
-    rank = dist.get_rank()
+    make_group(backend)
     torch.manual_seed(0)
-    trained = train(*words)
-    after = trained if isinstance(trained, dict) else read_parameters(trained)
+    after = read_parameters(train(*words))
     made = type(dist.group.WORLD).__module__
-    torch.save({"backend": dist.get_backend(), "module": made, "parameters": after}, f"result.{rank}")
+    torch.save({"backend": dist.get_backend(), "module": made, "parameters": after}, f"result.{dist.get_rank()}")
     dist.barrier()
     dist.destroy_process_group()
 

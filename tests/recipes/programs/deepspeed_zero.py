@@ -34,4 +34,4 @@ def train(stage: str) -> nn.Module:
 
 
 if __name__ == "__main__":
-    run_program(train)
+    run_program(train, lambda backend: deepspeed.init_distributed(dist_backend=backend))

@@ -19,9 +19,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     vocabulary = {"<pad>": 0, "<eos>": 1, "<unk>": 2} | {f"w{number}": number + 3 for number in range(WORDS)}
     inner = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
     inner.pre_tokenizer = WhitespaceSplit()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=inner, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>"
-    )
+    return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
 
 
 def train() -> nn.Module:
@@ -36,7 +34,9 @@ def train() -> nn.Module:
     )
     model = LlamaForCausalLM(config)
     save_start(model)
-    texts = [" ".join(f"w{each}" for each in row[: 6 + number % 10]) for number, row in enumerate(make_tokens(48, 16, WORDS))]
+    texts = [
+        " ".join(f"w{each}" for each in row[: 6 + number % 10]) for number, row in enumerate(make_tokens(48, 16, WORDS))
+    ]
     options = SFTConfig(
         "checkpoints",
         use_cpu=True,
