@@ -186,9 +186,9 @@ large: $(VENV)/.installed-dev ## Run the operations on tensors of more than 2 Gi
 strange: $(VENV)/.installed-dev ## Run 64 ranks, and build for other Pythons, the oldest and the newest torch
 	@$(BIN)/python -m tests.strange.strange --build build/strange $(STRANGE)
 
-# VERSIONS names parts (tensorflow-2.16 jax-0.6 jax-0.8 jax-newest), and options such as --only-ranks 2. 3 GB below build/versions.
+# VERSIONS names parts (tensorflow-2.16 jax-0.6 torch-2.7 torch-2.10 ...), and options such as --only-ranks 2. 10 GB below build/versions.
 .PHONY: versions
-versions: $(VENV)/.installed-dev ## Run the tests of TensorFlow, Keras and JAX with the oldest versions that work, and others
+versions: $(VENV)/.installed-dev ## Run the tests of TensorFlow, Keras, JAX and torch.distributed with the oldest versions that work, and others
 	@$(BIN)/python -m tests.versions $(VERSIONS)
 
 .PHONY: mutate

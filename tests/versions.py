@@ -1,14 +1,18 @@
 """Run the tests of TensorFlow, Keras and JAX with the oldest versions that are supported, one between, and the newest.
 
-Each has an environment of its own, of up to 1.3 GB below build/versions, which is made once. A part says what it did,
+The tests of the backend of torch.distributed run with several versions of torch. Where torch is a CUDA build, libraries
+whose functions all fail stand in for CUDA's.
+
+Each has an environment of its own, of up to 1.8 GB below build/versions, which is made once. A part says what it did,
 and the command fails if a part does. What is not to be had here is named and left out.
 
-    python -m tests.versions [--only-ranks 2] [tensorflow-2.16 jax-0.6 ...]
+    python -m tests.versions [--only-ranks 2] [tensorflow-2.16 jax-0.6 torch-2.10 ...]
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import subprocess
 import sys
@@ -18,6 +22,7 @@ from typing import NamedTuple
 from tools.environments import ROOT, Environment, NotToBeHadError
 
 from .parts import run_parts
+from .strange.old_torch import stand_ins
 
 HOME = ROOT / "build" / "versions"
 PIP_TIMEOUT, TESTS_TIMEOUT = 900.0, 3600.0  # seconds
@@ -52,6 +57,10 @@ class Part(NamedTuple):
     tests: tuple[tuple[str, ...], ...]
 
 
+def _torch(name: str, version: str) -> Part:
+    return Part(Environment(HOME / name, (("--no-deps", f"torch=={version}"),)), "torch", (("tests/c10d",),))
+
+
 def _jax(name: str, *versions: str) -> Part:
     return Part(Environment(HOME / name, (versions,)), "jax", (_JAX_TESTS,))
 
@@ -66,12 +75,20 @@ PARTS = {
     "jax-0.6": _jax("jax-0.6", "--no-deps", "jax==0.6.0", "jaxlib==0.6.0"),
     "jax-0.8": _jax("jax-0.8", "--no-deps", "jax==0.8.0", "jaxlib==0.8.0"),
     "jax-newest": _jax("jax-newest", "--upgrade", "jax", "jaxlib", "optax"),
+    "torch-2.7": _torch("torch-2.7", "2.7.1"),
+    "torch-2.10": _torch("torch-2.10", "2.10.0"),
+    "torch-2.14": _torch("torch-2.14", "2.14.1"),
+    "torch-2.15": _torch("torch-2.15", "2.15.0"),
 }
 
 
 def run(part: Part, options: list[str]) -> str:
     """Run the tests of a part, and return what passed. Raise an AssertionError that names failures."""
     python = part.environment.make(PIP_TIMEOUT)
+    environment = dict(os.environ)
+    for libraries in part.environment.home.glob("lib/python*/site-packages/torch/lib"):
+        directory = stand_ins(part.environment.home / "cuda", libraries)
+        environment["LD_LIBRARY_PATH"] = f"{directory}:{environment.get('LD_LIBRARY_PATH', '')}".rstrip(":")
     version = subprocess.run(
         [python, "-c", f"from importlib.metadata import version; print(version({part.package!r}))"],
         check=True,
@@ -84,6 +101,7 @@ def run(part: Part, options: list[str]) -> str:
         done = subprocess.run(
             command,
             cwd=ROOT,
+            env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -31,12 +31,10 @@ PACKAGES = (
     "pytest-xdist",
 )
 TOOLS = ("Cython>=3.3,<3.4", "meson>=1.5", "meson-python>=0.18", "ninja>=1.11")
-LIBRARIES = (
-    *("libcublas.so.12", "libcublasLt.so.12", "libcudart.so.12", "libcudnn.so.8", "libcufft.so.11", "libcupti.so.12"),
-    *("libcurand.so.10", "libcusolver.so.11", "libcusparse.so.12", "libnccl.so.2", "libnvrtc.so.12"),
-    "libnvToolsExt.so.1",
+LIBRARIES = re.compile(r"lib(cu[a-zA-Z]+|nccl|nvrtc|nvshmem_host|nvToolsExt)\.so\.\d+")  # of NVIDIA
+THEIRS = re.compile(
+    r"(__cuda|cuda|cu[A-Z]|cublas|cudnn|cufft|cufile|curand|cusolver|cusparse|cupti|nccl|nvrtc|nvshmem|nvtx)\w+"
 )
-THEIRS = re.compile(r"(__cuda|cuda|cu[A-Z]|cublas|cudnn|cufft|curand|cusolver|cusparse|cupti|nccl|nvrtc|nvtx)\w+")
 # Functions called when torch is imported; all others fail with 100, "no device".
 CALLED = """
 void **__cudaRegisterFatBinary(void *binary) { static void *handle; (void)binary; return &handle; }
@@ -66,6 +64,21 @@ def run(*command: object, **options: object) -> None:
     subprocess.run([str(each) for each in command], check=True, **options)  # type: ignore[call-overload]
 
 
+def missing_libraries(libraries: Path) -> dict[str, set[str]]:
+    """CUDA's libraries that torch's own libraries need, with the versions of symbols that they want of each."""
+    found: dict[str, set[str]] = {}
+    for library in libraries.glob("*.so"):
+        told = subprocess.run(["readelf", "-d", "-V", library], check=True, capture_output=True, text=True).stdout
+        for name in filter(LIBRARIES.fullmatch, re.findall(r"\(NEEDED\).*\[(.+)\]", told)):
+            found.setdefault(name, set())
+        name = ""
+        for file, version in re.findall(r"File: (\S+)|Name: (\S+)  Flags", told):
+            name = file or name
+            if version and name in found:
+                found[name].add(version)
+    return found
+
+
 def missing_symbols(libraries: Path) -> list[str]:
     """CUDA functions that torch's own libraries look for."""
     found = set()
@@ -78,12 +91,13 @@ def missing_symbols(libraries: Path) -> list[str]:
 def stand_ins(work: Path, libraries: Path) -> Path:
     """Directory of libraries that replace CUDA's."""
     directory = work / "stand-ins"
-    directory.mkdir(exist_ok=True)
+    directory.mkdir(exist_ok=True, parents=True)
     source, script = directory / "functions.c", directory / "version.map"
     others = [name for name in missing_symbols(libraries) if f"{name}(" not in CALLED]
     source.write_text(CALLED + "".join(f"int {name}(void) {{ return 100; }}\n" for name in others))
-    for name in LIBRARIES:
-        script.write_text(f"{name} {{ global: *; }};\n")
+    for name, versions in missing_libraries(libraries).items():
+        first, *rest = sorted(versions) or [name]
+        script.write_text(f"{first} {{ global: *; }};\n" + "".join(f"{each} {{ }};\n" for each in rest))
         flags = "-shared", "-fPIC", "-w", "-fno-builtin", f"-Wl,-soname,{name}", f"-Wl,--version-script={script}"
         run("cc", *flags, "-o", directory / name, source)
     return directory
