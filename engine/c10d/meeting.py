@@ -12,7 +12,7 @@ from typing import Any
 from torch._C._distributed_c10d import PrefixStore
 
 from ..config.world import World
-from ..errors import EngineError, RendezvousError
+from ..errors import RendezvousError
 from ..host.machine import identify_host
 from ..host.patience import LONGEST, Patience
 from ..net.rendezvous.invitation import exchange_invitation, open_hub
@@ -115,7 +115,7 @@ class StoreMeeting:
         if missing := [rank for rank, key in enumerate(keys) if not self._store.check([key])]:
             raise RendezvousError(self._describe_absence(missing, seconds))
 
-    def _find_failure(self) -> EngineError | None:
+    def _find_failure(self) -> BaseException | None:
         """Return the failure by which a wait ends."""
         return runtime.current_engine().failure if runtime.is_initialized() else None
 
@@ -154,7 +154,7 @@ class SurvivorMeeting(StoreMeeting):
             raise
         self.key = f"left {names} {hashlib.sha256(b''.join(told)).hexdigest()[:16]}"
 
-    def _find_failure(self) -> EngineError | None:
+    def _find_failure(self) -> BaseException | None:
         return None
 
     def _describe_absence(self, missing: list[int], seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Groups whose ranks are given in another order than ascending: what each rank gets, to be compared between backends."""
+"""Groups whose ranks do not ascend: what each rank gets, to be compared between backends."""
 
 from __future__ import annotations
 

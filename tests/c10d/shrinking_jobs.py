@@ -1,6 +1,6 @@
 """Ranks of jobs in which the groups of torch shrink, with and without the death of a rank.
 
-    python -m tests.c10d.shrinking_jobs DIRECTORY RANK SIZE PROGRAM
+    python -m tests.c10d.shrinking_jobs DIRECTORY RANK SIZE PROGRAM PORT SERVES
 
 Ranks meet in a store that a process of its own serves, as under torchrun, so that any rank may die.
 """
@@ -12,7 +12,7 @@ import pickle
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -52,11 +52,11 @@ def run_ranks(
         chosen = {"OMP_NUM_THREADS": "1", HOSTS: str(hosts)} | dict(env or {})
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("ENGINE_", "OMPI_", "PMI"))}
         for rank in range(size):
+            arguments = directory, rank, size, program, port, served_by_rank_0
             with open(directory / f"output.{rank}", "w") as output:
                 processes.append(
                     subprocess.Popen(
-                        [sys.executable, "-m", "tests.c10d.shrinking_jobs", str(directory), str(rank), str(size)]
-                        + [program, port, str(served_by_rank_0)],
+                        [sys.executable, "-m", "tests.c10d.shrinking_jobs", *map(str, arguments)],
                         env=kept | chosen,
                         cwd=ROOT,
                         stdout=output,
@@ -83,12 +83,16 @@ def check_calls(dist: Any, group: Any = None) -> list[Any]:
     told: list[Any] = [None] * size
     dist.all_gather_object(told, rank, group=group)
     large, other = torch.full((40_000,), float(rank)), torch.empty(40_000)
-    works = dist.batch_isend_irecv(
-        [
-            dist.P2POp(dist.isend, large, group=group, group_peer=(rank + 1) % size),
-            dist.P2POp(dist.irecv, other, group=group, group_peer=(rank - 1) % size),
-        ]
-    ) if size > 1 else []
+    works = (
+        dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.isend, large, group=group, group_peer=(rank + 1) % size),
+                dist.P2POp(dist.irecv, other, group=group, group_peer=(rank - 1) % size),
+            ]
+        )
+        if size > 1
+        else []
+    )
     for work in works:
         work.wait()
     dist.barrier(group)
@@ -263,15 +267,15 @@ def refuse_to_reconfigure(dist: Any, rank: int, size: int, store: Any) -> Any:
     return texts
 
 
-def main(directory: str, rank: int, size: int, program: str, port: int, serves: bool) -> None:
+def main(directory: str, number: str, count: str, program: str, port: str, serves: str) -> None:
     import torch.distributed as dist
 
     from engine.c10d import meeting
 
-    pretended = int(os.environ[HOSTS])
+    rank, size, pretended = int(number), int(count), int(os.environ[HOSTS])
     if pretended > 1:
         meeting._describe_host = lambda: f"host {rank % pretended}"
-    store = dist.TCPStore("127.0.0.1", port, size, serves and rank == 0, timedelta(seconds=SECONDS))
+    store = dist.TCPStore("127.0.0.1", int(port), size, serves == "True" and rank == 0, timedelta(seconds=SECONDS))
     dist.init_process_group("engine", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60.0))
     result = globals()[program](dist, rank, size, store)
     Path(directory, f"result.{rank}").write_bytes(pickle.dumps(result))
@@ -280,7 +284,4 @@ def main(directory: str, rank: int, size: int, program: str, port: int, serves: 
 
 
 if __name__ == "__main__":
-    _arguments: Sequence[str] = sys.argv[1:]
-    main(
-        _arguments[0], int(_arguments[1]), int(_arguments[2]), _arguments[3], int(_arguments[4]), _arguments[5] == "True"
-    )
+    main(*sys.argv[1:])
