@@ -167,7 +167,7 @@ def _form_set(store: Any, rank: int, size: int, ranks: list[int], name: str, tim
         return Membership(runtime.current_engine(), meeting, store, name, timeout, owner)
     session = runtime.current_session()
     sets = session.sets
-    meeting = StoreMeeting(store, rank, size, seconds, world=session.generation)
+    meeting = StoreMeeting(store, rank, size, seconds, world=session.world.key)
     formed = f"torch {name} {meeting.key}"
     engine = sets.form_among(tuple(ranks), formed, meeting.exchange_texts, **_read_limit(seconds))
     return Membership(engine, meeting, store, name, timeout, owner=False)

@@ -41,8 +41,8 @@ class StoreMeeting:
         Tells that nobody wants the meeting any more.
     key : str, optional
         Text that differs between meetings in one store, if the ranks know one.
-    world : int
-        Number of the world that the ranks are in, equal on all of them: a later world may use the same store.
+    world : str
+        Key of the world that the ranks are in, equal on all of them: a later world may use the same store.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class StoreMeeting:
         seconds: float,
         is_over: Callable[[], bool] | None = None,
         key: str | None = None,
-        world: int = 0,
+        world: str = "",
     ) -> None:
         self.rank, self.size = rank, size
         self._is_over = is_over
@@ -62,7 +62,7 @@ class StoreMeeting:
         self._exchanges = 0
         self.key = self._count_meetings(world) if key is None else key
 
-    def _count_meetings(self, world: int) -> str:
+    def _count_meetings(self, world: str) -> str:
         """Return a text that differs between meetings of all worlds and numbers of ranks in the store."""
         place = f"{world} {self.size}"
         return f"{place} {(self._store.add(f'engine/arrivals {place}', 1) - 1) // self.size}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import functools
 import os
 import signal
 import threading
@@ -53,3 +55,34 @@ def test_a_failure_of_the_world_ends_a_wait(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(RankDiedError, match="rank 1 died"):
         meeting.exchange_texts(b"")
     timer.join()
+
+
+def _meet_on_threads(calls: list[Any]) -> list[Any]:
+    """Call functions at the same time, and return their results."""
+    with concurrent.futures.ThreadPoolExecutor(len(calls)) as pool:
+        return [each.result(LONG / 10) for each in [pool.submit(call) for call in calls]]
+
+
+def test_groups_of_other_sizes_and_worlds_may_use_one_store() -> None:
+    store = dist.HashStore()
+    for size, world in ((3, "first"), (2, "first"), (2, "second"), (3, "first")):
+        meetings_ = [meetings.StoreMeeting(store, rank, size, 20.0, world=world) for rank in range(size)]
+        told = _meet_on_threads([functools.partial(each.exchange_texts, str(each.rank).encode()) for each in meetings_])
+        assert told == [[str(rank).encode() for rank in range(size)]] * size
+        lonely = meetings.StoreMeeting(store, 0, size, 0.1, world="lost")  # one rank alone, whose world has failed
+        with pytest.raises(RendezvousError):
+            lonely.exchange_texts(b"")
+
+
+def test_survivors_meet_after_a_try_in_vain() -> None:
+    store = dist.HashStore()
+    for _ in range(2):
+        with pytest.raises(
+            RendezvousError, match=r"rank 3 of the group .* for ranks 0, 2 to shrink .* to ranks 0, 2, 3"
+        ):
+            meetings.SurvivorMeeting(store, 3, [0, 2, 3], 0.2)
+    found = _meet_on_threads([lambda r=r: meetings.SurvivorMeeting(store, r, [0, 2, 3], 20.0) for r in (3, 0, 2)])
+    assert len({each.key for each in found}) == 1
+    assert [each.rank for each in found] == [2, 0, 1]
+    told = _meet_on_threads([functools.partial(each.exchange_texts, str(each.rank).encode()) for each in found])
+    assert told == [[b"0", b"1", b"2"]] * 3
