@@ -245,7 +245,7 @@ def die_and_start_again(dist: Any, rank: int, size: int, store: Any) -> Any:
     texts = [await_failure(dist)]
     try:
         dist.shrink_group([1], shrink_flags=1)
-    except NotImplementedError as error:
+    except (NotImplementedError, AttributeError) as error:
         texts.append(str(error))
         dist.destroy_process_group()
         left = [each for each in range(size) if each != 1]
