@@ -236,7 +236,7 @@ def lose_the_store(dist: Any, rank: int, size: int, store: Any) -> Any:
 
 
 def die_and_start_again(dist: Any, rank: int, size: int, store: Any) -> Any:
-    """What any torch allows: the ranks that are left destroy the default group, and make another."""
+    """The ranks that are left destroy the default group, and make another, as any torch allows."""
     from torch.distributed import PrefixStore
 
     train(dist, 1)

@@ -39,7 +39,8 @@ ONE_WORD = frozenset(
 FIXED = frozenset(
     """
     BaseDataLoader._iterate BroadcastGlobalVariablesHook.begin CastCompressor.compress CastCompressor.decompress
-    Compressor.compress Compressor.decompress Distributed.communication PowerSGD.accepts PowerSGD.rounds
+    Compressor.compress Compressor.decompress DeviceBackend.reconfigure DeviceBackend.shrink
+    Distributed.communication PowerSGD.accepts PowerSGD.rounds EngineProcessGroup.shrink
     EngineWork.exception EngineWork.result ProcessSet.included RayExecutor.execute Reducer.separate Scheme.accepts
     Scheme.rounds State.commit SyncBatchNormalization._moments TorchReducer.separate
     _DistributedKerasOptimizer.apply _DistributedKerasOptimizer.build _DistributedTape.gradient
