@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from ..errors import EngineError
 from ..host.patience import Patience
@@ -16,8 +16,7 @@ KEPT = 1 << 20  # bytes of received messages that stay until the next is sent; w
 ENTRY = 1024  # bytes that a message takes beside what it carries
 
 
-@dataclass(frozen=True)
-class SentMessage:
+class SentMessage(NamedTuple):
     """Message that was sent, the bytes that it keeps, and its work if that waits for the receiver."""
 
     message: Message
