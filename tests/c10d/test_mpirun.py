@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ..environments import ROOT, endless_input
+from tools.environments import ROOT
+
+from ..mpi import endless_input
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
