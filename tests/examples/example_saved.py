@@ -14,5 +14,7 @@ import numpy as np
 if __name__ == "__main__":
     model = runpy.run_path(os.environ["EXAMPLE"], run_name="__main__")["model"]
     parameters = [each.detach().numpy().ravel() for each in model.parameters()]
-    path = Path(os.environ["HERE"], f"parameters.{os.environ.get('LOCAL_RANK', 0)}")
-    path.write_bytes(np.concatenate(parameters).tobytes())
+    path = Path(os.environ["HERE"], f"parameters-{os.environ.get('LOCAL_RANK', 0)}")
+    part = path.with_suffix(".part")
+    part.write_bytes(np.concatenate(parameters).tobytes())
+    part.rename(path)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from ..waiting import until_files
 from .test_examples import EXAMPLES, run
 from .test_torch_examples import TORCHRUN
 
@@ -35,7 +36,8 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trai
         assert re.search(rf"^\d\d\.\d% of 297 new digits are read correctly by 2 ranks on {backend}$", text, re.M)
         losses = re.findall(r"^epoch \d+: loss (\d+\.\d{6}), \d+ samples/s$", text, re.M)
         assert len(losses) == EPOCHS and float(losses[1]) < float(losses[0]) < 2.3, text
-        paths = [tmp_path / f"parameters.{rank}" for rank in range(2)]
+        paths = [tmp_path / f"parameters-{rank}" for rank in range(2)]
+        until_files(*paths)  # Lightning's first rank does not wait for the others that it started
         first, second = (path.read_bytes() for path in paths)
         assert first == second and len(first) > 4 * 130_000
         for path in paths:
