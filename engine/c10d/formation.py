@@ -141,7 +141,8 @@ def _describe_succession(former: World, left: list[int], number: int) -> dict[st
 def _follow_world(parent: Membership, world: World, abort: bool) -> None:
     """End the world of a group and enter another; this process is in none if that fails."""
     if abort:
-        parent.engine.close(0.0)
+        for each in (*runtime.current_session().sets.engines.values(), parent.engine):
+            each.close(0.0)
     try:
         runtime.enter_world(world)
     except BaseException:

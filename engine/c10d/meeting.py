@@ -147,9 +147,12 @@ class SurvivorMeeting(StoreMeeting):
         self._left = left
         names = "-".join(map(str, left))
         super().__init__(store, left.index(rank), len(left), seconds, key=f"left {names}")
+        self._given_up = [f"engine/{self.key}/given up/{place}" for place in range(self.size)]
+        store.delete_key(self._given_up[self.rank])
         try:
             told = self.exchange_texts(secrets.token_bytes(16))
         except BaseException:
+            store.set(self._given_up[self.rank], "")
             store.delete_key(f"engine/{self.key}/1/{self.rank}")
             raise
         self.key = f"left {names} {hashlib.sha256(b''.join(told)).hexdigest()[:16]}"
@@ -158,7 +161,8 @@ class SurvivorMeeting(StoreMeeting):
         return None
 
     def _describe_absence(self, missing: list[int], seconds: float) -> str:
-        others = [self._left[place] for place in missing]
+        came = [place for place in missing if self._store.check([self._given_up[place]])]  # and left before this rank
+        others = [self._left[place] for place in missing if place not in came or len(came) == len(missing)]
         return (
             f"rank {self._left[self.rank]} of the group has waited {seconds:g} s, the time-out of its group, for "
             f"{readable.format_ranks(others)} to shrink the group to {readable.format_ranks(self._left)}: every rank "

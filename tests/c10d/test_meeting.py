@@ -81,6 +81,10 @@ def test_survivors_meet_after_a_try_in_vain() -> None:
             RendezvousError, match=r"rank 3 of the group .* for ranks 0, 2 to shrink .* to ranks 0, 2, 3"
         ):
             meetings.SurvivorMeeting(store, 3, [0, 2, 3], 0.2)
+    trials = [functools.partial(meetings.SurvivorMeeting, store, rank, [0, 2, 3], 1.0 + rank) for rank in (0, 3)]
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:  # the first gives up while the other waits for rank 2 alone
+        for error in [each.exception(LONG / 10) for each in [pool.submit(call) for call in trials]]:
+            assert "for rank 2 to shrink" in str(error)
     found = _meet_on_threads([lambda r=r: meetings.SurvivorMeeting(store, r, [0, 2, 3], 20.0) for r in (3, 0, 2)])
     assert len({each.key for each in found}) == 1
     assert [each.rank for each in found] == [2, 0, 1]

@@ -42,7 +42,9 @@ def _losses(size: int, steps: int) -> list[list[float]]:
 @SINCE_2_14
 @pytest.mark.parametrize(("size", "hosts"), [(3, 1), (4, 1), (4, 2)])
 def test_default_group_shrinks_to_a_world_of_its_own(tmp_path: Path, size: int, hosts: int) -> None:
-    codes, results, outputs = run_ranks(tmp_path, size, "exclude_from_default", hosts=hosts)
+    codes, results, outputs = run_ranks(
+        tmp_path, size, "exclude_from_default", {"ENGINE_SHUTDOWN_TIMEOUT": "60"}, hosts=hosts
+    )
     assert codes == [0] * size, "\n".join(outputs)
     excluded = [1, 2] if size == 4 else [1]
     for rank in excluded:
@@ -106,7 +108,7 @@ def test_a_rank_that_died_and_was_not_excluded_is_named(tmp_path: Path) -> None:
     assert codes == [0, -9, -9, 0], "\n".join(outputs)
     for place, rank in enumerate((0, 3)):
         (_, text), found = results[rank]
-        assert f"rank {rank} of the group has waited 10 s, the time-out of its group, for rank 2 to shrink" in text
+        assert f"rank {rank} of the group has waited 15 s, the time-out of its group, for rank 2 to shrink" in text
         assert found == expect_calls(place, 2)
 
 
