@@ -239,7 +239,7 @@ cdef int end_of_run(const bint* chosen, const int* numbers, int size, int first)
 
 
 cdef int describe_ranks(const bint* chosen, const int* numbers, int size, char* text, int room) noexcept nogil:
-    """`rank 3`, `ranks 0, 1` or `ranks 0-2, 5`, by the world's `numbers`, in the order of the set; of more than PARTS, the last one
+    """`rank 3`, `ranks 0, 1` or `ranks 0-2, 5`, by the world's `numbers`, in the set's order; of more than PARTS, the last one
     and the first ones: the form of engine/text/readable.py. NULL: all are chosen."""
     cdef int at, count = 0, parts = 0, shown = 0, r = 0, last
     while r < size:
