@@ -122,6 +122,16 @@ def train(dist: Any, steps: int) -> list[float]:
     return losses
 
 
+def average_gradient(optimizer: Any, model: Any, rank: int) -> float:
+    """Return the gradient of a weight that the engine's own optimizer averages over ranks, which is their mean."""
+    import torch
+
+    optimizer.zero_grad()
+    model(torch.full((1, 1), float(rank))).sum().backward()
+    optimizer.step()
+    return float(model.weight.grad)
+
+
 def await_failure(dist: Any, group: Any = None) -> str:
     """Reduce until a rank's death is an error; return its text."""
     import torch
@@ -148,6 +158,10 @@ def exclude_from_default(dist: Any, rank: int, size: int, store: Any) -> Any:
 
     others = dist.new_group(list(range(size)))
     check_calls(dist)
+    wrapped = torch.nn.Linear(1, 1)
+    engine.torch.broadcast_parameters(wrapped.state_dict(), root_rank=0)
+    optimizer = engine.torch.DistributedOptimizer(torch.optim.SGD(wrapped.parameters(), 0.1))
+    averages = [average_gradient(optimizer, wrapped, rank)]
     excluded = [1, 2] if size == 4 else [1]
     if rank in excluded:
         text = await_failure(dist)
@@ -170,8 +184,9 @@ def exclude_from_default(dist: Any, rank: int, size: int, store: Any) -> Any:
         others.allreduce([torch.ones(1)]).wait()
     except dist.DistBackendError as error:
         told = str(error)
+    averages.append(average_gradient(optimizer, wrapped, engine.rank()))
     losses = train(dist, 2)
-    return [*found, (engine.rank(), engine.size()), told, losses]
+    return [*found, (engine.rank(), engine.size(), averages), told, losses]
 
 
 def exclude_from_groups(dist: Any, rank: int, size: int, store: Any) -> Any:
