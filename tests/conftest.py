@@ -148,7 +148,7 @@ def mpi(request: pytest.FixtureRequest) -> Iterator[Path]:
     memory = Path("/dev/shm")
     before = set(os.listdir(memory))
     try:
-        programs = environment_of(request.param).make().parent
+        programs = environment_of(request.param).make_ready().parent
     except NotToBeHadError as error:
         print(error)
         pytest.skip(str(error))

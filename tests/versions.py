@@ -84,7 +84,7 @@ PARTS = {
 
 def run(part: Part, options: list[str]) -> str:
     """Run the tests of a part, and return what passed. Raise an AssertionError that names failures."""
-    python = part.environment.make(PIP_TIMEOUT)
+    python = part.environment.make_ready(PIP_TIMEOUT)
     environment = dict(os.environ)
     for libraries in part.environment.home.glob("lib/python*/site-packages/torch/lib"):
         directory = stand_ins(part.environment.home / "cuda", libraries)

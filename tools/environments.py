@@ -44,7 +44,7 @@ class Environment:
         """Path of the environment's interpreter."""
         return self.home / "bin" / "python"
 
-    def make(self, timeout: float = 100.0) -> Path:
+    def make_ready(self, timeout: float = 100.0) -> Path:
         """Make the environment unless it exists, and return its interpreter.
 
         Parameters

@@ -268,7 +268,7 @@ def _build_commands(program: list[str], launcher: Launcher, ranks: int, processo
 def make_mpi_environment(package: str) -> Path:
     """Make the environment of an MPI unless it exists, and return its interpreter."""
     try:
-        return environment_of(package).make(300.0)
+        return environment_of(package).make_ready(300.0)
     except NotToBeHadError as error:
         raise RankError(f"{error}; leave its MPI out of --contenders") from None
 

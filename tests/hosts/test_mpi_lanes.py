@@ -123,7 +123,7 @@ def test_an_mpi_for_one_thread_is_refused_with_what_to_do(mpi: Path, tmp_path: P
 def test_another_mpi_than_the_launcher_s_is_refused_with_what_to_do(mpi: Path, tmp_path: Path) -> None:
     """MPICH ends by itself under Open MPI's launcher, and prints why."""
     (other,) = [name for name in MPIS if not mpi.parent.name.endswith(name)]
-    code, said = mpirun(mpi, tmp_path, 2, "refused", python=environment_of(other).make())
+    code, said = mpirun(mpi, tmp_path, 2, "refused", python=environment_of(other).make_ready())
     if code:
         assert other == "mpich" and "unsupported PMI version" in said, said
         return

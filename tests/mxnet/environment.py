@@ -28,7 +28,7 @@ def make() -> Path:
     """
     if sys.version_info >= (3, 12):
         raise NotToBeHadError("MXNet 1.9.1 and NumPy 1.23.5 have no builds for Python 3.12 and newer")
-    return ENVIRONMENT.make()
+    return ENVIRONMENT.make_ready()
 
 
 if __name__ == "__main__":

@@ -212,7 +212,7 @@ def test_a_memoryview_an_array_of_the_standard_library_a_bytearray(rank: int, si
 
 @pytest.mark.parametrize("kind", [np.ndarray, arrays.array], ids=["array", "standard library"])
 def test_memory_in_flight_stays_where_it_is(kind: type, size: int) -> None:
-    """What could move its memory is refused until nobody holds the call's handle, and allowed then."""
+    """Move its memory: refused until nobody holds the handle of the call, and allowed then."""
     tensor: Any = np.ones(5, np.float32) if kind is np.ndarray else arrays.array("f", [1.0] * 5)
     grow = (lambda: tensor.resize(9)) if kind is np.ndarray else (lambda: tensor.append(1.0))
     handle = engine.allreduce_async_(tensor, engine.Sum)
