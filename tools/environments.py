@@ -64,11 +64,11 @@ class Environment:
             fcntl.flock(lock, fcntl.LOCK_EX)  # two runs of the tests
             if not made.exists() or made.read_text() != contents:
                 venv.create(self.home, clear=True, with_pip=False, symlinks=True)
-                self._fill(timeout)
+                self._install_packages(timeout)
                 made.write_text(contents)
         return self.python
 
-    def _fill(self, timeout: float) -> None:
+    def _install_packages(self, timeout: float) -> None:
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(self.python)]
         end = time.monotonic() + timeout
         for options in self.installs:
