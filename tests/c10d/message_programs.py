@@ -297,9 +297,14 @@ def peer_dies_unmet(rank: int, size: int) -> tuple[str, float]:
     return _time_error(lambda: dist.recv(torch.zeros(3), 1))
 
 
+def form_pair(rank: int) -> Any:
+    """Form a group of the first two ranks, or of a later one alone: torch names groups by how many a rank has made."""
+    return dist.new_group([0, 1] if rank < 2 else [rank], use_local_synchronization=True)
+
+
 def sent_messages_are_let_go(rank: int, size: int) -> tuple[int, int]:
     """Many messages that were received, after which their sender sends no other; return the bytes that it keeps."""
-    group: Any = dist.new_group([0, 1], use_local_synchronization=True) if rank < 2 else None
+    group: Any = form_pair(rank)
     found = 0, 0
     if rank == 0:
         for tag in (0, 1, 2):
@@ -478,9 +483,9 @@ def _time_error(call: Callable[[], object]) -> tuple[str, float]:
 
 def wrong_halves(rank: int, size: int) -> None:
     """Ranks that both send, or both receive, under one name: neither's tensor is written to."""
+    engine = form_pair(rank).engine
     if rank > 1:
         return
-    engine = dist.new_group([0, 1], use_local_synchronization=True).engine
     tensor = torch.full((5,), rank + 1.0)
     handle = engine.send_bytes(tensor, "both", False)
     assert handle.wait_within(30.0)
