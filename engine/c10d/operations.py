@@ -75,11 +75,12 @@ class GroupOperations:
         tensors: Sequence[torch.Tensor],
         finish: Finish | None = None,
         waits: bool = False,
+        earlier: Sequence[EngineWork] = (),
     ) -> EngineWork:
         """Return the work of operations that have been submitted; `waits`: the caller waits for it at once."""
-        work = EngineWork(operations, tensors, finish)
+        work = EngineWork(operations, tensors, finish, earlier=earlier)
         self.keep_work(work)
-        if finish is not None and not waits:
+        if (finish is not None or earlier) and not waits:
             work.watch_end()
         if flags._is_profiler_enabled:
             end_event_with(work)
@@ -354,15 +355,11 @@ class GroupOperations:
 
     def barrier(self, opts: Any = None) -> EngineWork:
         """Wait for all ranks, and until the results of this rank's earlier collectives lie in their tensors."""
-        earlier, waits = self.list_works(), _waits_for(opts)
-
-        def finish() -> None:
-            for work in earlier:
-                work.conclude_work()
-
+        earlier = [work for work in self.list_works() if work.result()]  # other barriers have none
+        waits = _waits_for(opts)
         with self.open_submission("barrier"):
             handle = self.engine.barrier(None, waits)
-        return self.make_work([handle], [], finish if earlier else None, waits)
+        return self.make_work([handle], [], None, waits, earlier)
 
     def _expect_one_each(self, tensors: Sequence[torch.Tensor]) -> None:
         if len(tensors) != self.engine.size:

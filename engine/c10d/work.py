@@ -61,6 +61,8 @@ class EngineWork(dist.Work):
         Stores the result in the tensors, once the operations are done. Called once.
     source : int
         Rank in the group from which the tensors were received; -1: they were not.
+    earlier : sequence of EngineWork
+        Works that are concluded before this one; their callbacks may ask for this one.
     """
 
     def __init__(
@@ -69,11 +71,13 @@ class EngineWork(dist.Work):
         tensors: Sequence[torch.Tensor],
         finish: Finish | None = None,
         source: int = -1,
+        earlier: Sequence[EngineWork] = (),
     ) -> None:
         super().__init__()
         self._operations = operations
         self._tensors = tensors
         self._finish = finish
+        self._earlier = earlier
         self._lock = threading.Lock()
         self._over = False
         self._error: BaseException | None = None
@@ -174,6 +178,8 @@ class EngineWork(dist.Work):
                 each.wait()
         except Exception as failure:  # a future that is never completed would hide it
             error = self.explain_failure(failure) if isinstance(failure, EngineError) else failure
+        for work in self._earlier:  # without this work's lock, which their callbacks may take
+            work.conclude_work()
         with self._lock:
             if self._over:
                 return
@@ -183,7 +189,7 @@ class EngineWork(dist.Work):
                 except Exception as failure:  # an output of the wrong size, which torch has not checked
                     error = failure
             self._error, self._over, self._finish = error, True, None
-            self._operations, end = (), self._end
+            self._operations, self._earlier, end = (), (), self._end
         if end is not None:
             end.set_result(None)
 
@@ -201,7 +207,7 @@ class EngineWork(dist.Work):
                 return True
             if provided is not None and not provided():
                 return False
-            self._error, self._over, self._finish, end = error, True, None, self._end
+            self._error, self._over, self._finish, self._earlier, end = error, True, None, (), self._end
         if end is not None:
             end.set_result(None)
         return True

@@ -225,6 +225,39 @@ def future_before_others_come(rank: int, size: int) -> None:
             dist.all_reduce(tensor)
 
 
+def callbacks_that_ask_for_a_barrier(rank: int, size: int) -> None:
+    """A callback of a work that a barrier waits for asks whether the barrier is over, and meets at another."""
+    store = dist.distributed_c10d._get_default_store()
+    parts = [torch.zeros(4) for _ in range(size)]
+    mine, asked, waited = torch.full((4,), float(rank)), threading.Event(), threading.Event()
+    if rank:  # the barrier's operation ends before the work's
+        barrier = dist.barrier(async_op=True)
+        store.get("barrier is waited for")
+        dist.all_gather(parts, mine)
+        barrier.wait()
+    else:
+        work = dist.all_gather(parts, mine, async_op=True)
+        barrier = dist.barrier(async_op=True)
+
+        def ask(_: Any) -> None:
+            barrier.is_completed()
+            dist.barrier()
+            asked.set()
+
+        def wait() -> None:
+            barrier.wait()
+            waited.set()
+
+        work.get_future().then(ask)
+        barrier._operations[0].wait()
+        threading.Thread(target=wait, daemon=True).start()
+        threading.Timer(0.2, store.set, ("barrier is waited for", "")).start()
+        assert waited.wait(30.0) and asked.wait(30.0)
+    if rank:
+        dist.barrier()
+    assert [part[0].item() for part in parts] == list(range(size))
+
+
 def threads_that_store_results(rank: int, size: int) -> None:
     """A thread of the engine stores the result of a call that returns before it is there, and of no other."""
     watched = 0
@@ -486,7 +519,7 @@ def every_name() -> list[str]:
     return (
         "all_reductions average_and_factors bitwise_reductions complex_and_sparse strided_tensors all_gathers "
         "reduce_scatters all_to_alls rooted_calls object_calls async_works future_before_others_come "
-        "threads_that_store_results dropped_sparse_work coalesced_calls ring_messages "
+        "callbacks_that_ask_for_a_barrier threads_that_store_results dropped_sparse_work coalesced_calls ring_messages "
         "messages_from_any local_groups many_groups subgroup_of_an_enumeration threads_and_groups "
         "other_devices with_the_engines_own_calls"
     ).split()
