@@ -122,8 +122,9 @@ def _shrink_world(parent: Membership, left: list[int], abort: bool, timeout: tim
             "that serves it, which is rank 0's unless a launcher such as torchrun serves it. Start the job again"
         ) from error
     _follow_world(parent, replace(world, **_describe_succession(session.world, left, max(numbers))), abort)
+    formed = StoreMeeting(store, meeting.rank, meeting.size, timeout.total_seconds(), key=f"{meeting.key} met")
     return Membership(
-        runtime.current_engine(), meeting, store, f"{parent.name}:shrunk", parent.timeout, parent.owns_session
+        runtime.current_engine(), formed, store, f"{parent.name}:shrunk", parent.timeout, parent.owns_session
     )
 
 

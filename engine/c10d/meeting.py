@@ -6,7 +6,9 @@ import hashlib
 import os
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore
@@ -147,24 +149,64 @@ class SurvivorMeeting(StoreMeeting):
         self._left = left
         names = "-".join(map(str, left))
         super().__init__(store, left.index(rank), len(left), seconds, key=f"left {names}")
+        self._names = self.key
         self._given_up = [f"engine/{self.key}/given up/{place}" for place in range(self.size)]
         store.delete_key(self._given_up[self.rank])
+        with self._given_up_on_error():
+            self._come_together(secrets.token_bytes(16))
+
+    def exchange_texts(self, said: bytes, seconds: float | None = None) -> list[bytes]:
+        """Return what each rank has said. Collective. A rank that waits in vain has left the meeting."""
+        with self._given_up_on_error():
+            return super().exchange_texts(said, seconds)
+
+    def _come_together(self, token: bytes) -> None:
+        """Find the key that stands for this attempt of every rank: one that was given up makes another necessary."""
+        patience, agreed = Patience(self._seconds), False
+        while not agreed:
+            self.key, self._exchanges, self._is_over = self._names, 0, None
+            before = self._count_retreats()
+            told = super().exchange_texts(token, patience.seconds_left())
+            self.key = f"{self._names} {hashlib.sha256(b''.join(told)).hexdigest()[:16]}"
+            self._is_over = partial(self._has_changed, before)
+            try:
+                super().exchange_texts(b"", patience.seconds_left())
+                agreed = True
+            except RendezvousError:
+                if not patience.seconds_left() or not self._has_changed(before):
+                    raise
+        self._is_over = None
+
+    @contextmanager
+    def _given_up_on_error(self) -> Iterator[None]:
+        """Have what this rank has said not heard if an error ends its attempt."""
         try:
-            told = self.exchange_texts(secrets.token_bytes(16))
+            yield
         except BaseException:
-            store.set(self._given_up[self.rank], "")
-            store.delete_key(f"engine/{self.key}/1/{self.rank}")
+            self._store.set(self._given_up[self.rank], "")
+            self._store.delete_key(f"engine/{self._names}/1/{self.rank}")
+            self._store.add(self._retreats, 1)  # behind the above: who sees this sees that, too
             raise
-        self.key = f"left {names} {hashlib.sha256(b''.join(told)).hexdigest()[:16]}"
+
+    @property
+    def _retreats(self) -> str:
+        return f"engine/{self._names}/retreats"
+
+    def _count_retreats(self) -> int:
+        return int(self._store.add(self._retreats, 0))
+
+    def _has_changed(self, before: int) -> bool:
+        """Return whether a rank has given up since then; so another may have heard what it had said in vain."""
+        return self._count_retreats() != before
 
     def _find_failure(self) -> BaseException | None:
         return None
 
-    def _describe_absence(self, missing: list[int], seconds: float) -> str:
+    def _describe_absence(self, missing: list[int], _seconds: float) -> str:
         came = [place for place in missing if self._store.check([self._given_up[place]])]  # and left before this rank
         others = [self._left[place] for place in missing if place not in came or len(came) == len(missing)]
         return (
-            f"rank {self._left[self.rank]} of the group has waited {seconds:g} s, the time-out of its group, for "
+            f"rank {self._left[self.rank]} of the group has waited {self._seconds:g} s, the time-out of its group, for "
             f"{readable.format_ranks(others)} to shrink the group to {readable.format_ranks(self._left)}: every rank "
             "that is left calls shrink_group and excludes the same ranks, those that have died among them"
         )

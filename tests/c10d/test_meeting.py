@@ -90,3 +90,21 @@ def test_survivors_meet_after_a_try_in_vain() -> None:
     assert [each.rank for each in found] == [2, 0, 1]
     told = _meet_on_threads([functools.partial(each.exchange_texts, str(each.rank).encode()) for each in found])
     assert told == [[b"0", b"1", b"2"]] * 3
+
+
+def test_survivors_meet_after_one_has_heard_another_in_vain() -> None:
+    """Two had met when one of them gave up; it comes again before the other gives up, too."""
+    store, left = dist.HashStore(), [0, 2]
+    first, second = _meet_on_threads([lambda r=r: meetings.SurvivorMeeting(store, r, left, 20.0) for r in left])
+    with pytest.raises(RendezvousError, match="for rank 2 to shrink"):
+        first.exchange_texts(b"", 0.1)
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        again = pool.submit(meetings.SurvivorMeeting, store, 0, left, 20.0)
+        with pytest.raises(RendezvousError, match="for rank 0 to shrink"):
+            second._exchanges += 1  # rank 0 has said nothing that is heard here
+            second.exchange_texts(b"", 0.3)
+        late = pool.submit(meetings.SurvivorMeeting, store, 2, left, 20.0)
+        found = [each.result(LONG / 10) for each in (again, late)]
+    assert found[0].key == found[1].key
+    told = _meet_on_threads([functools.partial(each.exchange_texts, str(each.rank).encode()) for each in found])
+    assert told == [[b"0", b"1"]] * 2
