@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -64,11 +65,10 @@ class Outbox:
         """Wait until all messages were received, at most so many seconds."""
         patience = Patience(seconds)
         messages = [*(each.message for each in self._recent), *self._watched.copy()]
-        try:
-            while messages and messages.pop().wait_within(patience.seconds_left()):
-                pass
-        except EngineError:  # the world has failed, or the receiver has left: nobody waits for them
-            pass
+        for message in reversed(messages):
+            with suppress(EngineError):  # the world has failed, or the receiver has left: nobody waits for it
+                if not message.wait_within(patience.seconds_left()):
+                    break
 
     @property
     def kept_bytes(self) -> int:
