@@ -281,12 +281,13 @@ def peer_dies_before_its_message(rank: int, size: int) -> tuple[str, float]:
 def peer_dies_in_its_message(rank: int, size: int) -> tuple[str, float]:
     """The sender ends while chunks of its message are under way."""
     if rank == 1:
-        work = dist.isend(torch.ones(100_000_000), 0)
-        dist.recv(torch.zeros(1), 0)
-        assert not work.is_completed()
-        os.kill(os.getpid(), signal.SIGKILL)
-    work = dist.irecv(torch.zeros(100_000_000), 1)
-    dist.send(torch.ones(1), 1)
+        dist.send(torch.tensor([os.getpid()]), 0)
+        dist.send(torch.ones(ENDLESS), 0)
+    told = torch.zeros(1, dtype=torch.int64)
+    dist.recv(told, 1)
+    work = dist.irecv(torch.zeros(ENDLESS), 1)
+    _await_beginning(dist.group.WORLD, 1, 0)
+    os.kill(int(told), signal.SIGKILL)
     return _time_error(work.wait)
 
 
@@ -460,11 +461,16 @@ def _send_to_process(group: Any, number: int) -> Any:
     dist.recv(told, 1)
     PEERS[:] = [int(told)]
     work = dist.isend(torch.ones(ENDLESS), 1, group, 7)
-    pair = group.membership.messenger._pairs[0, 1]
-    until(lambda: pair._engine is not None and any(_is_under_way(each) for each in pair._engine.history()), "a message")
+    _await_beginning(group, 0, 1)
     os.kill(PEERS[0], number)
     assert not work.is_completed()
     return work
+
+
+def _await_beginning(group: Any, sender: int, receiver: int) -> None:
+    """Wait until chunks of a message between two ranks are under way."""
+    pair = group.membership.messenger._pairs[sender, receiver]
+    until(lambda: pair._engine is not None and any(_is_under_way(each) for each in pair._engine.history()), "a message")
 
 
 def _is_under_way(entry: dict[str, Any]) -> bool:
