@@ -21,6 +21,7 @@ class Encoder:
 
     def __init__(self) -> None:
         self._labels: dict[tuple[tuple[str, str], ...], str] = {}
+        self._former = self._labels  # of the encoding before; older ones may be of groups that are gone
 
     def encode(self, families: Iterable[Metric], openmetrics: bool) -> bytes:
         """Encode families.
@@ -36,6 +37,7 @@ class Encoder:
         bytes
         """
         lines = []
+        self._former, self._labels = self._labels, {}
         for family in families:
             name, kind = family.name, family.type
             if not openmetrics:
@@ -54,6 +56,9 @@ class Encoder:
         key = tuple(labels.items())
         written = self._labels.get(key)
         if written is None:
-            pairs = ",".join(f'{name}="{value.translate(_ESCAPES)}"' for name, value in sorted(key))
-            written = self._labels[key] = f"{{{pairs}}}"
+            written = self._former.get(key)
+            if written is None:
+                pairs = ",".join(f'{name}="{value.translate(_ESCAPES)}"' for name, value in sorted(key))
+                written = f"{{{pairs}}}"
+            self._labels[key] = written
         return written
