@@ -100,8 +100,8 @@ def test_survivors_meet_after_one_has_heard_another_in_vain() -> None:
         first.exchange_texts(b"", 0.1)
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         again = pool.submit(meetings.SurvivorMeeting, store, 0, left, 20.0)
+        second._exchanges += 1  # rank 0 has said nothing that is heard here
         with pytest.raises(RendezvousError, match="for rank 0 to shrink"):
-            second._exchanges += 1  # rank 0 has said nothing that is heard here
             second.exchange_texts(b"", 0.3)
         late = pool.submit(meetings.SurvivorMeeting, store, 2, left, 20.0)
         found = [each.result(LONG / 10) for each in (again, late)]
