@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import weakref
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -14,6 +12,7 @@ from ..errors import EngineError, NotInitializedError
 from ..native import core
 from ..session import runtime
 from . import NAME
+from .live import LiveObjects
 from .meeting import StoreMeeting
 from .operations import GroupOperations, Submission
 from .point_to_point import Messenger
@@ -22,7 +21,7 @@ from .work import EngineWork, translate_error
 
 UNDESCRIBED = "undefined"  # torch's description of groups that were given none
 NAME_SHOWN, HASH_SHOWN = 16, 8  # characters
-_live: weakref.WeakSet[Membership] = weakref.WeakSet()
+_live: LiveObjects[Membership] = LiveObjects()
 
 
 class Membership:
@@ -53,8 +52,7 @@ class Membership:
         self.name = name
         self.description = UNDESCRIBED
         self.timeout = timeout
-        self._works: weakref.WeakSet[EngineWork] = weakref.WeakSet()
-        self._works_lock = threading.Lock()
+        self._works: LiveObjects[EngineWork] = LiveObjects()
         self.messenger = Messenger(engine, meeting, timeout.total_seconds())
         self.owns_session = owner
         self._over = False
@@ -64,13 +62,11 @@ class Membership:
 
     def add_work(self, work: EngineWork) -> None:
         """Note the work of a collective, which somebody else keeps until it is over."""
-        with self._works_lock:
-            self._works.add(work)
+        self._works.add(work)
 
     def list_works(self) -> list[EngineWork]:
         """Return the works of collectives that are not concluded."""
-        with self._works_lock:
-            return [work for work in self._works if not work.over]
+        return [work for work in self._works.list_items() if not work.over]
 
     def rename_group(self, name: str | None = None, description: str | None = None) -> None:
         """Change torch's name or description of the group, which torch tells once the group is formed."""
@@ -121,7 +117,7 @@ class Membership:
 
 def end_groups_of(world: core.Engine, reason: str) -> None:
     """End this rank's part in all groups of a world that is over."""
-    for each in list(_live):
+    for each in _live.list_items():
         if world in (each.engine, each.engine.world):
             each.end_with_world(reason)
 
