@@ -80,7 +80,7 @@ class GroupOperations:
         """Return the work of operations that have been submitted; `waits`: the caller waits for it at once."""
         work = EngineWork(operations, tensors, finish, earlier=earlier)
         self.keep_work(work)
-        if (finish is not None or earlier) and not waits:
+        if finish is not None and not waits:
             work.watch_end()
         if flags._is_profiler_enabled:
             end_event_with(work)

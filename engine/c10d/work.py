@@ -62,7 +62,7 @@ class EngineWork(dist.Work):
     source : int
         Rank in the group from which the tensors were received; -1: they were not.
     earlier : sequence of EngineWork
-        Works that are concluded before this one; their callbacks may ask for this one.
+        Works whose results who waits for this one finds in their tensors.
     """
 
     def __init__(
@@ -98,10 +98,13 @@ class EngineWork(dist.Work):
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait for the operation; raise its error. A `timeout` other than 0 limits this wait alone."""
         self._claimed = True
-        if not self._over:
-            if seconds := read_seconds(timeout):
-                self._wait_within(seconds)
-            self.conclude_work()
+        patience = Patience(seconds) if (seconds := read_seconds(timeout)) else None
+        for work in (self, *self._earlier):  # without this work's lock: their callbacks may ask for it
+            if not work._over:
+                if patience is not None:
+                    work._wait_within(patience.seconds_left(), seconds)
+                work.conclude_work()
+        self._earlier = ()
         if self._error is not None:
             raise self._error
         return True
@@ -178,8 +181,6 @@ class EngineWork(dist.Work):
                 each.wait()
         except Exception as failure:  # a future that is never completed would hide it
             error = self.explain_failure(failure) if isinstance(failure, EngineError) else failure
-        for work in self._earlier:  # without this work's lock, which their callbacks may take
-            work.conclude_work()
         with self._lock:
             if self._over:
                 return
@@ -189,7 +190,7 @@ class EngineWork(dist.Work):
                 except Exception as failure:  # an output of the wrong size, which torch has not checked
                     error = failure
             self._error, self._over, self._finish = error, True, None
-            self._operations, self._earlier, end = (), (), self._end
+            self._operations, end = (), self._end
         if end is not None:
             end.set_result(None)
 
@@ -207,7 +208,7 @@ class EngineWork(dist.Work):
                 return True
             if provided is not None and not provided():
                 return False
-            self._error, self._over, self._finish, self._earlier, end = error, True, None, (), self._end
+            self._error, self._over, self._finish, end = error, True, None, self._end
         if end is not None:
             end.set_result(None)
         return True
@@ -218,8 +219,9 @@ class EngineWork(dist.Work):
             raise self._error
         return list(self._tensors)
 
-    def _wait_within(self, seconds: float) -> None:
-        patience = Patience(seconds)
+    def _wait_within(self, left: float, seconds: float) -> None:
+        """Wait for the operations for the time that is left of a time-out of so many seconds; raise if it passes."""
+        patience = Patience(left)
         for each in self._operations:
             try:
                 ended = each.wait_within(patience.seconds_left())

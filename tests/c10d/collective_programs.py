@@ -250,6 +250,7 @@ def callbacks_that_ask_for_a_barrier(rank: int, size: int) -> None:
 
         work.get_future().then(ask)
         barrier._operations[0].wait()
+        assert barrier.is_completed() and barrier.get_future().done() and not work.is_completed()
         threading.Thread(target=wait, daemon=True).start()
         threading.Timer(0.2, store.set, ("barrier is waited for", "")).start()
         assert waited.wait(30.0) and asked.wait(30.0)
