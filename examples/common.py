@@ -109,6 +109,22 @@ def digits() -> tuple[NDArray[np.float32], NDArray[np.int32]]:
     return table[:, :64] / 16, table[:, 64].astype(np.int32)
 
 
+def build_reader() -> Any:
+    """Return a module of PyTorch, a convolution and two dense layers, that reads the digits."""
+    from torch import nn
+
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 8, 8)),
+        nn.Conv2d(1, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(512, 256),
+        nn.ReLU(),
+        nn.Linear(256, 10),
+    )
+
+
 def batch(step: int, size: int) -> NDArray[np.int64]:
     """Which training pictures a step uses: for a step always the same ones, in every epoch each once."""
     epoch, place = divmod(step, TRAINING // size)

@@ -10,7 +10,7 @@ import time
 
 import torch
 import torch.distributed as dist
-from common import TRAINING, digits, need_library
+from common import TRAINING, build_reader, digits, need_library
 from torch.utils.data import DataLoader, TensorDataset
 
 parser = argparse.ArgumentParser()
@@ -30,16 +30,7 @@ pictures, labels = (torch.from_numpy(each) for each in digits())
 labels = labels.long()
 training = TensorDataset(pictures[:TRAINING], labels[:TRAINING])
 torch.manual_seed(0)
-model = torch.nn.Sequential(
-    torch.nn.Unflatten(1, (1, 8, 8)),
-    torch.nn.Conv2d(1, 32, 3, padding=1),
-    torch.nn.ReLU(),
-    torch.nn.MaxPool2d(2),
-    torch.nn.Flatten(),
-    torch.nn.Linear(512, 256),
-    torch.nn.ReLU(),
-    torch.nn.Linear(256, 10),
-)
+model = build_reader()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 order = torch.Generator().manual_seed(0)  # Accelerate gives that of rank 0 to all ranks.
 loader = DataLoader(training, options.batch // size, shuffle=True, drop_last=True, generator=order)

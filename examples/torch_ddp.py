@@ -10,7 +10,7 @@ import time
 
 import torch
 import torch.distributed as dist
-from common import batch, digits
+from common import batch, build_reader, digits
 from torch.nn.parallel import DistributedDataParallel
 
 parser = argparse.ArgumentParser()
@@ -24,16 +24,7 @@ rank, size = dist.get_rank(), dist.get_world_size()
 
 pictures, labels = (torch.from_numpy(each) for each in digits())
 torch.manual_seed(0)
-model = torch.nn.Sequential(
-    torch.nn.Unflatten(1, (1, 8, 8)),
-    torch.nn.Conv2d(1, 32, 3, padding=1),
-    torch.nn.ReLU(),
-    torch.nn.MaxPool2d(2),
-    torch.nn.Flatten(),
-    torch.nn.Linear(512, 256),
-    torch.nn.ReLU(),
-    torch.nn.Linear(256, 10),
-)
+model = build_reader()
 model = DistributedDataParallel(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from common import TRAINING, digits, need_library
+from common import TRAINING, build_reader, digits, need_library
 from torch.utils.data import DataLoader, TensorDataset
 
 parser = argparse.ArgumentParser()
@@ -36,16 +36,7 @@ class Reader(lightning.LightningModule):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = torch.nn.Sequential(
-            torch.nn.Unflatten(1, (1, 8, 8)),
-            torch.nn.Conv2d(1, 32, 3, padding=1),
-            torch.nn.ReLU(),
-            torch.nn.MaxPool2d(2),
-            torch.nn.Flatten(),
-            torch.nn.Linear(512, 256),
-            torch.nn.ReLU(),
-            torch.nn.Linear(256, 10),
-        )
+        self.layers = build_reader()
 
     def on_train_start(self) -> None:
         """Note when the training begins."""

@@ -62,7 +62,7 @@ class EngineWork(dist.Work):
     source : int
         Rank in the group from which the tensors were received; -1: they were not.
     earlier : sequence of EngineWork
-        Works whose results who waits for this one finds in their tensors.
+        Works that `wait` waits for, too, so that their results lie in their tensors.
     """
 
     def __init__(

@@ -8,6 +8,8 @@ from __future__ import annotations
 import gc
 import os
 import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import hypothesis
@@ -85,32 +87,28 @@ def test_steps_over_several_sockets(hosts: tuple[int, ...]) -> None:
             world.run(steps, 4, 100_000)
 
 
+def in_threads(work: Callable[[int], None], count: int) -> None:
+    """Call a function in so many threads at once, each with its number; raise the first error."""
+    with ThreadPoolExecutor(count) as pool:
+        list(pool.map(work, range(count)))
+
+
 @pytest.mark.parametrize("hosts", [(0, 0), (0, 0, 0), (0, 1, 1)])
 def test_several_threads_of_a_rank(hosts: tuple[int, ...]) -> None:
     """Each waits for operations of its own, so that the driver's role changes hands."""
 
     def rank_of_threads(rank: int) -> None:
         native = engine.session.runtime.current_engine()
-        errors: list[BaseException] = []
 
         def work(number: int) -> None:
             tensor = np.empty(100, np.float64)
-            try:
-                for turn in range(40):
-                    tensor[:] = rank + turn
-                    native.allreduce(tensor, tensor, f"thread.{number}", engine.Sum, 1.0, 1.0, turn % 2 == 0).wait()
-                    assert (tensor == sum(range(size)) + size * turn).all()
-                    native.counters(), native.history(), native.pending(), native.knobs()
-            except BaseException as error:
-                errors.append(error)
+            for turn in range(40):
+                tensor[:] = rank + turn
+                native.allreduce(tensor, tensor, f"thread.{number}", engine.Sum, 1.0, 1.0, turn % 2 == 0).wait()
+                assert (tensor == sum(range(size)) + size * turn).all()
+                native.counters(), native.history(), native.pending(), native.knobs()
 
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if errors:
-            raise errors[0]
+        in_threads(work, 3)
 
     size = len(hosts)
     with ThreadWorld(size, hosts) as world:
@@ -156,47 +154,37 @@ def test_notifications_with_given_outputs_in_world_and_set(size: int) -> None:
 
 def messages_in_turn(rank: int, pair: core.Engine) -> None:
     """Have threads send and receive messages under names that recur, both ways, by all that a handle can do."""
-    errors: list[BaseException] = []
     told: list[int] = []
     sizes = [0, 3, 5000, 200_000]
 
     def exchange(thread: int) -> None:
-        try:
-            sends = rank == thread % 2
-            for turn in range(4):
-                handles, outputs = [], [np.zeros(sizes[(k + turn) % 4]) for k in range(12)]
-                for k, output in enumerate(outputs):
-                    name = f"{thread} {k % 3}"
-                    if sends:
-                        handles.append(pair.send_bytes(np.full(len(output), k + 1.0), name, k % 2 == 0))
-                    else:
-                        handles.append(pair.receive_bytes(None if k % 4 == 1 else output, name))
-                    handles[-1].set_aside(k % 5 == 0)
-                    handles[-1].set_aside(False)
-                    if k % 4 == 3:
-                        handles[-1].release_tensor()
-                    if k % 3 == 0:
-                        handles[-1].notify(lambda k=k: told.append(k))
-                if turn == 3 and sends:
-                    continue  # nobody keeps the last ones
-                second = threading.Thread(target=lambda: [each.wait_within(60.0) for each in handles[::2]])  # noqa: B023
-                second.start()
-                for k, (handle, output) in enumerate(zip(handles, outputs, strict=True)):
-                    assert handle.wait_within(60.0) and handle.done
-                    data = handle.gathered[0]
-                    found = output if data is None else np.frombuffer(data)
-                    assert sends or (len(found) == len(output) and (found == k + 1).all()), (k, turn)
-                second.join()
-        except BaseException as error:
-            errors.append(error)
+        sends = rank == thread % 2
+        for turn in range(4):
+            handles, outputs = [], [np.zeros(sizes[(k + turn) % 4]) for k in range(12)]
+            for k, output in enumerate(outputs):
+                name = f"{thread} {k % 3}"
+                if sends:
+                    handles.append(pair.send_bytes(np.full(len(output), k + 1.0), name, k % 2 == 0))
+                else:
+                    handles.append(pair.receive_bytes(None if k % 4 == 1 else output, name))
+                handles[-1].set_aside(k % 5 == 0)
+                handles[-1].set_aside(False)
+                if k % 4 == 3:
+                    handles[-1].release_tensor()
+                if k % 3 == 0:
+                    handles[-1].notify(lambda k=k: told.append(k))
+            if turn == 3 and sends:
+                continue  # nobody keeps the last ones
+            second = threading.Thread(target=lambda: [each.wait_within(60.0) for each in handles[::2]])  # noqa: B023
+            second.start()
+            for k, (handle, output) in enumerate(zip(handles, outputs, strict=True)):
+                assert handle.wait_within(60.0) and handle.done
+                data = handle.gathered[0]
+                found = output if data is None else np.frombuffer(data)
+                assert sends or (len(found) == len(output) and (found == k + 1).all()), (k, turn)
+            second.join()
 
-    threads = [threading.Thread(target=exchange, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
+    in_threads(exchange, 4)
     until(lambda: len(told) == 4 * 4 * 4, "all are told")
 
 
