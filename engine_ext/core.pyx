@@ -25,12 +25,12 @@ from engine_ext.bindings.refusals cimport expect_open, world_error
 from engine_ext.bindings.submit cimport TICK_NS, fail_call
 from engine_ext.control.completion cimport raise_event, claim_outwait
 from engine_ext.control.device_entries cimport use_device
-from engine_ext.control.driver cimport Goal, driver_start, driver_stop, driver_wait, driver_wait_for_all
+from engine_ext.control.driver cimport Goal, driver_wait, driver_wait_for_all
+from engine_ext.control.engines cimport engines_enter, engines_leave
 from engine_ext.control.monitor cimport monitor_wait
 from engine_ext.control.observers cimport (
     observers_close, observers_count, observers_leave_group, observers_name_group, observers_open,
 )
-from engine_ext.control.process_sets cimport process_set_enter, process_set_leave
 from engine_ext.control.stall cimport all_are_aside, stall_open
 from engine_ext.control.state cimport EVENT_ABORT, EVENT_CLOSED, EVENT_SIGNAL, EVENT_STALL
 from engine_ext.control.table cimport table_close, table_open
@@ -225,11 +225,9 @@ cdef class Engine:
         status = network_start(e.network) if e.network != NULL else 0
         if status:
             raise OSError(status, "cannot start the network thread")
-        status = driver_start(e)
+        status = engines_enter(e)
         if status:
             raise OSError(status, "cannot start the engine thread")
-        if world is not None:
-            process_set_enter(e)
         calls_admit(e, calls)
         if failure is not None:
             if world is None:
@@ -436,9 +434,8 @@ cdef class Engine:
             return
         if e.alive != NULL and e.alive[0] == 1:     # not in a forked child: there nothing of this is ours
             if not self.state.closed and e.segment.header != NULL:
-                process_set_leave(e)
                 calls_dismiss(e)
-                driver_stop(e)
+                engines_leave(e)
                 if not calls_settle(e, TICK_NS):
                     return          # a thread is inside: it keeps what it uses
             if (e.device != NULL and load_acquire(&e.device.passed) != <uint64_t>-1) or e.handed != e.returned:
@@ -751,9 +748,8 @@ cdef class Engine:
             if e.network != NULL:
                 store32_release(&e.network.closed, 1)       # pairs with has_closed, on the network thread
             with nogil:
-                process_set_leave(e)
                 calls_dismiss(e)
-                driver_stop(e)
+                engines_leave(e)
                 settled = calls_settle(e, limit)
                 settled = finish_device(e, limit) and settled
             if not settled:

@@ -20,7 +20,13 @@ cdef struct Target:         # the name of a submission: a pinned record, or else
     uint32_t text_bytes
     char[LABEL_BYTES] label
 
-cdef int driver_start(State* e) noexcept nogil
+cdef enum:
+    NEVER = 0                   # of a time at which to look again: only others can bring news
+
+cdef bint is_due(const State* e) noexcept nogil
+cdef bint drive_unattended(State* e) noexcept nogil
+cdef void announce_sleep(State* e, uint32_t door, uint32_t count) noexcept nogil
+cdef uint64_t remaining_ns(uint64_t when) noexcept nogil
 cdef void driver_stop(State* e) noexcept nogil
 cdef void driver_answer(State* e) noexcept nogil
 cdef int driver_submit(State* e, Target* target, Op* op) noexcept nogil

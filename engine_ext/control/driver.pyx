@@ -1,11 +1,8 @@
 """The driver's role, and the one wait (docs/architecture/protocol-waiting.md).
 
-The role is one word. The engine thread holds it, asleep on its own door, when nobody waits; a thread in a blocking call takes it
-over without waking it. What a pass touches (coordinator, executor, the entry in progress) belongs to the role's holder and
-needs no lock.
-
-The engine thread: started by driver_start, woken by wake() on door 1, stopped by driver_stop, which joins it; it never takes the
-GIL, never spins, and sleeps without a timeout unless a batch is open or an entry is in progress.
+The role is one word of each engine. The engine thread (engines.pyx) holds it, asleep, when nobody waits; a thread in a blocking
+call takes it over without waking it. What a pass touches (coordinator, executor, the entry in progress) belongs to the role's
+holder and needs no lock.
 """
 from libc.stdint cimport int32_t
 from libc.stdio cimport snprintf
@@ -37,14 +34,14 @@ from engine_ext.platform.atomics cimport (
 from engine_ext.platform.clock cimport age_ns
 from engine_ext.platform.doors cimport DOOR_EVERYBODY, door_count, door_ring, door_sleep
 from engine_ext.platform.posix cimport (
-    engine_thread_start, pthread_join, pthread_mutex_lock, pthread_mutex_unlock, pthread_self,
+    pthread_mutex_lock, pthread_mutex_unlock, pthread_self,
 )
 from engine_ext.shared.layout cimport (
     SLEEP_COUNT_SHIFT, SLEEP_CYCLE, SLEEP_ENGINE, SLEEP_IN_ENTRY, SLEEP_RELAY, SLEEP_STUCK, SLEEP_WAITER, UNNAMED, Status,
     rank_page,
 )
 from engine_ext.shared.segment cimport (
-    bit, claimed, coordinates, relays, to_coordinator_time, wake, wake_others, wake_unfenced, world_left,
+    bit, claimed, coordinates, relays, ring, ring_both, to_coordinator_time, wake, wake_others, wake_unfenced, world_left,
 )
 
 cdef extern from "platform/cpu.h" nogil:
@@ -52,13 +49,11 @@ cdef extern from "platform/cpu.h" nogil:
     void engine_float_leave(uint64_t theirs)
 
 cdef enum:
-    DOOR_ENGINE = SLEEP_ENGINE
-    DOOR_WAITER = SLEEP_WAITER
-    NEVER = 0
     LOOK_AT_CLOCK = 8           # passes that move something between two looks: small operations have fewer
     YIELD_CHUNKS = 2            # the same of an entry in progress: a small all-to-all has two
     HANDED_BYTES = 1 << 20      # what is longer is not moved by a caller that does not wait: it would take more than a wake-up
     YIELD_BYTES = 65536         # what is larger takes longer than a sleep: a core that computes would get all of each slice
+    TURN_PASSES = 64            # that move something, before the engine thread looks at the other engines of its process
     STOP_POLL_NS = 1000000
 
 
@@ -166,59 +161,40 @@ cdef uint64_t remaining_ns(uint64_t when) noexcept nogil:
     return max(age_ns(when, now), <uint64_t>1)
 
 
-# ---- the engine thread ------------------------------------------------------------------------------------------------------
+# ---- the engine thread's turn -----------------------------------------------------------------------------------------------
 
-cdef void* engine_thread(void* argument) noexcept nogil:
-    cdef State* e = <State*>argument
+cdef bint is_due(const State* e) noexcept nogil:
+    """Whether this engine's door has been rung, or its time has come, since the engine thread last drove it."""
+    return e.moved or door_count(&e.segment.mine.door[SLEEP_ENGINE]) != e.driven_at or (e.due != NEVER and now_ns() >= e.due)
+
+
+cdef bint drive_unattended(State* e) noexcept nogil:
+    """Drive an engine in which nobody waits, unless somebody does meanwhile; whether it is due again at once. The engine thread
+    alone calls this."""
     cdef rank_page* mine = e.segment.mine
-    cdef uint32_t door
-    cdef uint64_t when = NEVER
-    cdef bint moved
-    engine_float_enter()
-    while True:
-        door = door_count(&mine.door[DOOR_ENGINE])
-        if load32_acquire(&e.stop):             # after the door was read: pairs with driver_stop, which rings it
-            break
-        full_fence(FENCE_TAKE)                  # the door before the role; pairs with the fence in give_back
-        when = NEVER                            # if a waiter drives: it rings this door if it leaves something behind
-        if cas32(&e.role, Role.ENGINE_ASLEEP, Role.ENGINE):
-            store32_relaxed(&mine.asleep, 0)
-            while drive_once(e) and not load32_relaxed(&e.waiters):
-                pass
-            announce_sleep(e, DOOR_ENGINE, door)
-            full_fence(FENCE_ENGINE)                        # announcement before the look; pairs with the fence in wake()
-            moved = drive_once(e)
-            stall_check(e)
-            when = compute_deadline(e)
-            store32_release(&e.role, Role.ENGINE_ASLEEP)
-            full_fence(FENCE_ROLE)              # role given up before the look for waiters; pairs with driver_wait
-            if load32_relaxed(&e.waiters):
-                door_ring(&e.local_door, DOOR_EVERYBODY)
-            if moved:
-                continue
-        door_sleep(&mine.door[DOOR_ENGINE], door, remaining_ns(when))
-    return NULL
-
-
-cdef int driver_start(State* e) noexcept nogil:
-    """Start the engine thread: 0 or an errno."""
-    cdef int status
-    announce_sleep(e, DOOR_ENGINE, door_count(&e.segment.mine.door[DOOR_ENGINE]))
-    status = engine_thread_start(&e.thread, engine_thread, e)
-    e.threaded = status == 0
-    return status
+    cdef int passes = 0
+    e.driven_at, e.due, e.moved = door_count(&mine.door[SLEEP_ENGINE]), NEVER, False
+    full_fence(FENCE_TAKE)                      # the door before the role; pairs with the fence in give_back
+    if cas32(&e.role, Role.ENGINE_ASLEEP, Role.ENGINE):         # or a waiter drives: it rings if it leaves something behind
+        store32_relaxed(&mine.asleep, 0)
+        while passes < TURN_PASSES and drive_once(e) and not load32_relaxed(&e.waiters):
+            passes += 1
+        announce_sleep(e, SLEEP_ENGINE, e.driven_at)
+        full_fence(FENCE_ENGINE)                            # announcement before the look; pairs with the fence in wake()
+        e.moved = drive_once(e)
+        stall_check(e)
+        e.due = compute_deadline(e)
+        store32_release(&e.role, Role.ENGINE_ASLEEP)
+        full_fence(FENCE_ROLE)                  # role given up before the look for waiters; pairs with driver_wait
+        if load32_relaxed(&e.waiters):
+            door_ring(&e.local_door, DOOR_EVERYBODY)
+    return e.moved
 
 
 cdef void driver_stop(State* e) noexcept nogil:
-    """End the engine thread and wait for it; it is at most one pass away. Then fail what is in flight, so that no thread of this
-    process waits any longer; a thread that drives gives the role back after its pass and does not take it again."""
-    cdef int door
-    if e.threaded:
-        store32_release(&e.stop, 1)
-        for door in range(DOOR_ENGINE, DOOR_WAITER + 1):
-            door_ring(&e.segment.mine.door[door], 1)
-        pthread_join(e.thread, NULL)
-        e.threaded = False
+    """Fail what is in flight, once the engine thread has left this engine, so that no thread of this process waits any longer; a
+    thread that drives gives the role back after its pass and does not take it again."""
+    ring_both(&e.segment, e.segment.rank)
     while not cas32(&e.role, Role.ENGINE_ASLEEP, Role.ENGINE):
         door_sleep(&e.local_door, door_count(&e.local_door), STOP_POLL_NS)
     fail_everything(e)
@@ -227,7 +203,7 @@ cdef void driver_stop(State* e) noexcept nogil:
 
 cdef void driver_answer(State* e) noexcept nogil:
     """Nobody drives any more, and the rank has not left yet: answer a ping, as one does who sleeps again."""
-    store32_release(&e.segment.mine.asleep, SLEEP_ENGINE | door_count(&e.segment.mine.door[DOOR_ENGINE]) << SLEEP_COUNT_SHIFT)
+    store32_release(&e.segment.mine.asleep, SLEEP_ENGINE | door_count(&e.segment.mine.door[SLEEP_ENGINE]) << SLEEP_COUNT_SHIFT)
 
 
 # ---- submitting -------------------------------------------------------------------------------------------------------------
@@ -486,19 +462,19 @@ cdef void give_back(State* e) noexcept nogil:
     cdef bint busy = e.entry != NULL or load32_relaxed(&e.table.released) != 0 or network_held(e.network) != 0 or (
         coordinates(&e.segment) and (waiting(&e.coordinator) or e.coordinator.append_again))
     cdef uint64_t cursor = e.segment.mine.cursor
-    cdef uint32_t count = door_count(&e.segment.mine.door[DOOR_ENGINE])
+    cdef uint32_t count = door_count(&e.segment.mine.door[SLEEP_ENGINE])
     # The engine thread sleeps at this count, or at an earlier one and then it is on its way. Or at a later one, when a ring
     # that was meant for an earlier sleep comes only now: nobody would ring for this announcement then, so it is called.
-    announce_sleep(e, DOOR_ENGINE, count)
+    announce_sleep(e, SLEEP_ENGINE, count)
     store32_release(&e.role, Role.ENGINE_ASLEEP)
     full_fence(FENCE_GIVE_BACK)     # announced and given back before the look; pairs with wake() and driver_wait
     if load32_relaxed(&e.waiters) > 1:              # one of them may take the role, or be on its way out
         door_ring(&e.local_door, DOOR_EVERYBODY)
-    if (busy or door_count(&e.segment.mine.door[DOOR_ENGINE]) != count
+    if (busy or door_count(&e.segment.mine.door[SLEEP_ENGINE]) != count
             or load_acquire(&e.segment.coordinator.tail) != cursor or load_acquire(e.segment.abort) != 0
             or claimed(&e.segment) or (coordinates(&e.segment) and coordinator_unseen(&e.coordinator))
             or network_unseen(e.network)):
-        door_ring(&e.segment.mine.door[DOOR_ENGINE], 1)
+        ring(&e.segment, e.segment.rank, SLEEP_ENGINE)
 
 
 cdef inline bint is_small(const State* e, const Goal* goal) noexcept nogil:
@@ -539,8 +515,8 @@ cdef void drive_until(State* e, const Goal* goal, uint64_t tick) noexcept nogil:
             if now_ns() < spin_end:
                 continue
         spin_end = 0
-        door = door_count(&mine.door[DOOR_WAITER])
-        announce_sleep(e, DOOR_WAITER, door)
+        door = door_count(&mine.door[SLEEP_WAITER])
+        announce_sleep(e, SLEEP_WAITER, door)
         full_fence(FENCE_CALLER)                                # pairs with the fence in wake()
         if not drive_once(e) and not is_goal_met(e, goal) and not load32_acquire(&e.stop):      # the door was read before
             if now_ns() >= tick:
@@ -549,9 +525,9 @@ cdef void drive_until(State* e, const Goal* goal, uint64_t tick) noexcept nogil:
             stall_check(e)
             when = compute_deadline(e)
             observe_sleep(e)
-            door_sleep(&mine.door[DOOR_WAITER], door, remaining_ns(tick if when == NEVER else min(when, tick)))
+            door_sleep(&mine.door[SLEEP_WAITER], door, remaining_ns(tick if when == NEVER else min(when, tick)))
             store32_relaxed(&mine.asleep, 0)
-            if now_ns() >= tick and door_count(&mine.door[DOOR_WAITER]) == door and drive_once(e):
+            if now_ns() >= tick and door_count(&mine.door[SLEEP_WAITER]) == door and drive_once(e):
                 observe_late_wake(e)            # nobody rang, and yet there was something to do
         else:
             store32_relaxed(&mine.asleep, 0)

@@ -26,14 +26,13 @@ from engine_ext.platform.atomics cimport (
     add32, load32_relaxed, load_acquire, now_ns, store32_release, store_relaxed, store_release,
 )
 from engine_ext.platform.clock cimport age_ns
-from engine_ext.platform.doors cimport DOOR_EVERYBODY, door_ring
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
 from engine_ext.shared.layout cimport (
-    ALGORITHM_TWO_SHOT, CAUSE_RAISED, COORDINATOR, DOORS, ENTRY_ALIGN, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT,
+    ALGORITHM_TWO_SHOT, CAUSE_RAISED, COORDINATOR, ENTRY_ALIGN, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT,
     ENTRY_JOINED, ENTRY_MEMBERS, ENTRY_SKIP, ENTRY_TURN, FAULT_CALL, LAYOUT_SPARSE, SLEEP_STUCK, WIRE_TUNED, Status,
     engine_entry, engine_meta, entry_ids, entry_rows,
 )
-from engine_ext.shared.segment cimport abort_world, coordinates, place_of, schedule_advance, schedule_next, wake
+from engine_ext.shared.segment cimport abort_world, coordinates, place_of, ring_both, schedule_advance, schedule_next, wake
 from engine_ext.transport.arena cimport arena_privatise
 
 
@@ -42,7 +41,6 @@ cdef void fail_everything(State* e) noexcept nogil:
     cdef Op* op
     cdef State* part
     cdef uint64_t failed = 0, word = load_acquire(e.segment.abort)
-    cdef int door
     e.executor.active, e.entry = False, NULL
     arena_privatise(&e.arena)
     pthread_mutex_lock(&e.lock)
@@ -56,8 +54,7 @@ cdef void fail_everything(State* e) noexcept nogil:
         complete_op(e, backlog_take(e))
     part = e.sets
     while part != NULL:                 # whoever sleeps in a process set of this rank
-        for door in range(1, DOORS):
-            door_ring(&part.segment.mine.door[door], DOOR_EVERYBODY)
+        ring_both(&part.segment, part.segment.rank)
         part = part.next_set
     e.roomless = e.finding_room = NULL  # whoever makes room touches no operation any more
     pthread_mutex_unlock(&e.lock)

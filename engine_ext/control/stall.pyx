@@ -27,9 +27,9 @@ from engine_ext.platform.atomics cimport (
 from engine_ext.platform.clock cimport after_ns, age_ns, overdue_ns, patience_look, patience_open
 from engine_ext.platform.doors cimport DOOR_EVERYBODY, door_ring
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
-from engine_ext.shared.layout cimport CAUSE_LEFT, CAUSE_STALLED, COORDINATOR, DOORS, MAX_RANKS, REASON_BYTES
+from engine_ext.shared.layout cimport CAUSE_LEFT, CAUSE_STALLED, COORDINATOR, MAX_RANKS, REASON_BYTES
 from engine_ext.shared.segment cimport (
-    Segment, abort_world, away, bit, claimed, coordinates, elsewhere, gone, settle_claim, visible, wake, wake_others,
+    Segment, abort_world, away, bit, claimed, coordinates, elsewhere, gone, ring_both, settle_claim, visible, wake, wake_others,
 )
 
 cdef enum:
@@ -100,12 +100,10 @@ cdef void stall_check(State* e) noexcept nogil:
 
 cdef void end_for_left(State* e, int culprit, const char* text) noexcept nogil:
     """End the world for a rank that has left while it was needed; or a process set that ends alone, which whoever drives does."""
-    cdef int door
     if not e.ends_alone:
         abort_world(&e.segment, culprit, CAUSE_LEFT, text)
     elif cas32(&e.parted, 0, <uint32_t>(culprit + 1)):          # pairs with drive_once
-        for door in range(1, DOORS):
-            door_ring(&e.segment.mine.door[door], DOOR_EVERYBODY)
+        ring_both(&e.segment, e.segment.rank)
         door_ring(&e.local_door, DOOR_EVERYBODY)
 
 

@@ -64,6 +64,7 @@ cdef struct State:
     State* world                # of a process set: the world's engine; of the world: itself
     State* sets                 # of the world: list of its process sets' engines, under the world's lock; NULL: none
     State* next_set             # of a process set: the next in that list
+    State* driven               # of the world: the engine that the engine thread drives, under the world's lock; NULL: none
     Table table
     Arena arena
     SharedMemory transport
@@ -77,9 +78,13 @@ cdef struct State:
     uint32_t role               # atomic: Role
     uint32_t waiters            # atomic: threads in a blocking call
     uint32_t local_door         # event count (futex) on which callers without the role sleep
-    uint32_t stop               # atomic: 1 once the engine thread has to end
-    bint threaded               # whether `thread` was started
-    pthread_t thread            # the engine thread
+    uint32_t stop               # atomic: 1 once the engine thread has to leave this engine; set under the world's lock
+    bint threaded               # of the world: whether `thread` is to be joined; under its lock
+    pthread_t thread            # of the world: the engine thread, which drives the process sets, too
+    # the engine thread's turn here, its own
+    bint moved                  # whether it moved something when it looked last
+    uint32_t driven_at          # count of the engine's door when it began its last turn
+    uint64_t due                # when it has to look again by itself: nanoseconds, monotonic; 0: never
     # the entry in progress, owned by whoever holds the role
     engine_entry* entry         # in the schedule's ring; NULL: none is in progress
     uint64_t entry_begun        # nanoseconds, monotonic: when this rank began its last entry

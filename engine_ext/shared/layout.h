@@ -47,7 +47,8 @@ enum {
   SLOTS = 4,                   /* slots of one rank: chunks that it may be ahead of the slowest */
   SLOT_BYTES = 1 << 20,        /* size of one slot: the largest chunk */
   MAX_SOCKETS = 8,             /* most connections of one lane, between two ranks on different hosts */
-  DOORS = 3,                   /* doors of a rank, by index: 1 the engine thread's, 2 the callers'; 0 is not used */
+  DOORS = 4,                   /* doors of a rank, by index: SLEEP_ENGINE, SLEEP_WAITER, DOOR_THREAD; 0 is not used */
+  DOOR_THREAD = 3,             /* in the world's segment: where a process's engine thread sleeps for the world and its sets */
   COORDINATOR_OFFSET = 4096,   /* where it begins in the segment, in bytes; and the next two */
   RING_OFFSET = COORDINATOR_OFFSET + 4096,
   PAGES_OFFSET = RING_OFFSET + RING_WORDS * 8
@@ -77,7 +78,7 @@ enum {
 };
 /* rank_page.asleep: the door on which a thread of the rank sleeps, and what wakes it besides a new entry. */
 enum {
-  SLEEP_ENGINE = 1,            /* the engine thread, on door 1 */
+  SLEEP_ENGINE = 1,            /* the engine thread, for which door 1 counts, on its own */
   SLEEP_WAITER = 2,            /* a caller, on door 2 */
   SLEEP_DOORS = 3,             /* mask */
   SLEEP_IN_ENTRY = 4,          /* an entry is in progress: the stages of other ranks */

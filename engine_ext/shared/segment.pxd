@@ -2,13 +2,13 @@
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 
 from engine_ext.platform.atomics cimport (
-    FENCE_WAKE, count_up, full_fence, load32_acquire, load32_relaxed, load_acquire, load_pointer, load_relaxed,
+    FENCE_WAKE, add32, count_up, full_fence, load32_acquire, load32_relaxed, load_acquire, load_pointer, load_relaxed,
 )
 from engine_ext.platform.doors cimport door_ring
 from engine_ext.shared.crews cimport Crews
 from engine_ext.shared.layout cimport (
-    ARRIVAL_LAST_BITS, ARRIVAL_WAIT_BITS, CAUSE_LEFT, COORDINATOR, SLEEP_COUNT_SHIFT, SLEEP_DOORS, coordinator_page,
-    engine_entry, rank_page, segment_header,
+    ARRIVAL_LAST_BITS, ARRIVAL_WAIT_BITS, CAUSE_LEFT, COORDINATOR, DOOR_THREAD, SLEEP_COUNT_SHIFT, SLEEP_DOORS, SLEEP_ENGINE,
+    SLEEP_WAITER, coordinator_page, engine_entry, rank_page, segment_header,
 )
 
 cdef enum:
@@ -119,6 +119,20 @@ cdef inline bint elsewhere(const Segment* segment, int rank) noexcept nogil:
     cdef const rank_page* world = segment.world.pages[segment.numbers[rank]]
     return load32_relaxed(&world.blocked_anywhere) > load32_relaxed(&segment.pages[rank].blocked)
 
+cdef inline void ring(Segment* segment, int rank, uint32_t door) noexcept nogil:
+    """Wake who sleeps at a door of `rank`: at most one thread. The engine thread sleeps in the world's segment for all engines of
+    its process, and drives those whose own door has moved."""
+    cdef rank_page* page = segment.pages[rank]
+    if door == SLEEP_ENGINE:
+        add32(&page.door[SLEEP_ENGINE], 1)      # before the thread's door is rung: pairs with engine_thread
+        page, door = segment.world.pages[segment.numbers[rank]], DOOR_THREAD
+    door_ring(&page.door[door], 1)
+
+cdef inline void ring_both(Segment* segment, int rank) noexcept nogil:
+    """Wake every thread that sleeps at a door of `rank`, whatever `asleep` says."""
+    ring(segment, rank, SLEEP_ENGINE)
+    ring(segment, rank, SLEEP_WAITER)
+
 cdef inline void wake_unfenced(Segment* segment, int rank, uint32_t only) noexcept nogil:
     """Wake `rank` if it sleeps and, when `only` is not 0, has announced one of those reasons. The caller has fenced since it
     made true what `rank` may be waiting for.
@@ -131,7 +145,7 @@ cdef inline void wake_unfenced(Segment* segment, int rank, uint32_t only) noexce
     cdef uint32_t door = asleep & SLEEP_DOORS
     if door != 0 and (only == 0 or asleep & only) and (
             (load32_relaxed(&page.door[door]) ^ asleep >> SLEEP_COUNT_SHIFT) << SLEEP_COUNT_SHIFT == 0):
-        door_ring(&page.door[door], 1)
+        ring(segment, rank, door)
         count_up(&segment.wakes, 1)
 
 cdef inline void wake(Segment* segment, int rank, uint32_t only) noexcept nogil:

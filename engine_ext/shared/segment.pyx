@@ -4,7 +4,6 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memset, strncpy
 
 from engine_ext.platform.atomics cimport add32, add64, cas, cas32, load_acquire, store_release
-from engine_ext.platform.doors cimport DOOR_EVERYBODY
 from engine_ext.platform.hash cimport fnv, fnv_begin
 from engine_ext.platform.posix cimport (
     MADV_DONTFORK, MAP_FAILED, MAP_NORESERVE, MAP_SHARED, PAGE, PROT_READ, PROT_WRITE, close, madvise, mmap, munmap,
@@ -12,7 +11,7 @@ from engine_ext.platform.posix cimport (
 )
 from engine_ext.shared.crews cimport crew_size
 from engine_ext.shared.layout cimport (
-    DOORS, ENGINE_PROTOCOL, ENTRY_PAD, REASON_BYTES, RING_WORDS, SEGMENT_MAGIC, engine_layout, segment_bytes,
+    ENGINE_PROTOCOL, ENTRY_PAD, REASON_BYTES, RING_WORDS, SEGMENT_MAGIC, engine_layout, segment_bytes,
     segment_coordinator, segment_page, segment_schedule,
 )
 
@@ -131,11 +130,10 @@ cdef void segment_unmap(Segment* segment) noexcept nogil:
 
 
 cdef void wake_everybody(Segment* segment) noexcept nogil:
-    """Wake every thread that sleeps on any door, whatever `asleep` says: after an abort."""
-    cdef int i, door
+    """Wake every thread that sleeps at a door of any rank of this host: after an abort."""
+    cdef int i
     for i in range(segment.crew_size):
-        for door in range(1, DOORS):
-            door_ring(&segment.pages[segment.crew[i]].door[door], DOOR_EVERYBODY)
+        ring_both(segment, segment.crew[i])
 
 
 cdef bint abort_world(Segment* segment, int culprit, int cause, const char* text) noexcept nogil:

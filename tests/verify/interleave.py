@@ -40,8 +40,8 @@ MUTANTS = (
     Mutant(
         "the engine thread does not look again after announcing its sleep",
         DRIVER,
-        "moved = drive_once(e)\n            stall_check(e)",
-        "moved = False\n            stall_check(e)",
+        "e.moved = drive_once(e)\n        stall_check(e)",
+        "e.moved = False\n        stall_check(e)",
     ),
     Mutant(
         "a caller does not look again after announcing its sleep",
@@ -58,14 +58,21 @@ MUTANTS = (
     Mutant(
         "who gives the role back does not look whether it was rung meanwhile",
         DRIVER,
-        "if (busy or door_count(&e.segment.mine.door[DOOR_ENGINE]) != count\n            or",
+        "if (busy or door_count(&e.segment.mine.door[SLEEP_ENGINE]) != count\n            or",
         "if (busy\n            or",
     ),
     Mutant(
         "the engine thread does not look whether it was rung before it sleeps",
+        "engine_ext/control/engines.pyx",
+        "door_sleep(door, count, remaining_ns(",
+        "door_sleep(door, door_count(door), remaining_ns(",
+    ),
+    Mutant(
+        "the engine thread takes the last count of an engine's door for the one before its turn",
         DRIVER,
-        "door_sleep(&mine.door[DOOR_ENGINE], door, remaining_ns(when))",
-        "door_sleep(&mine.door[DOOR_ENGINE], door_count(&mine.door[DOOR_ENGINE]), remaining_ns(when))",
+        "        store32_release(&e.role, Role.ENGINE_ASLEEP)\n        full_fence(FENCE_ROLE)",
+        "        e.driven_at = door_count(&mine.door[SLEEP_ENGINE])\n"
+        "        store32_release(&e.role, Role.ENGINE_ASLEEP)\n        full_fence(FENCE_ROLE)",
     ),
     Mutant(
         "stages of an entry ring nobody",

@@ -1,8 +1,8 @@
 """The engine's waits and wake-ups as step lists, small enough to explore every interleaving (machine.py).
 
-Each function writes the steps of the function of that name in engine_ext (control/driver.pyx, control/completion.pyx,
-shared/segment.pxd, control/execute.pyx, transport/shm.pyx, hosts/relay.pyx, coordinator/frozen.pyx), access by access
-and with the same order of memory; change them together. A scenario puts a few threads around one window. Nothing here
+Each function writes the steps of the function of that name in engine_ext (control/driver.pyx, control/engines.pyx,
+control/completion.pyx, shared/segment.pxd, control/execute.pyx, transport/shm.pyx, hosts/relay.pyx,
+coordinator/frozen.pyx), access by access and with the same order of memory; change them together. A scenario puts a few threads around one window. Nothing here
 has a timeout: a wait that the engine would end by a tick never ends, so that a lost wake-up is a state in which nothing
 happens any more though there is something to do.
 
@@ -22,14 +22,19 @@ ENGINE_ASLEEP, ENGINE, WAITER = 0, 1, 2  # state.pxd
 DOOR_ENGINE, DOOR_WAITER, DOORS, IN_ENTRY, CYCLE, COUNT_SHIFT = 1, 2, 3, 4, 8, 8  # layout.h
 NOTHING = 99  # transport.pxd: a stage that no other rank must reach
 
+ENGINES = ("world.", "set.")  # of a process with two; one alone has no prefix
+OF_AN_ENGINE = {"role", "asleep", "door1", "door2", "tail", "cursor"}  # words that each engine of a process has
+
 MODELS: tuple[Memory, ...] = (Stores(), Views())
 
 
 class Thread(Code):
-    """The steps of one thread of a rank. `rank` is the prefix of the words of its process.
+    """The steps of one thread of a rank.
 
     Attributes
     ----------
+    engine : str
+        Prefix of the words, and of the registers kept between turns, of the engine that the next steps are for.
     drive : callable
         Writes the steps of `drive_once`: register `moved` says whether it did anything.
     reasons : callable or None
@@ -43,11 +48,43 @@ class Thread(Code):
         self.drive: Callable[[], None] = self.no_work
         self.reasons: Callable[[], None] | None = None
         self.waits = 0  # 1 while it writes the steps of a driver that itself counts as a waiter
+        self.engine = ""
+
+    def load(self, into: str, word: str, acquire: bool = False) -> None:
+        super().load(into, self.of_engine(word), acquire)
+
+    def store(self, word: str, value: Value, release: bool = False) -> None:
+        super().store(self.of_engine(word), value, release)
+
+    def add(self, word: str, value: int) -> None:
+        super().add(self.of_engine(word), value)
+
+    def cas(self, into: str, word: str, expected: Value, value: Value) -> None:
+        super().cas(into, self.of_engine(word), expected, value)
+
+    def futex_wait(self, word: str, expected: Value) -> None:
+        super().futex_wait(self.of_engine(word), expected)
+
+    def futex_wake(self, word: str) -> None:
+        super().futex_wake(self.of_engine(word))
+
+    def of_engine(self, word: str) -> str:
+        return self.engine + word if word in OF_AN_ENGINE else word
 
     def no_work(self) -> None:
         self.let("moved", 0)
 
     # ---- segment.pxd
+
+    def ring(self, door: int) -> None:
+        if door == DOOR_WAITER:
+            self.add("door2", 1)
+            self.futex_wake("door2")
+            return
+        counts = (("door1", 1), ("thread", 1))
+        for word, more in reversed(counts) if "RING_ORDER" in self.without else counts:
+            self.add(word, more)
+        self.futex_wake("thread")
 
     def wake_unfenced(self, only: int = 0) -> None:
         out = self.fresh()
@@ -59,8 +96,7 @@ class Thread(Code):
             self.load("rung", f"door{door}")
             self.jump_if(lambda r: r["rung"] != r["asleep"] >> COUNT_SHIFT, out)
             self.forget("asleep", "rung")
-            self.add(f"door{door}", 1)
-            self.futex_wake(f"door{door}")
+            self.ring(door)
             self.jump(out)
             self.label(other)
         self.label(out)
@@ -125,20 +161,18 @@ class Thread(Code):
         else:
             self.drive()
 
-    def engine_thread(self) -> None:
-        loop, again, announce, release, sleep, out = (self.fresh() for _ in range(6))
-        late, stop_first = "DOOR_FIRST" in self.without, "DOOR_BEFORE_STOP" in self.without
-        self.label(loop)
-        if not late and not stop_first:
-            self.load("door", f"door{DOOR_ENGINE}", acquire=True)
-        self.load("stop", "stop", acquire=True)
-        self.jump_if(lambda r: r["stop"], out)
-        if stop_first:
-            self.load("door", f"door{DOOR_ENGINE}", acquire=True)
+    def drive_unattended(self) -> None:
+        again, announce, release, out = (self.fresh() for _ in range(4))
+        late, driven, calm = "DOOR_FIRST" in self.without, self.engine + "driven", self.engine + "calm"
+        self.let("moved", 0)
+        self.load("door", "door1", acquire=True)
+        self.jump_if(lambda r: r[calm] and r["door"] == r[driven], out)  # is_due
+        if not late:
+            self.let(driven, lambda r: r["door"])
+        self.let(calm, 1)
         self.fence("TAKE")
         self.cas("mine", "role", ENGINE_ASLEEP, ENGINE)
-        self.let("moved", 0)
-        self.jump_if(lambda r: not r["mine"], sleep)
+        self.jump_if(lambda r: not r["mine"], out)
         self.store("asleep", 0)
         self.label(again)
         self.drive()
@@ -149,6 +183,7 @@ class Thread(Code):
         self.announce_sleep(DOOR_ENGINE, "door")
         self.fence("ENGINE")
         self.drive_after_fence("LOOK_ENGINE")
+        self.let(calm, lambda r: int(not r["moved"]))
         self.store("role", ENGINE_ASLEEP, release=True)
         self.fence("ROLE")
         self.load("others", "waiters")
@@ -157,20 +192,42 @@ class Thread(Code):
             self.add("local", 1)
             self.futex_wake("local")
         self.label(release)
-        self.forget("others", "mine")
-        self.jump_if(lambda r: r["moved"], loop)
-        self.label(sleep)
+        self.label(out)
         if late:
-            self.load("door", f"door{DOOR_ENGINE}", acquire=True)
-        self.futex_wait(f"door{DOOR_ENGINE}", lambda r: r["door"])
-        self.forget("door")
+            self.load("door", "door1", acquire=True)
+            self.let(driven, lambda r: r["door"])
+        self.forget("others", "mine", "door")
+
+    # ---- engines.pyx
+
+    def engine_thread(self, engines: tuple[str, ...] = ("",)) -> None:
+        loop, out = self.fresh(), self.fresh()
+        late, stop_first = "THREAD_FIRST" in self.without, "THREAD_BEFORE_STOP" in self.without
+        self.label(loop)
+        if not late and not stop_first:
+            self.load("count", "thread", acquire=True)
+        self.load("stop", "stop", acquire=True)  # under a lock
+        self.jump_if(lambda r: r["stop"], out)
+        if stop_first:
+            self.load("count", "thread", acquire=True)
+        for self.engine in engines:
+            self.drive_unattended()
+        self.engine = ""
+        if "MOVED_AGAIN" not in self.without:
+            self.jump_if(lambda r: not all(r[engine + "calm"] for engine in engines), loop)
+        if late:
+            self.load("count", "thread", acquire=True)
+        self.futex_wait("thread", lambda r: r["count"])
+        self.forget("count", "moved")
         self.jump(loop)
         self.label(out)
+
+    # ---- driver.pyx
 
     def give_back(self) -> None:
         alone, out, ring = self.fresh(), self.fresh(), self.fresh()
         self.load("cursor", "cursor")
-        self.load("door", f"door{DOOR_ENGINE}", acquire=True)
+        self.load("door", "door1", acquire=True)
         self.announce_sleep(DOOR_ENGINE, "door")
         self.store("role", ENGINE_ASLEEP, release=True)
         self.fence("GIVE_BACK")
@@ -185,13 +242,12 @@ class Thread(Code):
             self.load("tail", "tail", acquire=True)
             self.jump_if(lambda r: r["tail"] != r["cursor"], ring)
         if "LOOK_RUNG" not in self.without:
-            self.load("rung", f"door{DOOR_ENGINE}")
+            self.load("rung", "door1")
             self.jump_if(lambda r: r["rung"] != r["door"], ring)
         self.jump(out)
         self.label(ring)
         self.forget("tail", "cursor", "door", "rung")
-        self.add(f"door{DOOR_ENGINE}", 1)
-        self.futex_wake(f"door{DOOR_ENGINE}")
+        self.ring(DOOR_ENGINE)
         self.label(out)
         self.forget("tail", "cursor", "door", "rung")
 
@@ -205,7 +261,7 @@ class Thread(Code):
         self.jump_if(lambda r: r["stop"], out)
         self.drive()
         self.jump_if(lambda r: r["moved"], top)
-        self.load("door", f"door{DOOR_WAITER}", acquire=True)
+        self.load("door", "door2", acquire=True)
         self.announce_sleep(DOOR_WAITER, "door")
         self.fence("CALLER")
         self.drive_after_fence("LOOK_CALLER")
@@ -215,7 +271,7 @@ class Thread(Code):
         if "RECHECK_STOP" not in self.without:
             self.load("stop", "stop", acquire=True)
             self.jump_if(lambda r: r["stop"], awake)
-        self.futex_wait(f"door{DOOR_WAITER}", lambda r: r["door"])
+        self.futex_wait("door2", lambda r: r["door"])
         self.label(awake)
         self.forget("door", "moved")
         self.store("asleep", 0)
@@ -255,10 +311,11 @@ class Thread(Code):
         self.add("waiters", -1)
 
     def begin_stop(self) -> None:
-        self.store("stop", 1, release=True)
+        self.store("stop", 1, release=True)  # engines.pyx: engines_leave
+        self.add("thread", 1)
+        self.futex_wake("thread")
         for door in (DOOR_ENGINE, DOOR_WAITER):
-            self.add(f"door{door}", 1)
-            self.futex_wake(f"door{door}")
+            self.ring(door)
 
     def end_stop(self, op: str) -> None:
         """The engine thread has ended."""
@@ -357,8 +414,8 @@ class Scenario:
 
 
 ALONE = {"role": ENGINE_ASLEEP, "waiters": 0}  # an engine thread without callers in its process
-PROCESS = {"role": ENGINE_ASLEEP, "asleep": DOOR_ENGINE, "door1": 0, "door2": 0, "waiters": 0, "local": 0}
-SLEEPER = {word: PROCESS[word] for word in ("asleep", "door1", "door2")}
+PROCESS = {"role": ENGINE_ASLEEP, "asleep": DOOR_ENGINE, "door1": 0, "door2": 0, "thread": 0, "waiters": 0, "local": 0}
+SLEEPER = {word: PROCESS[word] for word in ("asleep", "door1", "door2", "thread")}
 
 
 def _publisher(without: frozenset[str], first: int, last: int, late: bool = False) -> Program:
@@ -386,6 +443,28 @@ def entries(without: frozenset[str]) -> Scenario:
         return "" if words["cursor"] == words["tail"] else "the engine thread sleeps before the end of the schedule"
 
     return Scenario(SLEEPER | {"tail": 0, "cursor": 0}, [_publisher(without, 0, 2), _engine(engine)], judge)
+
+
+def sets(without: frozenset[str]) -> Scenario:
+    """One thread drives two engines; another rank appends an entry in each."""
+    engine = Thread(without, waiters=0, **{each + "role": ENGINE_ASLEEP for each in ENGINES})
+    engine.drive = lambda: engine.run_schedule()
+    engine.engine_thread(ENGINES)
+    publishers = []
+    for each in ENGINES:
+        code = Thread(without)
+        code.engine = each
+        code.store("tail", 1, release=True)
+        code.wake()
+        publishers.append(Program.of(each, code))
+
+    def judge(words: dict[str, int], asleep: dict[str, str | None]) -> str:
+        late = [each for each in ENGINES if words[each + "cursor"] != words[each + "tail"]]
+        return f"the engine thread sleeps though there is an entry of {late}" if late else ""
+
+    words = {each + word: value for each in ENGINES for word, value in {**SLEEPER, "tail": 0, "cursor": 0}.items()}
+    words = {word: value for word, value in words.items() if not word.endswith("thread")}
+    return Scenario(words | {"thread": 0}, [*publishers, Program.of("engine", engine)], judge)
 
 
 def call(without: frozenset[str]) -> Scenario:
@@ -442,8 +521,7 @@ def role(without: frozenset[str]) -> Scenario:
     """The engine thread has a spurious wake-up while a thread begins to wait, which must get the driver's role."""
     engine, waiter, bell = Thread(without), Thread(without), Thread(without)
     waiter.driver_wait("op")
-    bell.add("door1", 1)
-    bell.futex_wake("door1")
+    bell.ring(DOOR_ENGINE)
 
     def judge(words: dict[str, int], asleep: dict[str, str | None]) -> str:
         return "" if asleep["waiter"] == "door2" else "nobody drives though a thread waits"
@@ -701,7 +779,7 @@ def passes(without: frozenset[str]) -> Scenario:
 SCENARIOS: dict[str, Callable[[frozenset[str]], Scenario]] = {
     scenario.__name__: scenario
     for scenario in (
-        *(entries, call, give_back, two_waiters, role, stages, submissions, cycle, stop, stop_waiter),
+        *(entries, sets, call, give_back, two_waiters, role, stages, submissions, cycle, stop, stop_waiter),
         *(clock, streamed, passes),
     )
 }
@@ -728,11 +806,14 @@ RULES = {
     "LOOK_RUNG": ("give_back",),
     "RECHECK_DONE": ("two_waiters",),  # the second look at the operation, after the role was found taken
     "DOOR_FIRST": ("entries",),  # the door's count is read before the look, not after
+    "THREAD_FIRST": ("entries", "sets"),  # likewise that of the thread's own door
+    "RING_ORDER": ("entries", "sets"),  # an engine's door moves before the thread's is rung
+    "MOVED_AGAIN": ("entries", "sets"),  # where the second look moved something, the thread looks again
     "LOCAL_DOOR_FIRST": ("two_waiters",),
     "COUNT": ("entries",),  # `asleep` carries the count of this sleep, so that a ring for another is told apart
     "WAKE_FOR_ROLE": ("role",),  # giving up the role wakes a thread that waits for it
     "PASS_ON": ("two_waiters",),
-    "DOOR_BEFORE_STOP": ("stop",),
+    "THREAD_BEFORE_STOP": ("stop",),
     "RECHECK_STOP": ("stop_waiter",),
     "NEED": ("stages",),  # each announcement carries its own need
     "WAIT_BEHIND": ("passes",),  # a rank's wait for all is sent after its submissions
