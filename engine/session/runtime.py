@@ -233,7 +233,8 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     Parameters
     ----------
     process_set : ProcessSet or iterable of int
-        Set, or its ranks in the world. A set costs each of its ranks a sleeping thread and some memory.
+        Set, or its ranks in the world. A set costs each of its ranks some memory; one of several hosts also a
+        sleeping thread and connections.
 
     Returns
     -------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import threading
 from datetime import timedelta
@@ -367,11 +368,21 @@ def messages_from_any(rank: int, size: int) -> None:
             dist.send(torch.full((2,), 8.0), 0, tag=2)
 
 
+def count_threads_and_files() -> tuple[int, int]:
+    return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+
+
 def many_groups(rank: int, size: int) -> None:
-    """Dozens of groups, several of the same ranks, with collections of garbage between."""
+    """Dozens of groups, several of the same ranks, with collections of garbage between. They cost no thread and no file."""
+    before = count_threads_and_files()
     made = [dist.new_group(list(range(size))) for _ in range(20)]
     pairs = [dist.new_group([first, first + 1]) for first in range(size - 1)]
     gc.collect()
+    works = [dist.all_reduce(torch.ones(1), group=group, async_op=True) for group in made]
+    for work in works:
+        work.wait()
+    more = [now - then for now, then in zip(count_threads_and_files(), before, strict=True)]
+    assert max(more) < 5, more  # those that finish works, but none for each group
     for number, group in reversed(list(enumerate(made))):
         tensor = torch.full((3,), float(number))
         dist.all_reduce(tensor, group=group)

@@ -20,7 +20,7 @@ from engine.session.registry import ProcessSetRegistry
 from engine.trace import reading
 
 from ..on_ranks import on_ranks
-from ..waiting import let_pass
+from ..waiting import let_pass, until
 from .arrays import works
 
 pytestmark = on_ranks(2, 3)
@@ -289,3 +289,58 @@ def test_an_operation_that_somebody_minds_is_waited_for_at_the_end(rank: int, si
     engine.shutdown()
     handle.wait()
     assert (tensor == size).all()
+
+
+def count_threads_and_files() -> tuple[int, int]:
+    return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+
+
+def submit(group: core.Engine, tensor: Any) -> Any:
+    return group.allreduce(tensor, tensor, "driven", engine.Sum, 1.0, 1.0)
+
+
+def poll(handles: list[Any]) -> None:
+    """Wait for operations without driving them: the engine thread alone does."""
+    until(lambda: all(handle.done for handle in handles), "the engine thread's end of all", 20.0)
+
+
+def test_sets_share_the_engine_thread(size: int) -> None:
+    before = count_threads_and_files()
+    groups = [form(tuple(range(size)), f"group {number}") for number in range(40)]
+    tensors = [np.full(3, float(number)) for number in range(len(groups))]
+    poll([submit(*each) for each in zip(groups, tensors, strict=True)])
+    assert [float(tensor[0]) for tensor in tensors] == [size * number for number in range(len(groups))]
+    assert count_threads_and_files() == before
+    for group in groups:
+        registry().leave_set(group)
+
+
+def test_a_small_operation_passes_a_large_one_of_another_set(size: int) -> None:
+    """On the one thread that drives both, and while a set comes and goes."""
+    groups = [form(tuple(range(size)), name) for name in ("large", "small")]
+    large, small = np.ones(16 * LARGE, np.float32), np.ones(1, np.float32)
+    for _ in range(3):
+        handle = submit(groups[0], large)
+        for _ in range(5):
+            poll([submit(groups[1], small)])
+            other = form(tuple(range(size)), "comes and goes")
+            assert add_up(other) == size
+            registry().leave_set(other)
+        poll([handle])
+    assert large[0] == large[-1] == size**3
+    assert small[0] == size**15
+    for group in groups:
+        registry().leave_set(group)
+
+
+@on_ranks(2, world=None)
+def test_the_engine_thread_ends_with_the_last_engine(rank: int, size: int) -> None:
+    before = count_threads_and_files()[0]
+    engine.init()
+    world, group = native(), form((0, 1))
+    world.close(1.0)
+    tensor = np.ones(3)
+    poll([submit(group, tensor)])  # which a set can do that is used behind its world's end
+    assert (tensor == size).all()
+    engine.shutdown()
+    until(lambda: count_threads_and_files()[0] == before, "the end of the engine's threads", 10.0)

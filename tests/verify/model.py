@@ -28,26 +28,17 @@ OF_AN_ENGINE = {"role", "asleep", "door1", "door2", "tail", "cursor"}  # words t
 MODELS: tuple[Memory, ...] = (Stores(), Views())
 
 
-class Thread(Code):
-    """The steps of one thread of a rank.
+class EngineCode(Code):
+    """Steps that are for one engine at a time of those of a process.
 
     Attributes
     ----------
     engine : str
         Prefix of the words, and of the registers kept between turns, of the engine that the next steps are for.
-    drive : callable
-        Writes the steps of `drive_once`: register `moved` says whether it did anything.
-    reasons : callable or None
-        Writes the steps that put the reasons for sleeping into register `reasons`.
-    left_behind : callable or None
-        Writes the checks of `give_back`, whose result is in register `left`.
     """
 
-    def __init__(self, without: frozenset[str], **constant: int) -> None:
-        super().__init__(without=without, constant={"stop": 0, **constant})
-        self.drive: Callable[[], None] = self.no_work
-        self.reasons: Callable[[], None] | None = None
-        self.waits = 0  # 1 while it writes the steps of a driver that itself counts as a waiter
+    def __init__(self, without: frozenset[str], constant: dict[str, int]) -> None:
+        super().__init__(without=without, constant=constant)
         self.engine = ""
 
     def load(self, into: str, word: str, acquire: bool = False) -> None:
@@ -70,6 +61,26 @@ class Thread(Code):
 
     def of_engine(self, word: str) -> str:
         return self.engine + word if word in OF_AN_ENGINE else word
+
+
+class Thread(EngineCode):
+    """The steps of one thread of a rank.
+
+    Attributes
+    ----------
+    drive : callable
+        Writes the steps of `drive_once`: register `moved` says whether it did anything.
+    reasons : callable or None
+        Writes the steps that put the reasons for sleeping into register `reasons`.
+    left_behind : callable or None
+        Writes the checks of `give_back`, whose result is in register `left`.
+    """
+
+    def __init__(self, without: frozenset[str], **constant: int) -> None:
+        super().__init__(without, {"stop": 0, **constant})
+        self.drive: Callable[[], None] = self.no_work
+        self.reasons: Callable[[], None] | None = None
+        self.waits = 0  # 1 while it writes the steps of a driver that itself counts as a waiter
 
     def no_work(self) -> None:
         self.let("moved", 0)
