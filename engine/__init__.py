@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     )
     from .collectives.handles import Handle, poll, synchronize
     from .collectives.objects import allgather_object, broadcast_object, check_consistency
+    from .collectives.prepared import prepare_allreduce
     from .collectives.process_sets import ProcessSet, global_process_set
     from .collectives.reduce_ops import Adasum, Average, Max, Min, Op, Product, Sum
     from .frameworks.builds import (
@@ -78,6 +79,7 @@ _MODULES = {
     "collectives.handles": "Handle poll synchronize",
     "runner.function": "run",
     "collectives.objects": "allgather_object broadcast_object check_consistency",
+    "collectives.prepared": "prepare_allreduce",
     "collectives.process_sets": "ProcessSet global_process_set",
     "session.topology": "cross_rank cross_size is_homogeneous local_rank local_size rank size",
     "session.runtime": "add_process_set init is_initialized remove_process_set shutdown",
@@ -146,6 +148,7 @@ __all__ = [
     "mpi_threads_supported",
     "nccl_built",
     "poll",
+    "prepare_allreduce",
     "rank",
     "reducescatter",
     "reducescatter_async",

@@ -22,11 +22,11 @@ def _how_to_build(cause: ImportError) -> str:
 
 try:
     from engine_ext import core, setup, tracer
-    from engine_ext.bindings import calls, gradients, handles, memory
+    from engine_ext.bindings import calls, gradients, handles, memory, prepared
 except ImportError as cause:
     raise ImportError(_how_to_build(cause)) from cause
 
-__all__ = ["calls", "core", "gradients", "handles", "library", "memory", "setup", "tracer"]
+__all__ = ["calls", "core", "gradients", "handles", "library", "memory", "prepared", "setup", "tracer"]
 
 
 def find_library(name: str) -> str:

@@ -10,6 +10,7 @@ cdef enum:
 
 cdef str submit(State* e, Op* op, object name, bint blocking)
 cdef int submit_in_turn(State* e, Op* op, str name) except -1
+cdef int submit_when_room(State* e, Target* target, Op* op, bint blocking, object name) except -1
 cdef int make_room(State* e, const Target* target, int status) except -1
 cdef int between_ticks(State* e, Op* op) except -1
 
