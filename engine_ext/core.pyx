@@ -18,6 +18,7 @@ from engine_ext.bindings.collectives cimport (
     reducescatter_op, send_op, size_barrier_op,
 )
 from engine_ext.bindings.devices cimport close_rooms, finish_device, make_rooms
+from engine_ext.bindings.direct cimport reduce_directly
 from engine_ext.bindings.handles cimport begin_in_turn, begin_op, wait_for_joins
 from engine_ext.bindings.memory cimport Part, free_deferred, grow_arena, map_region, part_of
 from engine_ext.bindings.observing cimport map_page, mark_step, mark_traffic, record_steps, set_fields
@@ -504,6 +505,10 @@ cdef class Engine:
     def allreduce(self, tensor, output, name, int op, double prescale, double postscale, bint blocking=False, wire=None):
         expect_open(self.state)
         return self.start(allreduce_op(self.state, tensor, output, op, prescale, postscale, wire), name, blocking, output)
+
+    def allreduce_directly(self, tensor, name, int op, prescale, postscale):
+        expect_open(self.state)
+        return reduce_directly(self, self.state, tensor, name, op, prescale, postscale)
 
     def allreduce_group(self, list tensors, list outputs, name, int op, double prescale, double postscale, bint blocking=False,
                         wire=None):

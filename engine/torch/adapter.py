@@ -129,3 +129,5 @@ def tensor_over(memory: Any, like: torch.Tensor) -> torch.Tensor:
 
 
 register(torch.Tensor, TorchAdapter())
+for kind in (torch.Tensor, torch.nn.Parameter):
+    memory.lend_directly(kind, torch.Tensor.is_neg)

@@ -10,6 +10,7 @@ cdef void fill_reduction(Op* brought, int op, double prescale, double postscale)
 cdef uint64_t row_bytes(const View* view) noexcept nogil
 cdef int64_t own_rows(const State* e, int64_t rows) noexcept nogil
 cdef Op* allreduce_op(State* e, object tensor, object output, int op, double prescale, double postscale, object wire) except NULL
+cdef Op* direct_allreduce_op(State* e, object tensor, int op, double prescale, double postscale) except? NULL
 cdef Op* reducescatter_op(State* e, object tensor, object output, int op, double prescale, double postscale,
                           object wire) except NULL
 cdef Op* reduce_group_op(State* e, int kind, list tensors, list outputs, int op, double prescale, double postscale,

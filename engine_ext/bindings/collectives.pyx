@@ -14,7 +14,7 @@ from engine_ext.bindings.devices cimport expect_room, expect_same_device, mark_r
 from engine_ext.bindings.groups cimport group_add, group_expect_apart, group_gather, group_open, group_sparse
 from engine_ext.bindings.memory cimport Memory, copy_memory, keep_alive
 from engine_ext.bindings.refusals cimport set_text
-from engine_ext.bindings.view cimport HOST, MISALIGNED, expect_dense, view_anywhere, view_of
+from engine_ext.bindings.view cimport HOST, MISALIGNED, expect_dense, view_anywhere, view_directly, view_of
 from engine_ext.control.driver cimport driver_note_thread
 from engine_ext.kernels.kernels cimport (
     ENGINE_ADASUM, ENGINE_AVERAGE, ENGINE_BFLOAT16, ENGINE_BOOL, ENGINE_DTYPES, ENGINE_FLOAT16, ENGINE_FLOAT32, ENGINE_FLOAT64,
@@ -103,6 +103,21 @@ cdef Op* allreduce_op(State* e, object tensor, object output, int op, double pre
     elif source.data == target.data and op != ENGINE_ADASUM and may_share(&brought.meta):
         # Adasum measures before it writes.
         brought.meta.shared = arena_locate(&e.arena, source.data, source.nbytes)
+    return brought
+
+
+cdef Op* direct_allreduce_op(State* e, object tensor, int op, double prescale, double postscale) except? NULL:
+    """An allreduce in place of a tensor that lends its memory directly; NULL where that has to be looked at more closely, or the
+    allreduce is refused."""
+    cdef char[FAULT_BYTES] text
+    cdef View view
+    cdef Op* brought
+    if not view_directly(tensor, &view) or reduction_fault(False, &view, op, prescale, postscale, e.segment.size, text):
+        return NULL
+    brought = tensor_op(KIND_ALLREDUCE, &view, &view, tensor)
+    fill_reduction(brought, op, prescale, postscale)
+    if op != ENGINE_ADASUM:             # which measures before it writes
+        brought.meta.shared = arena_locate(&e.arena, view.data, view.nbytes)
     return brought
 
 

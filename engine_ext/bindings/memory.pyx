@@ -6,7 +6,7 @@ from libc.stdlib cimport free
 from libc.string cimport memcpy
 
 from engine_ext.bindings.devices cimport is_known_passed, release_mark
-from engine_ext.bindings.view cimport View, expect_dense, view_anywhere, view_of
+from engine_ext.bindings.view cimport View, add_direct_type, expect_dense, view_anywhere, view_of
 from engine_ext.operations.op cimport OP_ABANDONED, OP_DONE
 from engine_ext.operations.operation cimport free_op
 from engine_ext.platform.atomics cimport load_pointer, or32, swap_pointer
@@ -92,6 +92,12 @@ def expect_memory(tensor):
     """Raise UnsupportedTensorError unless a tensor lends memory, contiguous or not."""
     cdef View view
     view_anywhere(tensor, &view)
+
+
+def lend_directly(kind, is_negated):
+    """Have tensors of a type, but not of its subclasses, reduced where they lie without a look at anything but their memory, unless
+    `is_negated` says of one that its elements are the negatives of what lies there."""
+    add_direct_type(kind, is_negated)
 
 
 def checksum(tensor):

@@ -24,5 +24,7 @@ cdef struct View:
 
 cdef object view_of(object tensor, View* view)
 cdef object view_anywhere(object tensor, View* view)
+cdef int add_direct_type(object kind, object is_negated) except -1
+cdef bint view_directly(object tensor, View* view) except -1
 cdef int expect_dense(object tensor, const View* view, str role) except -1
 cdef int expect_reducible(const View* view, str what) except -1

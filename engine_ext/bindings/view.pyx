@@ -67,6 +67,9 @@ cdef list known_references = []
 # NumPy's array, once one was seen: a type without a table that can gain none, since it is no heap type, and whose arrays keep
 # their memory as long as they are referenced.
 cdef PyObject* array_type = NULL
+# Types with an exchange table whose tensors may be written to, and what says of one that its memory has other signs than it has.
+cdef list direct_types = []
+cdef list direct_negations = []
 
 
 cdef dl_exchange_api* exchange_table(object tensor):
@@ -308,6 +311,35 @@ cdef bint view_of_array(object array, View* view) except -1:
     finally:
         PyBuffer_Release(&buffer)
     return True
+
+
+cdef int add_direct_type(object kind, object is_negated) except -1:
+    """Have tensors of a type, but not of its subclasses, viewed directly, unless `is_negated` says of one that its elements are
+    the negatives of what lies in memory."""
+    if kind not in direct_types:
+        direct_types.append(kind)
+        direct_negations.append(is_negated)
+    return 0
+
+
+cdef bint view_directly(object tensor, View* view) except -1:
+    """Fill `view` of a tensor that lends its memory as it lies there: contiguous, writable, on the host, and kept by a reference
+    to the tensor. False, where that is not so, or not known."""
+    cdef object keeper, kind = type(tensor)
+    cdef Py_ssize_t k
+    if <PyObject*>kind != array_type:
+        for k in range(len(direct_types)):
+            if direct_types[k] is kind:
+                break
+        else:
+            return False
+        if direct_negations[k](tensor):
+            return False
+    try:
+        keeper = view_anywhere(tensor, view)
+    except UnsupportedTensorError:
+        return False
+    return keeper is None and view.layout >= 0 and not view.readonly and view.device == HOST
 
 
 cdef object view_anywhere(object tensor, View* view):
