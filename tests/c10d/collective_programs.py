@@ -373,7 +373,7 @@ def count_threads_and_files() -> tuple[int, int]:
 
 
 def many_groups(rank: int, size: int) -> None:
-    """Dozens of groups, several of the same ranks, with collections of garbage between. They cost no thread and no file."""
+    """Dozens of groups, several of the same ranks, with garbage collected between. None costs a thread or a file."""
     before = count_threads_and_files()
     made = [dist.new_group(list(range(size))) for _ in range(20)]
     pairs = [dist.new_group([first, first + 1]) for first in range(size - 1)]

@@ -316,7 +316,7 @@ def test_sets_share_the_engine_thread(size: int) -> None:
 
 
 def test_a_small_operation_passes_a_large_one_of_another_set(size: int) -> None:
-    """On the one thread that drives both, and while a set comes and goes."""
+    """One thread drives both, while a third set comes and goes."""
     groups = [form(tuple(range(size)), name) for name in ("large", "small")]
     large, small = np.ones(16 * LARGE, np.float32), np.ones(1, np.float32)
     for _ in range(3):

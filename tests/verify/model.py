@@ -2,9 +2,9 @@
 
 Each function writes the steps of the function of that name in engine_ext (control/driver.pyx, control/engines.pyx,
 control/completion.pyx, shared/segment.pxd, control/execute.pyx, transport/shm.pyx, hosts/relay.pyx,
-coordinator/frozen.pyx), access by access and with the same order of memory; change them together. A scenario puts a few threads around one window. Nothing here
-has a timeout: a wait that the engine would end by a tick never ends, so that a lost wake-up is a state in which nothing
-happens any more though there is something to do.
+coordinator/frozen.pyx), access by access and with the same order of memory; change them together. A scenario puts a
+few threads around one window. Nothing here has a timeout: a wait that the engine would end by a tick never ends, so
+that a lost wake-up is a state in which nothing happens any more though there is something to do.
 
 A mutant leaves out one fence, one look or one rule. Every mutant must be found; the table says by which scenario.
 """
