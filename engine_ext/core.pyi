@@ -205,6 +205,8 @@ class Engine:
         wire: str | None = None,
     ) -> Handle: ...
     def barrier(self, name: str | None, blocking: bool = False) -> Handle: ...
+    def meet(self, name: str | None = None) -> None:
+        """Wait in a barrier, without a handle."""
     def join(self) -> int:
         """Collective: submit nothing, and contribute zeros or no rows, until all have joined; the last to join."""
     @property

@@ -18,7 +18,7 @@ from engine_ext.bindings.collectives cimport (
     reducescatter_op, send_op, size_barrier_op,
 )
 from engine_ext.bindings.devices cimport close_rooms, finish_device, make_rooms
-from engine_ext.bindings.direct cimport reduce_directly
+from engine_ext.bindings.direct cimport meet_directly, reduce_directly
 from engine_ext.bindings.handles cimport begin_in_turn, begin_op, wait_for_joins
 from engine_ext.bindings.memory cimport Part, free_deferred, grow_arena, map_region, part_of
 from engine_ext.bindings.observing cimport map_page, mark_step, mark_traffic, record_steps, set_fields
@@ -551,6 +551,10 @@ cdef class Engine:
     def alltoall(self, tensor, splits, name, bint blocking=False, room=None, output=None):
         expect_open(self.state)
         return self.start(alltoall_op(self.state, tensor, splits, room, output), name, blocking, output)
+
+    def meet(self, name=None):
+        expect_open(self.state)
+        meet_directly(self, self.state, name)
 
     def barrier(self, name, bint blocking=False):
         expect_open(self.state)

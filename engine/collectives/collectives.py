@@ -298,7 +298,7 @@ def reducescatter(
 
 def barrier(name: str | None = None, process_set: ProcessSet = global_process_set) -> None:
     """Wait until every rank of the process set has called `barrier`. Collective."""
-    process_set.engine.barrier(name, True).wait()
+    process_set.engine.meet(name)
 
 
 def join(process_set: ProcessSet = global_process_set) -> int:

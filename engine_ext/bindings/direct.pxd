@@ -1,5 +1,6 @@
-"""A blocking allreduce in place, without a handle."""
+"""A blocking allreduce in place, and a barrier, without a handle."""
 from engine_ext.control.state cimport State
 
 cdef bint reduce_directly(object engine, State* e, object tensor, object name, int op, object prescale,
                           object postscale) except -1
+cdef int meet_directly(object engine, State* e, object name) except -1

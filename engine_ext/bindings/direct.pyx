@@ -1,10 +1,10 @@
-"""A blocking allreduce in place, without a handle: for a small tensor, each object made here takes as long as the communication."""
+"""A blocking allreduce in place, and a barrier, without a handle: each object made here takes as long as the communication."""
 from libc.string cimport memset
 
-from engine_ext.bindings.collectives cimport direct_allreduce_op, expect_name
+from engine_ext.bindings.collectives cimport barrier_op, direct_allreduce_op, expect_name
 from engine_ext.bindings.handles cimport Handle
 from engine_ext.bindings.memory cimport abandon_op, let_go
-from engine_ext.bindings.submit cimport submit_when_room
+from engine_ext.bindings.submit cimport catch_up, submit_when_room
 from engine_ext.control.driver cimport Target, driver_note_thread
 from engine_ext.operations.op cimport OP_DONE, Op
 from engine_ext.platform.atomics cimport load32_acquire
@@ -30,16 +30,35 @@ cdef bint reduce_directly(object engine, State* e, object tensor, object name, i
     if brought == NULL:
         return False
     driver_note_thread(e)
+    call(engine, e, brought, &target, tensor, name)
+    return True
+
+
+cdef int meet_directly(object engine, State* e, object name) except -1:
+    """Wait until every rank has come."""
+    cdef Target target
+    memset(&target, 0, sizeof(Target))
+    if name is not None:
+        target.text = expect_name(name, &target.text_bytes)
+    call(engine, e, barrier_op(e, name, True), &target, None, name)
+    return 0
+
+
+cdef int call(object engine, State* e, Op* op, Target* target, object output, object name) except -1:
+    """Submit an operation and wait for it; raise what goes wrong with it."""
+    cdef Handle handle
     try:
-        submit_when_room(e, &target, brought, True, name)
+        submit_when_room(e, target, op, True, name)
     except BaseException:
-        abandon_op(e, brought)
+        abandon_op(e, op)
         raise
-    if load32_acquire(&brought.flags) & OP_DONE and brought.status == Status.OK:
-        let_go(e, brought)
-        return True
+    if load32_acquire(&op.flags) & OP_DONE and op.status == Status.OK:
+        if op.rows:                     # a barrier behind which ranks align
+            catch_up(e, op.meta.dims)
+        let_go(e, op)
+        return 0
     handle = Handle.__new__(Handle)
-    handle.engine, handle.state, handle.output, handle.op = engine, e, tensor, brought
+    handle.engine, handle.state, handle.output, handle.op = engine, e, output, op
     handle.name = target.label[:target.text_bytes].decode() if name is None else name
     handle.wait()
-    return True
+    return 0

@@ -5,8 +5,7 @@ call takes it over without waking it. What a pass touches (coordinator, executor
 holder and needs no lock.
 """
 from libc.stdint cimport int32_t
-from libc.stdio cimport snprintf
-from libc.string cimport memset
+from libc.string cimport memcpy, memset, strlen
 
 from engine_ext.control.completion cimport claim_await, claim_deadline, wake_waiters
 from engine_ext.control.execute cimport fail_everything, run_schedule
@@ -49,7 +48,7 @@ cdef extern from "platform/cpu.h" nogil:
     void engine_float_leave(uint64_t theirs)
 
 cdef enum:
-    LOOK_AT_CLOCK = 8           # passes that move something between two looks: small operations have fewer
+    LOOK_AT_CLOCK = 8           # passes that move something between two looks, and spins: small operations have fewer
     YIELD_CHUNKS = 2            # the same of an entry in progress: a small all-to-all has two
     HANDED_BYTES = 1 << 20      # what is longer is not moved by a caller that does not wait: it would take more than a wake-up
     YIELD_BYTES = 65536         # what is larger takes longer than a sleep: a core that computes would get all of each slice
@@ -248,7 +247,19 @@ cdef void note_another_thread(State* e) noexcept nogil:
 
 cdef uint32_t driver_label(char* label, int kind, uint64_t number) noexcept nogil:
     """The name of the operation of a kind that so many without a name came before, of at most LABEL_BYTES; its length."""
-    return <uint32_t>snprintf(label, LABEL_BYTES, "%s.noname.%llu", kind_name(kind), <unsigned long long>(number % UNNAMED))
+    cdef const char* begin = kind_name(kind)
+    cdef uint32_t used = <uint32_t>strlen(begin), left = <uint32_t>(number % UNNAMED), unit = 1
+    memcpy(label, begin, used)
+    memcpy(label + used, b".noname.", 8)        # by hand: printf takes as long as a small operation's communication
+    used += 8
+    while unit * 10 <= left:
+        unit *= 10
+    while unit:
+        label[used] = <char>(c"0" + left // unit % 10)
+        unit //= 10
+        used += 1
+    label[used] = 0
+    return used
 
 
 cdef int submit_unnamed(State* e, Target* target, Op* op, Record** record, uint64_t now) noexcept nogil:
@@ -377,7 +388,7 @@ cdef int driver_call(State* e, Target* target, Op* op, uint64_t ns) noexcept nog
     The role is taken before the bit is set, so that the coordinator finds this rank awake and wakes nobody.
     """
     cdef uint64_t tick = now_ns() + ns
-    cdef uint64_t theirs
+    cdef uint64_t theirs, ended
     cdef uint32_t recording
     cdef Goal goal
     cdef int32_t id = -1
@@ -394,10 +405,11 @@ cdef int driver_call(State* e, Target* target, Op* op, uint64_t ns) noexcept nog
             if not coordinates(&e.segment):
                 notify_leader(e, id, op.nbytes, True)
             drive_until(e, &goal, tick)
+        ended = e.entry_ended           # just now, as a rule
         give_back(e)
         add32(&e.waiters, <uint32_t>-1)
         engine_float_leave(theirs)
-        observe_wait_ends(e, recording, tick - ns, now_ns())
+        observe_wait_ends(e, recording, tick - ns, ended if ended > tick - ns and is_goal_met(e, &goal) else now_ns())
     else:
         add32(&e.waiters, <uint32_t>-1)
         status = driver_submit(e, target, op)
@@ -493,7 +505,7 @@ cdef void drive_until(State* e, const Goal* goal, uint64_t tick) noexcept nogil:
     """
     cdef rank_page* mine = e.segment.mine
     cdef uint64_t spin_end = 0, when
-    cdef uint32_t door, moves = 0
+    cdef uint32_t door, moves = 0, spins = 0
     while not is_goal_met(e, goal) and not load32_acquire(&e.stop):     # pairs with driver_stop
         if drive_once(e):
             spin_end = 0
@@ -505,7 +517,8 @@ cdef void drive_until(State* e, const Goal* goal, uint64_t tick) noexcept nogil:
             if spin_end == 0:
                 spin_end = now_ns() + e.spin_ns
             spin_pause()                # one at a time: some processors take 50 ns for it
-            if now_ns() < spin_end:
+            spins += 1
+            if spins % LOOK_AT_CLOCK or now_ns() < spin_end:
                 continue
         elif e.yield_ns and is_small(e, goal):
             if spin_end == 0:

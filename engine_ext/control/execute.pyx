@@ -110,6 +110,7 @@ cdef bint continue_batch(State* e, const engine_entry* entry) noexcept nogil:
     if entry.meta.device and not e.sending_members and not sizes_receive(e, entry):
         return False
     e.sending_members = False
+    e.executor.begun = now_ns()
     return give_to_lane(e, entry) if entry.meta.device else plan_batch(e, entry)
 
 
@@ -205,7 +206,7 @@ cdef void leave_entry(State* e, engine_entry* entry) noexcept nogil:
     """Move the rank's cursor past an entry that is done."""
     cdef uint64_t now
     pthread_mutex_lock(&e.lock)
-    now = now_ns()
+    now = e.entry_ended = now_ns()
     observe_entry_ends(e, entry, now)
     pthread_mutex_unlock(&e.lock)
     if coordinates(&e.segment) and entry.type == ENTRY_BATCH and entry.algorithm == ALGORITHM_TWO_SHOT:
@@ -287,7 +288,7 @@ cdef bint run_schedule(State* e) noexcept nogil:
             if entry == NULL:
                 break
             pthread_mutex_lock(&e.lock)
-            e.entry_begun = now_ns()
+            e.entry_begun = e.executor.begun = now_ns()
             observe_entry_begins(e, entry)
             note_knobs(e, entry)
             collected = (entry.type == ENTRY_BATCH or entry.type == ENTRY_SKIP) and collect_batch(e, entry)

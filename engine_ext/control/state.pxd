@@ -88,6 +88,7 @@ cdef struct State:
     # the entry in progress, owned by whoever holds the role
     engine_entry* entry         # in the schedule's ring; NULL: none is in progress
     uint64_t entry_begun        # nanoseconds, monotonic: when this rank began its last entry
+    uint64_t entry_ended        # nanoseconds, monotonic: when it was done with its last entry
     Op** batch                  # malloc'ed: this rank's operations in the entry, in its order
     int32_t batch_room          # operations for which `batch` has room
     bint sending_members        # it is broadcasting `member_shapes`; the operation itself follows

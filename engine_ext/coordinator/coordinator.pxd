@@ -3,6 +3,7 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uint8_t
 
 from engine_ext.coordinator.names cimport Names
 from engine_ext.operations.kinds cimport operation_of
+from engine_ext.platform.atomics cimport now_ns
 from engine_ext.platform.clock cimport patience, seconds_ns
 from engine_ext.platform.token_bucket cimport TokenBucket
 from engine_ext.shared.counters cimport counters_page
@@ -121,6 +122,7 @@ cdef struct Coordinator:
     int joined_count            # number of ranks that have
     int last_joined             # the rank that was seen to join last
     uint64_t resume_at          # schedule position behind a JOINED entry: no bits are read until all cursors pass it; 0: none
+    uint64_t now                # nanoseconds, monotonic: the time of the step under way; 0: nobody has asked for it yet
     uint64_t step               # number of optimizer steps of the coordinator's rank at the last look
     uint64_t step_items         # tensors scheduled in this step
     uint64_t usual_items        # tensors scheduled in the step before
@@ -146,6 +148,12 @@ cdef uint64_t coordinator_deadline(Coordinator* c) noexcept nogil
 cdef bint coordinator_unseen(Coordinator* c) noexcept nogil
 cdef uint64_t coordinator_look_at(const Coordinator* c, uint64_t warning_ns, uint64_t limit_ns) noexcept nogil
 cdef int coordinator_absentee(Coordinator* c, uint64_t seen, uint64_t limit_ns, char* text, int room) noexcept nogil
+
+cdef inline uint64_t time_of_step(Coordinator* c) noexcept nogil:
+    """The time of the step under way, nanoseconds: the clock is read once in it, since reading costs as much as a scan."""
+    if c.now == 0:
+        c.now = now_ns()
+    return c.now
 
 cdef inline bint withheld(Coordinator* c, NameState* name, int rank) noexcept nogil:
     """Whether `rank` has not submitted a name that may be in flight on others."""

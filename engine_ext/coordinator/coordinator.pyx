@@ -18,7 +18,7 @@ from engine_ext.coordinator.requests cimport (
 )
 from engine_ext.operations.kinds cimport describe_ranks, fit, wire_bytes
 from engine_ext.operations.operation cimport SAYS_ALIGNED, SAYS_ROWS, Operation
-from engine_ext.platform.atomics cimport load32_relaxed, load_acquire, load_relaxed, now_ns, store_relaxed
+from engine_ext.platform.atomics cimport load32_relaxed, load_acquire, load_relaxed, store_relaxed
 from engine_ext.platform.clock cimport after_ns, overdue_ns
 from engine_ext.shared.layout cimport (
     CAUSE_RAISED, COORDINATOR, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_JOINED, FAULT_CALL, FAULT_NONE, IDS, ID_WORDS, MAX_RANKS,
@@ -201,7 +201,7 @@ cdef bint enqueue(Coordinator* c, NameState* name, bint first) noexcept nogil:
         for r in range(c.segment.size):
             name.absent += absent(c, name, r)
     if waiting(c) == 0:
-        observe_batch_opens(c, now_ns())
+        observe_batch_opens(c, time_of_step(c))
     observe_ready(c, name, first)
     c.queued[name.id >> 6] |= <uint64_t>1 << (name.id & 63)
     if not frozen_hold(c, name):
@@ -212,7 +212,7 @@ cdef bint enqueue(Coordinator* c, NameState* name, bint first) noexcept nogil:
 cdef void open_queue(Coordinator* c, NameState* name) noexcept nogil:
     """Put a name that is ready on all ranks, and marked so in `queued`, behind the open batch."""
     if c.queue_count == 0:
-        c.queue_since = now_ns()
+        c.queue_since = time_of_step(c)
     c.queue[c.queue_count] = name.id
     c.queue_count += 1
     c.queue_bytes += name.nbytes
@@ -329,6 +329,7 @@ cdef bint coordinator_step(Coordinator* c) noexcept nogil:
     cdef NameState* name
     cdef NameState* after
     cdef int r, wanting = 0
+    c.now = 0
     if c.resume_at:
         if schedule_slowest(&c.writer) < c.resume_at:
             c.append_again = True              # a cursor that passes wakes it

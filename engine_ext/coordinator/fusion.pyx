@@ -8,12 +8,14 @@ Tensors that no rank submitted are told so in a SKIP entry and move no data. Gra
 from libc.stdint cimport int64_t
 from libc.string cimport memcpy, memset
 
-from engine_ext.coordinator.coordinator cimport CLASSES, NameState, cycle_ns, is_frozen, stamp, waiting, wire_now
+from engine_ext.coordinator.coordinator cimport (
+    CLASSES, NameState, cycle_ns, is_frozen, stamp, time_of_step, waiting, wire_now,
+)
 from engine_ext.coordinator.lateness cimport observe_append, observe_batch_closes, observed_words
 from engine_ext.coordinator.reports cimport bringer
 from engine_ext.operations.kinds cimport operation_of
 from engine_ext.operations.operation cimport SAYS_ROWS, Operation, whole_chunk
-from engine_ext.platform.atomics cimport load32_relaxed, load_relaxed, now_ns
+from engine_ext.platform.atomics cimport load32_relaxed, load_relaxed
 from engine_ext.platform.clock cimport age_ns
 from engine_ext.shared.counters cimport CLOSED_AWAITED, CLOSED_CYCLE_TIME, CLOSED_FULL, CLOSED_WHOLE_STEP
 from engine_ext.shared.layout cimport (
@@ -61,7 +63,7 @@ cdef int find_close_reason(Coordinator* c) noexcept nogil:
         return CLOSED_WHOLE_STEP
     if somebody_waits(c):
         return CLOSED_AWAITED
-    return CLOSED_CYCLE_TIME if age_ns(now_ns(), c.queue_since) >= cycle_ns(c) else -1
+    return CLOSED_CYCLE_TIME if age_ns(time_of_step(c), c.queue_since) >= cycle_ns(c) else -1
 
 
 cdef inline bint in_place(Coordinator* c, const engine_meta* meta) noexcept nogil:

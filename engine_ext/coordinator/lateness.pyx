@@ -4,7 +4,8 @@ A rank says when it submitted in its request, or beside its bit while `recording
 Entries are recorded as long as rank 0's budget of lines lasts, the same ones on every rank. The caller holds rank 0's driver
 role.
 """
-from engine_ext.platform.atomics cimport load32_acquire, load_relaxed, now_ns
+from engine_ext.coordinator.coordinator cimport time_of_step
+from engine_ext.platform.atomics cimport load32_acquire, load_relaxed
 from engine_ext.platform.clock cimport age_ns
 from engine_ext.platform.token_bucket cimport bucket_has
 from engine_ext.shared.layout cimport ARRIVAL_LAST_BITS, ARRIVAL_WAIT_BITS, rank_page
@@ -23,7 +24,7 @@ cdef void lateness_note(Coordinator* c, NameState* name) noexcept nogil:
     cdef uint64_t earliest = <uint64_t>-1, latest = 0, late, when
     cdef rank_page* page
     cdef int r, last = -1
-    name.ready = now_ns()
+    name.ready = time_of_step(c)
     for r in range(c.segment.size):
         if c.joined[r]:
             continue
@@ -49,7 +50,7 @@ cdef void lateness_append(Coordinator* c, engine_entry* entry, const int32_t* id
     cdef uint64_t wait
     cdef NameState* name
     cdef uint32_t i
-    entry.closed = now_ns()
+    entry.closed = time_of_step(c)
     for i in range(entry.items):
         name = c.by_id[ids[i]]
         name.closed = entry.closed
@@ -80,5 +81,5 @@ cdef void lateness_count(Coordinator* c, engine_entry* entry, const NameState* l
     """Say on an entry when the first rank submitted the last of its members: each rank counts by how much it was later."""
     entry.earliest = last.earliest if last.earliest else lateness_earliest(c, last)
     if entry.earliest:
-        tally(c.counters_page.negotiation_ns, age_ns(now_ns(), entry.earliest))
+        tally(c.counters_page.negotiation_ns, age_ns(time_of_step(c), entry.earliest))
         tally(c.counters_page.negotiated, 1)

@@ -6,10 +6,10 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy
 
-from engine_ext.coordinator.coordinator cimport EVICTIONS, Request, Turns, stamp, wanted
+from engine_ext.coordinator.coordinator cimport EVICTIONS, Request, Turns, stamp, time_of_step, wanted
 from engine_ext.coordinator.frozen cimport frozen_forget
 from engine_ext.coordinator.names cimport Named, names_add, names_close, names_find, names_remove
-from engine_ext.platform.atomics cimport now_ns, store_release
+from engine_ext.platform.atomics cimport store_release
 from engine_ext.platform.clock cimport patience_at
 from engine_ext.shared.layout cimport (
     CAUSE_RAISED, COORDINATOR, ENTRY_EVICT, ENTRY_TURN, FAULT_CALL, IDS, REQUEST_BYTES, engine_entry, engine_request, rank_page,
@@ -99,7 +99,7 @@ cdef void requests_drain(Coordinator* c, int rank) noexcept nogil:
         if name.brought == 0:
             name.next, c.open, name.listed = c.open, name, True
         if not wanted(name):
-            name.since = patience_at(c.clock, now_ns())
+            name.since = patience_at(c.clock, time_of_step(c))
         name.brought += 1
         name.failures += kept.text != NULL
         tail += request.bytes

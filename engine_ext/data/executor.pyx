@@ -61,7 +61,7 @@ cdef void executor_start(Executor* x, const Steps* steps, uint64_t chunks) noexc
     x.sums = x.takes_nothing = False
     x.culprit = -1
     x.active = True
-    store_relaxed(&x.progressed, patience_at(x.clock, now_ns()))
+    store_relaxed(&x.progressed, patience_at(x.clock, x.begun))
     if x.timed:
         memset(x.stage_first, 0, sizeof(x.stage_first))
         memset(x.stage_last, 0, sizeof(x.stage_last))
@@ -150,7 +150,7 @@ cdef bint executor_progress(Executor* x) noexcept nogil:
             break
         x.transport.publish(x.transport, &x.passed)
         moved = True
-    if moved:
+    if moved and (x.active or x.end - x.first > 1):         # else it was over before anybody could have missed progress
         store_relaxed(&x.progressed, patience_at(x.clock, now_ns()))
     return moved
 
