@@ -108,11 +108,14 @@ def allreduce_(
         return _reduce_in_place(
             tensor, op, name, prescale_factor, postscale_factor, process_set, compression, blocking=True
         ).wait()
-    # Without adapter and handle where that will do: for a small tensor, each Python call takes as long as the communication.
+    # Without adapter and handle where that will do: for a small tensor, a Python call takes as long as communication.
     engine = process_set._engine
-    if engine is not None and type(op) is Op:
-        if engine.allreduce_directly(tensor, name, op, prescale_factor, postscale_factor):
-            return tensor
+    if (
+        engine is not None
+        and type(op) is Op
+        and engine.allreduce_directly(tensor, name, op, prescale_factor, postscale_factor)
+    ):
+        return tensor
     try:
         adapter = adapter_of(tensor)
         target = adapter.as_target(tensor)

@@ -16,7 +16,6 @@ cdef bint reduce_directly(object engine, State* e, object tensor, object name, i
     """Whether it is done. False: nothing was submitted, and the call has to be made in the usual way, which takes all tensors and
     tells all ranks what is wrong with an argument."""
     cdef Target target
-    cdef Handle handle
     cdef Op* brought
     memset(&target, 0, sizeof(Target))
     if type(prescale) is not float or type(postscale) is not float:

@@ -95,8 +95,8 @@ def expect_memory(tensor):
 
 
 def lend_directly(kind, is_negated):
-    """Have tensors of a type, but not of its subclasses, reduced where they lie without a look at anything but their memory, unless
-    `is_negated` says of one that its elements are the negatives of what lies there."""
+    """Have tensors of a type, but not of its subclasses, reduced where they lie without a look at anything but their memory,
+    unless `is_negated` says of one that its elements are the negatives of what lies there."""
     add_direct_type(kind, is_negated)
 
 

@@ -4,7 +4,7 @@ A call costs a view of the tensor, whose memory may have moved, and the operatio
 """
 cimport cython
 from libc.stdint cimport int64_t, uint32_t
-from libc.string cimport memcmp, memset
+from libc.string cimport memcmp
 
 from engine_ext.bindings.collectives cimport allreduce_op, expect_name, may_share
 from engine_ext.bindings.handles cimport wait_for

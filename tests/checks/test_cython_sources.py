@@ -13,7 +13,7 @@ HEADERS = sorted(path for suffix in ("*.h", "*.c") for path in (ROOT / "engine_e
 FORBIDDEN = {"engine", "jax", "keras", "mxnet", "numpy", "tensorflow", "torch"}
 
 # Sources that use a plane which their row of the table does not name.
-EXCEPTIONS = {("bindings/gradients", "core")}
+EXCEPTIONS = {("bindings/gradients", "core"), ("bindings/prepared", "core")}
 
 # Sources that depend on the kind of an operation.
 KINDS_ARE_KNOWN_TO = {

@@ -1,4 +1,4 @@
-"""Prepared allreduces: values, memory that moves, calls of other ranks by the usual way, and every way in which they fail."""
+"""Prepared allreduces: values, memory that moves, usual calls of other ranks, and every way in which they fail."""
 
 from __future__ import annotations
 
