@@ -52,7 +52,7 @@ cdef enum:
     YIELD_CHUNKS = 2            # the same of an entry in progress: a small all-to-all has two
     HANDED_BYTES = 1 << 20      # what is longer is not moved by a caller that does not wait: it would take more than a wake-up
     YIELD_BYTES = 65536         # what is larger takes longer than a sleep: a core that computes would get all of each slice
-    TURN_PASSES = 64            # that move something, before the engine thread looks at the other engines of its process
+    TURN_PASSES = 8             # that move something, before the engine thread looks at the other engines of its process
     STOP_POLL_NS = 1000000
 
 

@@ -193,7 +193,7 @@ cdef void observe_device(State* e, int ordinal) noexcept nogil:
 cdef void observe_handover(State* e, const engine_entry* entry) noexcept nogil:
     cdef State* world = e.world
     count_up(&e.counters.device_bytes, entry.bytes)
-    pthread_mutex_lock(&world.lock)     # its process sets hand over in threads of their own
+    pthread_mutex_lock(&world.lock)     # its process sets hand over in other threads
     if world.counters_page != NULL:
         tally(world.counters_page.device_entries, 1)
         tally(world.counters_page.device_bytes, entry.bytes)

@@ -16,6 +16,10 @@ from engine_ext.platform.clock cimport age_ns, patience_at
 from engine_ext.shared.layout cimport SLOTS, Status
 
 
+cdef enum:
+    STEPS_AT_ONCE = 16      # then whoever drives looks at what else there is
+
+
 cdef int executor_open(Executor* x, int rank, const Crews* crews, Transport* transport, Arena* arena,
                        const engine_kernels* kernels, const patience* clock) noexcept nogil:
     cdef int size = crews.size
@@ -140,15 +144,18 @@ cdef bint step(Executor* x) noexcept nogil:
 
 
 cdef bint executor_progress(Executor* x) noexcept nogil:
-    """Pass every stage that can be passed now; whether any was. Clears `active` when the entry is done on this rank."""
+    """Pass stages that can be passed now, as many as take about a millisecond; whether any was. Clears `active` when the entry is
+    done on this rank."""
     cdef bint moved = False
-    while x.active:
+    cdef int steps = 0
+    while x.active and steps < STEPS_AT_ONCE:
         if x.passed.copied == x.end:
             x.active = False
             break
         if not step(x):
             break
         x.transport.publish(x.transport, &x.passed)
+        steps += 1
         moved = True
     if moved and (x.active or x.end - x.first > 1):         # else it was over before anybody could have missed progress
         store_relaxed(&x.progressed, patience_at(x.clock, now_ns()))
