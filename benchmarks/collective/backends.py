@@ -53,9 +53,9 @@ class CollectiveBackend(ABC):
 
 
 class EngineCollectiveBackend(CollectiveBackend):
-    """`engine.allreduce_` with a name, as a training loop calls it."""
+    """`engine.allreduce_` with a name, as a training loop calls it: of a torch tensor, of an array, and prepared."""
 
-    cases = ("private", "shared")
+    cases = ("private", "array", "prepared", "shared")
 
     def __init__(self, rank: int, ranks: int, meeting_place: str, largest: int) -> None:
         import torch
@@ -79,8 +79,11 @@ class EngineCollectiveBackend(CollectiveBackend):
         else:
             tensor = torch.empty(count, dtype=torch.float32)
         name = f"{case}.{nbytes}"
-        allreduce, operation = self._engine.allreduce_, self._engine.Sum
-        return prepare_in_place(tensor.numpy(), lambda: allreduce(tensor, op=operation, name=name))
+        allreduce, operation, values = self._engine.allreduce_, self._engine.Sum, tensor.numpy()
+        if case == "prepared":
+            return prepare_in_place(values, self._engine.prepare_allreduce(tensor, op=operation, name=name))
+        reduced = values if case == "array" else tensor
+        return prepare_in_place(values, lambda: allreduce(reduced, op=operation, name=name))
 
     def close(self) -> None:
         self._engine.shutdown()

@@ -62,7 +62,7 @@ class GroupContender(Contender):
     ) -> None:
         self.name = name
         backend = "engine" if name == BEFORE else name
-        self.cases = BACKENDS[backend].cases
+        self.cases = BACKENDS[backend].cases if name != BEFORE else ("private", "shared")
         arguments = ["--contender", backend, "--largest", str(largest), "--crowd", str(crowd or ranks)]
         module, variables = "benchmarks.collective.worker", get_build_variables(place) if place else None
         self.group = Group(name, ranks, module, arguments, LAUNCHERS[backend], processors, variables)

@@ -26,6 +26,7 @@ NAMES = (
     "grouped_allreduce",
     "grouped_allgather",
     "grouped_reducescatter",
+    "barrier",
 )
 
 
@@ -79,6 +80,8 @@ def compute_expected(operation: str, pattern: Values, place: int, weights: Seque
     The values are small whole numbers, so sums are exact. A broadcast comes from place 0.
     """
     kind = operation.removeprefix("grouped_")
+    if kind == "barrier":
+        return []
     return [_compute_expected_tensor(kind, tensor, place, weights) for tensor in split_members(operation, pattern)]
 
 
@@ -133,6 +136,14 @@ class Operations(ABC):
     def grouped_reducescatter(self, count: int) -> Prepared:
         """Prepare a reducescatter of `count` numbers in `MEMBERS` tensors."""
 
+    def barrier(self, count: int) -> Prepared:
+        """Prepare a barrier, which has no size: `count` numbers are at hand, and nothing is received."""
+        return Prepared(np.empty(count, np.float32), self.wait_in_barrier, lambda _: [], "barrier")
+
+    @abstractmethod
+    def wait_in_barrier(self) -> None:
+        """Wait until every rank has come."""
+
 
 @dataclass
 class EngineOperations(Operations):
@@ -166,6 +177,9 @@ class EngineOperations(Operations):
 
     def grouped_reducescatter(self, count: int) -> Prepared:
         return self._prepare_group("grouped_reducescatter", count, op=self.engine.Sum)
+
+    def wait_in_barrier(self) -> None:
+        self.engine.barrier()
 
     def _prepare_single(self, operation: str, count: int, **options: Any) -> Prepared:
         tensor, values = _make_tensor(count)
@@ -244,6 +258,11 @@ class GlooOperations(Operations):
 
         return Prepared(values, run, lambda _: results, "grouped_reducescatter")
 
+    def wait_in_barrier(self) -> None:
+        import torch.distributed
+
+        torch.distributed.barrier()
+
     def _prepare_into(self, operation: str, call: Any, count: int, received: int) -> Prepared:
         tensor, values = _make_tensor(count)
         output, result = _make_tensor(received)
@@ -282,6 +301,9 @@ class MpiOperations(Operations):
     def grouped_reducescatter(self, count: int) -> Prepared:
         received = count // self.ranks
         return self._group_into("grouped_reducescatter", "Ireduce_scatter_block", count, received, op=self.mpi.SUM)
+
+    def wait_in_barrier(self) -> None:
+        self.mpi.COMM_WORLD.Barrier()
 
     def _prepare_into(self, operation: str, method: str, count: int, received: int, **options: Any) -> Prepared:
         values, result = np.empty(count, np.float32), np.empty(received, np.float32)

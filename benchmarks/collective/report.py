@@ -21,6 +21,8 @@ from benchmarks.common.tables import MISSING, Table, format_digits, format_durat
 Key = tuple[str, str]
 LABELS: dict[Key, str] = {
     ("engine", "private"): "engine, private",
+    ("engine", "array"): "engine, NumPy",
+    ("engine", "prepared"): "engine, prepared",
     ("engine", "shared"): "engine, in segment",
     ("before", "private"): "before, private",
     ("before", "shared"): "before, in segment",
@@ -35,6 +37,8 @@ LABELS: dict[Key, str] = {
 }
 STYLES: dict[Key, dict[str, Any]] = {
     ("engine", "private"): {"color": "tab:blue", "marker": "o"},
+    ("engine", "array"): {"color": "tab:blue", "linestyle": ":"},
+    ("engine", "prepared"): {"color": "tab:blue", "linestyle": "--"},
     ("engine", "shared"): {"color": "tab:cyan", "marker": "o"},
     ("before", "private"): {"color": "tab:purple", "marker": "o"},
     ("before", "shared"): {"color": "tab:pink", "marker": "o"},

@@ -150,9 +150,8 @@ def _measure_operation(
     seconds, rounds = settings.operation_block_seconds, settings.operation_rounds
     brief = replace(settings, block_seconds=seconds, rounds=rounds, settle=5, warmup=1, least=3)
     pairs: list[Pair] = [(contender, name) for contender in contenders if isinstance(contender, GroupContender)]
-    return [
-        row for nbytes in settings.operation_sizes for row in measure_size(brief, pairs, ranks, nbytes, False, advance)
-    ]
+    sizes = settings.operation_sizes[:1] if name == "barrier" else settings.operation_sizes
+    return [row for nbytes in sizes for row in measure_size(brief, pairs, ranks, nbytes, False, advance)]
 
 
 def _measures_engine(settings: CollectiveSettings, ranks: int, processors: Sequence[int]) -> bool:
