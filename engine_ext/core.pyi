@@ -123,8 +123,8 @@ class Engine:
         wire: str | None = None,
     ) -> Handle: ...
     def allreduce_directly(self, tensor: Any, name: str | None, op: int, prescale: float, postscale: float) -> bool:
-        """Reduce in place and wait, if the tensor lends its memory as it lies there and nothing is wrong with an argument;
-        return whether it did. Else nothing was submitted.
+        """Reduce in place and wait, if the tensor lends its memory as it lies there and no argument is wrong; return
+        whether it did. Else nothing was submitted.
         """
     def allreduce_group(
         self,

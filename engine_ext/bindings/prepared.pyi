@@ -20,4 +20,5 @@ class PreparedAllreduce:
     @property
     def name(self) -> str:
         """Name of the operation on every rank."""
-    def __call__(self) -> Any: ...
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Reduce the tensor's present values, and return it. There are no arguments."""

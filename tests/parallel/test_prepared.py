@@ -203,7 +203,7 @@ def test_a_name_in_flight(rank: int, size: int) -> None:
 
 @on_ranks(2, 3)
 def test_an_interrupted_call_leaves_its_operation(rank: int, size: int) -> None:
-    """As of an interrupted `allreduce_`: the other ranks get their result, and the tensor is kept until then."""
+    """The other ranks get their result, as of an interrupted `allreduce_`, and the tensor is kept until then."""
     tensor = np.ones(3)
     add_up = engine.prepare_allreduce(tensor, engine.Sum, "interrupted")
     if rank == 0:
