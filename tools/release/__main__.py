@@ -1,0 +1,183 @@
+"""Build the wheels of a release from the last commit, check them, and list their hashes.
+
+    python -m tools.release [--out dist] [--twice] [cp311-x86_64 aarch64 cp314t ...]
+
+Needs git, and Debian's apt or the Pythons themselves for headers. No compiler: Zig's comes from PyPI.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import time
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+
+from .archive import pack_wheel, read_metadata
+from .compilation import compile_target
+from .headers import NoHeadersError, find_headers
+from .inspection import BadWheelError, inspect_wheel
+from .materials import describe_materials
+from .targets import Target, select_targets
+
+ROOT = Path(__file__).parents[2]
+WORK = ROOT / "build" / "wheels"
+
+
+@dataclass(frozen=True)
+class Revision:
+    """Sources of a commit.
+
+    Attributes
+    ----------
+    commit : str
+        Full name of the commit.
+    epoch : int
+        Its time: seconds since 1970.
+    """
+
+    commit: str
+    epoch: int
+
+    def unpack(self, folder: Path) -> Path:
+        """Write the files of the commit into a directory that is made anew."""
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        with tarfile.open(fileobj=BytesIO(_ask_git("archive", "--format=tar", self.commit))) as files:
+            files.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))  # from 3.11.4
+        return folder
+
+
+def read_revision() -> Revision:
+    """Return the commit that is checked out."""
+    commit, epoch = _ask_git("log", "-1", "--format=%H %ct").decode().split()
+    changed = _ask_git("status", "--porcelain", "--untracked-files=no").decode().splitlines()
+    if changed:
+        print(f"{len(changed)} changed files are not committed; the wheels are of commit {commit[:12]}", flush=True)
+    return Revision(commit, int(os.environ.get("SOURCE_DATE_EPOCH", epoch)))
+
+
+def _ask_git(*arguments: str) -> bytes:
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, timeout=60, check=False)
+    if done.returncode:
+        raise SystemExit(f"git {' '.join(arguments)} failed; wheels are built from a commit: {done.stderr.decode().strip()}")
+    return done.stdout
+
+
+class Builder:
+    """Builder of wheels.
+
+    Parameters
+    ----------
+    revision : Revision
+    out : Path
+        Directory for wheels and lists.
+    jobs : int
+        Number of compilers that run at the same time.
+    """
+
+    def __init__(self, revision: Revision, out: Path, jobs: int) -> None:
+        self._revision = revision
+        self._out = out
+        self._jobs = jobs
+
+    def build(self, target: Target) -> Path:
+        """Build, check and describe one wheel.
+
+        Raises
+        ------
+        NoHeadersError
+            The headers of the target's Python cannot be had.
+        BadWheelError
+            The wheel is not what it should be.
+        """
+        wheel = self._make_wheel(target, WORK, self._out)
+        metadata = read_metadata(WORK / "source")
+        materials = describe_materials(
+            wheel, metadata, find_headers(target, WORK), self._revision.commit, self._revision.epoch
+        )
+        wheel.with_name(wheel.name + ".cdx.json").write_text(materials)
+        print(f"{target.name}: {wheel.name}, {inspect_wheel(wheel, target, [str(ROOT), str(Path.home())])}", flush=True)
+        return wheel
+
+    def compare(self, target: Target, wheel: Path) -> None:
+        """Build a wheel again in another directory, and compare the bytes.
+
+        Raises
+        ------
+        BadWheelError
+            They differ.
+        """
+        again = self._make_wheel(target, WORK / "again" / "in another directory", WORK / "again" / "dist")
+        if again.read_bytes() != wheel.read_bytes():
+            raise BadWheelError(f"{wheel.name}: two builds differ; compare it with {again}")
+        print(f"{target.name}: a second build has equal bytes", flush=True)
+
+    def _make_wheel(self, target: Target, work: Path, out: Path) -> Path:
+        headers = find_headers(target, WORK)
+        print(f"{target.name}: compiles with headers of Python {headers.version} ({headers.origin})", flush=True)
+        source = self._revision.unpack(work / "source")
+        begun = time.monotonic()
+        site = compile_target(target, headers, source, work / target.name, self._jobs, Progress(target.name))
+        wheel = pack_wheel(site, source, target, out, self._revision.epoch)
+        print(f"{target.name}: compiled in {time.monotonic() - begun:.0f} s", flush=True)
+        return wheel
+
+
+class Progress:
+    """Progress of a build on the terminal, or a line for each quarter in a file."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._quarter = 0
+
+    def __call__(self, done: int, total: int) -> None:
+        if sys.stdout.isatty():
+            print(f"\r{self._name}: step {done} of {total}", end="" if done < total else "\n", flush=True)
+        elif 4 * done // total > self._quarter:
+            self._quarter = 4 * done // total
+            print(f"{self._name}: step {done} of {total}", flush=True)
+
+
+def write_sums(folder: Path) -> None:
+    """Write the digests of all wheels and lists of a directory, as `sha256sum --check` reads them."""
+    files = sorted([*folder.glob("*.whl"), *folder.glob("*.cdx.json")])
+    lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files]
+    (folder / "SHA256SUMS").write_text("".join(lines))
+
+
+def main() -> int:
+    """Build the wheels; return 1 if one is missing or wrong."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=ROOT / "dist", help="directory for the wheels (default: dist)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="compilers that run at the same time")
+    parser.add_argument("--twice", action="store_true", help="build each wheel twice, and compare")
+    parser.add_argument("names", nargs="*", help="wheels: cp311-x86_64, cp314t, aarch64, ... (default: all)")
+    options = parser.parse_args()
+    try:
+        targets = select_targets(options.names)
+    except ValueError as error:
+        parser.error(str(error))
+    builder = Builder(read_revision(), options.out, options.jobs)
+    failed = []
+    for target in targets:
+        try:
+            wheel = builder.build(target)
+            if options.twice:
+                builder.compare(target, wheel)
+        except (NoHeadersError, BadWheelError, subprocess.CalledProcessError) as error:
+            failed.append(target.name)
+            print(f"{target.name}: FAILED: {error}", flush=True)
+        write_sums(options.out)
+    print(f"{len(targets) - len(failed)} of {len(targets)} wheels in {options.out}" + (f"; missing: {', '.join(failed)}" if failed else ""))
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""Wheels that a release has: one for each supported Python and each machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PYTHONS = ("3.11", "3.12", "3.13", "3.14", "3.14t", "3.15")
+MACHINES = ("x86_64", "aarch64")
+GLIBC = (2, 28)
+"""Oldest C library on which the wheels run: Debian 10, RHEL 8, Ubuntu 18.10."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """One wheel.
+
+    Attributes
+    ----------
+    python : str
+        Version of CPython as "3.14"; "3.14t" is the free-threaded build.
+    machine : str
+        Processor as `uname -m` prints it.
+    """
+
+    python: str
+    machine: str
+
+    @property
+    def version(self) -> str:
+        """Version of CPython without the letter of the build: "3.14"."""
+        return self.python.removesuffix("t")
+
+    @property
+    def free_threaded(self) -> bool:
+        """Whether this is the build of CPython without a GIL."""
+        return self.python.endswith("t")
+
+    @property
+    def abi(self) -> str:
+        """ABI tag: "cp314" or "cp314t"."""
+        return "cp" + self.python.replace(".", "")
+
+    @property
+    def suffix(self) -> str:
+        """End of an extension module's file name."""
+        return f".cpython-{self.abi.removeprefix('cp')}-{self.machine}-linux-gnu.so"
+
+    @property
+    def platform(self) -> str:
+        """Platform tag: "manylinux_2_28_x86_64"."""
+        return "manylinux_{}_{}_{}".format(*GLIBC, self.machine)
+
+    @property
+    def tag(self) -> str:
+        """Compatibility tag of the wheel."""
+        return f"cp{self.version.replace('.', '')}-{self.abi}-{self.platform}"
+
+    @property
+    def name(self) -> str:
+        """Name on the command line: "cp314t-aarch64"."""
+        return f"{self.abi}-{self.machine}"
+
+
+TARGETS = {target.name: target for machine in MACHINES for python in PYTHONS for target in [Target(python, machine)]}
+
+
+def select_targets(names: list[str]) -> list[Target]:
+    """Return the targets with the given names, or those of a Python (`cp311`) or machine (`aarch64`); all without names.
+
+    Raises
+    ------
+    ValueError
+        No target has such a name.
+    """
+    chosen = []
+    for name in names or ["all"]:
+        found = [each for each in TARGETS.values() if name in ("all", each.name, each.abi, each.machine)]
+        if not found:
+            raise ValueError(f"there is no wheel {name!r}; there are: {', '.join(TARGETS)}, and each part of a name")
+        chosen += found
+    return list(dict.fromkeys(chosen))
