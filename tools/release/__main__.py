@@ -122,9 +122,9 @@ class Builder:
     def _make_wheel(self, target: Target, work: Path, out: Path) -> Path:
         headers = find_headers(target, WORK)
         print(f"{target.name}: compiles with headers of Python {headers.version} ({headers.origin})", flush=True)
-        source = self._revision.unpack(work / "source")
+        source, cache = self._revision.unpack(work / "source"), work / "cython" / self._revision.commit
         begun = time.monotonic()
-        site = compile_target(target, headers, source, work / target.name, self._jobs, Progress(target.name))
+        site = compile_target(target, headers, source, work / target.name, cache, self._jobs, Progress(target.name))
         wheel = pack_wheel(site, source, target, out, self._revision.epoch)
         print(f"{target.name}: compiled in {time.monotonic() - begun:.0f} s", flush=True)
         return wheel

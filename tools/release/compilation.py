@@ -21,6 +21,7 @@ _COMPILER = """\
 exec {python} -m ziglang cc -target {machine}-linux-gnu.{glibc} -g0 -fomit-frame-pointer \\
     -ffile-prefix-map={source}=. {headers} "$@"
 """
+_TRANSPILER = '#!/bin/sh\nexec {command} "$@"\n'
 _CROSS_FILE = """\
 [binaries]
 c = '{compiler}'
@@ -43,7 +44,7 @@ Progress = Callable[[int, int], None]
 
 
 def compile_target(
-    target: Target, headers: Headers, source: Path, build: Path, jobs: int, progress: Progress | None = None
+    target: Target, headers: Headers, source: Path, build: Path, cache: Path, jobs: int, progress: Progress | None = None
 ) -> Path:
     """Compile, and return the directory that holds what belongs into `site-packages`.
 
@@ -56,6 +57,8 @@ def compile_target(
         Copy of the sources.
     build : Path
         Directory for the build, which is emptied.
+    cache : Path
+        Directory in which Cython's output is kept for other targets of the same sources.
     jobs : int
         Number of compilers that run at the same time.
     progress : callable, optional
@@ -77,9 +80,11 @@ def compile_target(
         source=shlex.quote(str(source)), headers=shlex.join(flags),
     ))  # fmt: skip
     archiver = _write_script(build / "ar", f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m ziglang ar "$@"\n')
-    programs = Path(sys.executable).parent
+    cython = _write_script(build / "cython", _TRANSPILER.format(command=shlex.join(map(str, [
+        sys.executable, Path(__file__).with_name("transpile.py"), cache, Path(sys.executable).with_name("cython"),
+    ]))))  # fmt: skip
     cross.write_text(_CROSS_FILE.format(
-        compiler=compiler, archiver=archiver, cython=programs / "cython", machine=target.machine,
+        compiler=compiler, archiver=archiver, cython=cython, machine=target.machine,
     ))  # fmt: skip
     options = [
         "--cross-file", cross, "--prefix=/usr", "-Dbuildtype=release", "-Db_ndebug=if-release",
@@ -101,12 +106,13 @@ def _write_script(path: Path, text: str) -> Path:
 def _run_tool(command: list[object], build: Path, progress: Progress | None = None) -> None:
     """Run a tool of this environment with its output in a file; show the end of it if the tool fails."""
     program = Path(sys.executable).with_name(str(command[0]))
-    variables = {**os.environ, "PATH": f"{program.parent}{os.pathsep}{os.environ['PATH']}", "ZERO_AR_DATE": "1"}
+    path = [str(build), str(program.parent), os.environ["PATH"]]  # the rule of meson calls cython by its bare name
+    variables = {**os.environ, "PATH": os.pathsep.join(path), "ZERO_AR_DATE": "1"}
     for name in ("CC", "CFLAGS", "CPPFLAGS", "LDFLAGS", "PYTHONPATH", "NINJA", "PKG_CONFIG"):
         variables.pop(name, None)
     arguments = [str(each) for each in command[1:]]
-    path = build / "log.txt"
-    with open(path, "a") as log:
+    output = build / "log.txt"
+    with open(output, "a") as log:
         pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         with subprocess.Popen([program, *arguments], env=variables, **pipe) as process:  # type: ignore[call-overload]
             for line in process.stdout:
@@ -115,5 +121,5 @@ def _run_tool(command: list[object], build: Path, progress: Progress | None = No
                 if step and progress:
                     progress(int(step[1]), int(step[2]))
     if process.returncode:
-        print(path.read_text()[-4000:], file=sys.stderr)
+        print(output.read_text()[-4000:], file=sys.stderr)
         raise subprocess.CalledProcessError(process.returncode, str(command[0]))
