@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib.resources import as_file, files
 from pathlib import Path
 
@@ -20,11 +21,21 @@ def _how_to_build(cause: ImportError) -> str:
     return "\n".join(lines)
 
 
+def _refuse_without_lock() -> None:
+    """Raise an ImportError if a free-threaded Python keeps its lock off, which guards much of the engine's state."""
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():
+        raise ImportError(
+            "engine needs Python's global interpreter lock, and this process keeps it off (PYTHON_GIL=0 or -X gil=0).\n"
+            "Remove that setting: a free-threaded Python then turns the lock on when it imports the engine."
+        )
+
+
 try:
     from engine_ext import core, setup, tracer
     from engine_ext.bindings import calls, gradients, handles, memory, prepared
 except ImportError as cause:
     raise ImportError(_how_to_build(cause)) from cause
+_refuse_without_lock()
 
 __all__ = ["calls", "core", "gradients", "handles", "library", "memory", "prepared", "setup", "tracer"]
 

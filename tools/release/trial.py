@@ -1,0 +1,200 @@
+"""Try wheels where their users are: in a bare Debian without compiler and headers, from `pip install` to two ranks that train.
+
+    python -m tools.release.trial [--dist dist] [cp311-x86_64 aarch64 ...]
+
+Where torch can be had as a CPU build (for Python 3.11: the version in constraints.txt) the script of the README trains,
+else two ranks reduce arrays of NumPy. Wheels for aarch64 run under QEMU, which shows neither speed nor the processor's
+order of memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from .bare_root import BareRoot, LeftOutError
+from .debian import NoDebianError
+from .pythons import build_free_threaded
+from .targets import Target, select_targets
+
+ROOT = Path(__file__).parents[2]
+WORK = ROOT / "build" / "wheels"
+_TORCH_PYTHON = "3.11"
+_BARE = """\
+import os, shutil, sys, sysconfig
+found = [name for name in ("cc", "gcc", "clang", "tcc", "make", "cython", "ninja") if shutil.which(name)]
+header = os.path.join(sysconfig.get_path("include"), "Python.h")
+assert not found and not os.path.exists(header), (found, header)
+print(f"bare, with Python {sys.version.split()[0]} for {os.uname().machine}")
+"""
+_REDUCE = """\
+import sys
+import numpy as np
+import engine
+
+engine.init()
+rank, size = engine.rank(), engine.size()
+assert size == int(sys.argv[1]), size
+total = engine.allreduce(np.full(70_000, rank + 1, np.float32), engine.Sum)
+assert (total == size * (size + 1) / 2).all()
+assert engine.allgather(np.full(rank + 1, rank)).tolist() == [each for each in range(size) for _ in range(each + 1)]
+assert engine.broadcast(np.full(3, rank), size - 1).tolist() == [size - 1] * 3
+engine.barrier()
+print(f"rank {rank} of {size} is done", flush=True)
+"""
+# Ends after the first step of training, for the time from `pip install` to there.
+_FIRST_STEP = ("        optimizer.step()\n", "        optimizer.step()\n        print('first step'); raise SystemExit\n")
+
+
+class FailedTrialError(Exception):
+    """A wheel did not do in the bare root what it should; the text shows the command and its output."""
+
+
+class Trial:
+    """Trial of one wheel.
+
+    Parameters
+    ----------
+    target : Target
+    wheel : Path
+
+    Raises
+    ------
+    LeftOutError
+        It cannot run on this machine.
+    """
+
+    def __init__(self, target: Target, wheel: Path) -> None:
+        self._target = target
+        self._wheel = wheel
+        self._root = BareRoot(target, WORK)
+        self._folder = WORK / "trials" / target.name
+        self._with_torch = target.python == _TORCH_PYTHON and target.machine == platform.machine()
+
+    def carry_out(self) -> Iterator[str]:
+        """Yield a line for each thing that worked.
+
+        Raises
+        ------
+        FailedTrialError
+            One did not.
+        """
+        subprocess.run(["rm", "-rf", self._folder], check=True)
+        (self._folder / "env").mkdir(parents=True)
+        (self._folder / "bare.py").write_text(_BARE)
+        (self._folder / "reduce.py").write_text(_REDUCE)
+        script = read_readme_script()
+        (self._folder / "train.py").write_text(script)
+        (self._folder / "first.py").write_text(script.replace(*_FIRST_STEP))
+        self._download("numpy", *(["torch"] if self._with_torch else []))
+        yield self._run(self._root.python, "/trial/bare.py").strip()
+        self._run(self._root.python, "-m", "venv", "/env", timeout=600)
+        pip = ["/env/bin/python", "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-index",
+               "--find-links", "/wheelhouse"]  # fmt: skip
+        self._run(*pip, "numpy", *(["torch"] if self._with_torch else []), timeout=1200)
+        begun = time.monotonic()
+        self._run(*pip, f"/dist/{self._wheel.name}", timeout=600)
+        yield f"pip install took {time.monotonic() - begun:.1f} s"
+        if self._with_torch:
+            self._run("/env/bin/enginerun", "-np", "2", "/env/bin/python", "/trial/first.py")
+            yield f"the first step of training ended {time.monotonic() - begun:.1f} s after pip install began"
+            losses = re.findall(r"epoch \d+: loss ([0-9.]+)", self._run(
+                "/env/bin/enginerun", "-np", "2", "/env/bin/python", "/trial/train.py"))  # fmt: skip
+            if len(losses) != 20 or not float(losses[-1]) < 0.5 * float(losses[0]):
+                raise FailedTrialError(f"the script of the README printed the losses {losses}")
+            yield f"the script of the README trained on 2 ranks, to a loss of {losses[-1]}"
+        for ranks in (1, 2):
+            done = self._run("/env/bin/enginerun", "-np", str(ranks), "/env/bin/python", "/trial/reduce.py", str(ranks))
+            if any(f"rank {rank} of {ranks} is done" not in done for rank in range(ranks)):
+                raise FailedTrialError(f"not all of {ranks} ranks said that they are done:\n{done}")
+        yield "collectives on 1 and 2 ranks gave the right values"
+        if self._target.free_threaded:
+            yield self._check_refusal()
+
+    def _check_refusal(self) -> str:
+        """Check that the engine is refused where a user keeps the GIL off: its state is guarded by it."""
+        done = self._try("/env/bin/python", "-X", "gil=0", "-c", "import engine; engine.init()")
+        if done.returncode == 0 or "PYTHON_GIL" not in done.stdout:
+            raise FailedTrialError(f"with -X gil=0 the engine started, or did not say why not:\n{done.stdout}")
+        return "with -X gil=0 the import was refused, and said why"
+
+    def _download(self, *packages: str) -> None:
+        """Fetch what the wheel needs for its Python into the wheelhouse, with this machine's pip."""
+        wheelhouse = WORK / "wheelhouse" / self._target.name
+        wheelhouse.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "download", "--dest", wheelhouse]
+        command += ["--only-binary=:all:", "--implementation", "cp", "--python-version", self._target.version]
+        command += ["--abi", self._target.abi, "--abi", "none"]
+        command += ["--abi", "abi3"] * (not self._target.free_threaded)
+        for platform_tag in ("manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014", "linux"):
+            command += ["--platform", f"{platform_tag}_{self._target.machine}"]
+        for package in packages:
+            pinned = re.search(rf"^{package}==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+            wanted = f"{package}=={pinned[1]}" if pinned and package == "torch" else package
+            done = subprocess.run([*command, wanted], text=True, capture_output=True, timeout=1200, check=False)
+            if done.returncode:
+                raise LeftOutError(f"{wanted} cannot be had for {self._target.name}: {done.stderr.strip()[-500:]}")
+
+    def _try(self, *command: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+        binds = {
+            self._folder: "/trial",
+            self._folder / "env": "/env",
+            self._wheel.parent.absolute(): "/dist",
+            WORK / "wheelhouse" / self._target.name: "/wheelhouse",
+        }
+        slower = 1 if self._target.machine == platform.machine() else 5
+        return self._root.run(command, binds, timeout * slower, OMP_NUM_THREADS="1")
+
+    def _run(self, *command: str, timeout: float = 300) -> str:
+        done = self._try(*command, timeout=timeout)
+        if done.returncode:
+            raise FailedTrialError(f"{' '.join(command)} exited with {done.returncode}:\n{done.stdout[-4000:]}")
+        return done.stdout
+
+
+def read_readme_script() -> str:
+    """Return the script of the README: its diff without the removed line and without the marks."""
+    [diff] = re.findall(r"^```diff\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    return "".join(line[1:] + "\n" for line in diff.splitlines() if not line.startswith("-"))
+
+
+def main() -> int:
+    """Try the wheels that are there; return 1 if one fails or none is there."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="directory of the wheels (default: dist)")
+    parser.add_argument("names", nargs="*", help="wheels: cp311-x86_64, cp314t, aarch64, ... (default: all in the directory)")
+    options = parser.parse_args()
+    try:
+        targets = select_targets(options.names)
+    except ValueError as error:
+        parser.error(str(error))
+    tried = failed = 0
+    for target in targets:
+        wheels = list(options.dist.glob(f"*-{target.tag}.whl"))
+        if not wheels:
+            if options.names:
+                print(f"{target.name}: there is no such wheel in {options.dist}", flush=True)
+            continue
+        try:
+            if target.free_threaded and target.machine == platform.machine():
+                build_free_threaded(target, WORK)
+            for line in Trial(target, max(wheels, key=lambda path: path.stat().st_mtime)).carry_out():
+                print(f"{target.name}: {line}", flush=True)
+            tried += 1
+        except (LeftOutError, NoDebianError) as error:
+            print(f"{target.name}: left out, {error}", flush=True)
+        except (FailedTrialError, subprocess.SubprocessError) as error:
+            failed += 1
+            print(f"{target.name}: FAILED: {error}", flush=True)
+    print(f"{tried} wheels work in a bare root, {failed} do not")
+    return int(bool(failed or not tried))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
