@@ -16,6 +16,7 @@ import sys
 import tarfile
 import time
 from dataclasses import dataclass
+from importlib.metadata import version
 from io import BytesIO
 from pathlib import Path
 
@@ -122,7 +123,9 @@ class Builder:
     def _make_wheel(self, target: Target, work: Path, out: Path) -> Path:
         headers = find_headers(target, WORK)
         print(f"{target.name}: compiles with headers of Python {headers.version} ({headers.origin})", flush=True)
-        source, cache = self._revision.unpack(work / "source"), work / "cython" / self._revision.commit
+        source = self._revision.unpack(work / "source")
+        native = _ask_git("rev-parse", f"{self._revision.commit}:engine_ext").decode().strip()
+        cache = work / f"cython-{version('Cython')}" / native
         begun = time.monotonic()
         site = compile_target(target, headers, source, work / target.name, cache, self._jobs, Progress(target.name))
         wheel = pack_wheel(site, source, target, out, self._revision.epoch)
