@@ -209,6 +209,18 @@ gpu-faults: $(VENV)/.installed-dev ## Kill and stop a rank in each call that ope
 gpu-kernels: $(VENV)/.installed-dev ## Compile the GPU plane's kernels to the PTX that is shipped, and let three assemblers try it
 	@$(BIN)/python -m tools.gpu_kernels build/gpu-kernels
 
+# WHEELS names some of them: cp311-x86_64, cp314t, aarch64. Each needs the headers of its Python: Debian's, or those beside it.
+WHEELS ?=
+.PHONY: wheels
+wheels: $(VENV)/.wheel-tools ## Build the last commit's wheels into dist: for glibc 2.28, x86-64 and aarch64, one for each Python
+	@$(BIN)/python -m tools.release $(WHEELS)
+
+# Needs namespaces for users and, for aarch64, Debian's qemu-user-static. What cannot be tried here is named.
+.PHONY: release-check
+release-check: $(VENV)/.wheel-tools ## Build wheels twice and compare them, then try them in a bare Debian without a compiler
+	@$(BIN)/python -m tools.release --twice $(WHEELS)
+	@$(BIN)/python -m tools.release.trial $(WHEELS)
+
 .PHONY: clean
 clean: ## Remove the environment and everything that was built
 	rm -rf $(VENV) build dist .mesonpy-* .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
@@ -223,6 +235,10 @@ $(VENV)/.made:
 # Bytecode is compiled at the first import instead: most of what a framework installs is never imported.
 $(VENV)/.build-tools: constraints.txt | $(VENV)/.made
 	@$(PIP) install --no-compile -c constraints.txt $(BUILD_TOOLS)
+	@touch $@
+
+$(VENV)/.wheel-tools: constraints.txt $(VENV)/.build-tools
+	@$(PIP) install --no-compile -c constraints.txt auditwheel ziglang
 	@touch $@
 
 $(VENV)/.installed-%: pyproject.toml constraints.txt tools/build_backend.py $(VENV)/.build-tools

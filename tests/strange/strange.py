@@ -17,6 +17,8 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from tools.release.pythons import find_interpreter
+
 from ..parts import run_parts
 from ..waiting import until
 from .strange_machines import JOB, Machine, install, lines
@@ -69,7 +71,7 @@ def _killed(machine: Machine, launch: list[object]) -> None:
 
 def another_python(version: str, build: Path) -> str:
     """Build the engine with another Python, and run a job there."""
-    program = _interpreter(version)
+    program = find_interpreter(version)
     if program is None:
         raise LeftOutError("not found")
     python = _environment(build / f"python{version}", program)
@@ -103,16 +105,6 @@ def _cases(command: list[object]) -> str:
     count, of = (sum(int(pair[k]) for pair in passed) for k in (0, 1))
     assert done.returncode == 0, f"{count} of {of} torch cases pass:\n{done.stdout[-3000:]}"
     return f"{count} of {of} torch cases pass, and it is known of the others why not"
-
-
-def _interpreter(version: str) -> Path | None:
-    """Find a working interpreter on PATH or in pyenv's directories; a pyenv shim may be one that does not run."""
-    found = [shutil.which(f"python{version}"), *Path.home().glob(f".pyenv/versions/{version}.*/bin/python{version}")]
-    for each in filter(None, found):
-        tried = subprocess.run([each, "-c", "import venv"], capture_output=True, check=False, cwd="/")
-        if tried.returncode == 0:
-            return Path(each)
-    return None
 
 
 def _environment(path: Path, program: Path) -> Path:

@@ -51,7 +51,7 @@ class Revision:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         with tarfile.open(fileobj=BytesIO(_ask_git("archive", "--format=tar", self.commit))) as files:
-            files.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))  # from 3.11.4
+            files.extractall(folder)  # our own, from git
         return folder
 
 
@@ -67,7 +67,9 @@ def read_revision() -> Revision:
 def _ask_git(*arguments: str) -> bytes:
     done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, timeout=60, check=False)
     if done.returncode:
-        raise SystemExit(f"git {' '.join(arguments)} failed; wheels are built from a commit: {done.stderr.decode().strip()}")
+        raise SystemExit(
+            f"git {' '.join(arguments)} failed, and wheels are built from a commit: {done.stderr.decode()}"
+        )
     return done.stdout
 
 
@@ -178,7 +180,8 @@ def main() -> int:
             failed.append(target.name)
             print(f"{target.name}: FAILED: {error}", flush=True)
         write_sums(options.out)
-    print(f"{len(targets) - len(failed)} of {len(targets)} wheels in {options.out}" + (f"; missing: {', '.join(failed)}" if failed else ""))
+    missing = f"; missing: {', '.join(failed)}" if failed else ""
+    print(f"{len(targets) - len(failed)} of {len(targets)} wheels in {options.out}{missing}")
     return int(bool(failed))
 
 

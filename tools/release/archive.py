@@ -72,7 +72,8 @@ def pack_wheel(site: Path, source: Path, target: Target, folder: Path, epoch: in
     folder.mkdir(parents=True, exist_ok=True)
     wheel = folder / f"{prefix}-{target.tag}.whl"
     moment = time.gmtime(max(epoch, _OLDEST))[:6]
-    names = sorted(files, key=lambda name: (name.startswith(information), name))  # the metadata last, as PEP 427 advises
+    # The metadata comes last, as PEP 427 advises.
+    names = sorted(files, key=lambda name: (name.startswith(information), name))
     with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for name in names:
             entry = zipfile.ZipInfo(name, moment)

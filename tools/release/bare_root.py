@@ -1,7 +1,7 @@
 """A bare Debian in a directory: a Python without compiler and headers, of any machine that this one can emulate.
 
-Packages are unpacked, and no script of theirs runs. Programs run in namespaces of their own: as root of them, with their
-own /proc and process numbers, and, for another machine, with QEMU registered for its programs in these namespaces alone.
+Packages are unpacked, and no script of theirs runs. Programs run in namespaces of their own: as their root, with their
+own /proc and process numbers. For another machine, QEMU is registered for its programs in these namespaces alone.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from .debian import PackageSource, unpack_package
-from .headers import RELEASES
+from .debian import PYTHON_RELEASES, PackageSource, unpack_package
 from .pythons import find_private_python
 from .targets import Target
 
 # What Debian calls "essential" and a Python may need; no package of these has a compiler or a header.
 _PACKAGES = ["bash", "coreutils", "dash", "libc-bin", "libstdc++6"]
 _FOR_PRIVATE_PYTHON = [
-    "libbz2-1.0", "libffi8", "liblzma5", "libncursesw6", "libreadline8", "libsqlite3-0", "libssl3", "libuuid1", "zlib1g",
+    "libbz2-1.0", "libffi8", "liblzma5", "libncursesw6", "libreadline8", "libsqlite3-0", "libssl3", "libuuid1",
+    "zlib1g",
 ]  # fmt: skip
 _EMULATORS = {"aarch64": "qemu-aarch64-static"}
 # Names of the kernel: the first bytes of an ELF file of the machine, and which of them count.
@@ -71,11 +71,11 @@ class BareRoot:
         if target.machine != platform.machine() and shutil.which(_EMULATORS.get(target.machine, "")) is None:
             raise LeftOutError(f"there is no {_EMULATORS.get(target.machine)} (Debian: apt install qemu-user-static)")
         self._private: Path | None = None
-        release, packages = RELEASES.get(target.version, "bookworm"), [f"python{target.version}-venv"]
-        if target.free_threaded or target.version not in RELEASES:
+        release, packages = PYTHON_RELEASES.get(target.version, "bookworm"), [f"python{target.version}-venv"]
+        if target.free_threaded or target.version not in PYTHON_RELEASES:
             self._private = None if target.machine != platform.machine() else find_private_python(target, work)
             if self._private is None:
-                raise LeftOutError(f"there is no Python {target.python} for {target.machine}, neither in Debian nor here")
+                raise LeftOutError(f"Python {target.python} for {target.machine} is neither in Debian nor here")
             release, packages = "bookworm", _FOR_PRIVATE_PYTHON
         self._unpack(PackageSource(work / "debian", release, target.machine).fetch([*_PACKAGES, *packages], True))
 

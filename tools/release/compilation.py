@@ -1,4 +1,4 @@
-"""Compilation of the engine for a target: meson, with Zig's C compiler and the stubs of an old glibc that it carries."""
+"""Compilation of the engine for a target: meson, with Zig's C compiler, which carries the stubs of old glibcs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Progress = Callable[[int, int], None]
 
 
 def compile_target(
-    target: Target, headers: Headers, source: Path, build: Path, cache: Path, jobs: int, progress: Progress | None = None
+    target: Target, headers: Headers, source: Path, build: Path, cache: Path, jobs: int, progress: Progress | None
 ) -> Path:
     """Compile, and return the directory that holds what belongs into `site-packages`.
 
@@ -61,7 +61,7 @@ def compile_target(
         Directory in which Cython's output is kept for other targets of the same sources.
     jobs : int
         Number of compilers that run at the same time.
-    progress : callable, optional
+    progress : callable or None
         Function that is called with the number of steps done and their total.
 
     Raises
@@ -73,7 +73,7 @@ def compile_target(
     build.mkdir(parents=True)
     details, cross = build / "build-details.json", build / "cross.ini"
     write_build_details(target, headers, details)
-    # What `configure --disable-gil` writes into pyconfig.h; the other headers are the same for both builds of a version.
+    # What `configure --disable-gil` writes into pyconfig.h; both builds of a version have the same headers otherwise.
     flags = [f"-I{each}" for each in headers.folders] + ["-DPy_GIL_DISABLED=1"] * target.free_threaded
     compiler = _write_script(build / "cc", _COMPILER.format(
         python=shlex.quote(sys.executable), machine=target.machine, glibc="{}.{}".format(*GLIBC),
@@ -88,7 +88,8 @@ def compile_target(
     ))  # fmt: skip
     options = [
         "--cross-file", cross, "--prefix=/usr", "-Dbuildtype=release", "-Db_ndebug=if-release",
-        f"-Dpython.build_config={details}", "-Dpython.platlibdir=/site", "-Dpython.purelibdir=/site", "-Dpython.bytecompile=-1",
+        f"-Dpython.build_config={details}", "-Dpython.platlibdir=/site", "-Dpython.purelibdir=/site",
+        "-Dpython.bytecompile=-1",
     ]  # fmt: skip
     objects = build / "objects"
     _run_tool(["meson", "setup", *options, objects, source], build)

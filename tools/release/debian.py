@@ -13,6 +13,8 @@ from pathlib import Path
 
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
+PYTHON_RELEASES = {"3.11": "bookworm", "3.13": "trixie", "3.14": "forky", "3.15": "forky"}
+"""Release of Debian that has a Python; no release has 3.12."""
 OLD_LISTS = "WHEELS_OLD_LISTS"
 _CONFIGURATION = """\
 Dir "{home}/";
@@ -122,8 +124,8 @@ class PackageSource:
 
 def unpack_package(package: Path, root: Path) -> None:
     """Unpack the files of a package into a directory that may have symbolic links for directories."""
-    with subprocess.Popen(["dpkg-deb", "--fsys-tarfile", package], stdout=subprocess.PIPE) as files:
-        command = ["tar", "--extract", "--keep-directory-symlink", "--directory", root]
+    with subprocess.Popen(["dpkg-deb", "--fsys-tarfile", str(package)], stdout=subprocess.PIPE) as files:
+        command = ["tar", "--extract", "--keep-directory-symlink", "--directory", str(root)]
         subprocess.run(command, stdin=files.stdout, check=True, timeout=300)
     if files.returncode:
         raise NoDebianError(f"{package} cannot be unpacked")

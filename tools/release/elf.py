@@ -53,7 +53,7 @@ def read_libraries(wheel: Path) -> list[SharedLibrary]:
 def _read_library(name: str, data: bytes) -> SharedLibrary:
     elf = ELFFile(io.BytesIO(data))
     tags = list(elf.get_section_by_name(".dynamic").iter_tags())
-    versions = [(0,)]
+    versions: list[tuple[int, ...]] = [(0,)]
     for section in elf.iter_sections():
         if isinstance(section, GNUVerNeedSection):
             found = [version.name for _, entries in section.iter_versions() for version in entries]

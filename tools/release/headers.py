@@ -1,6 +1,6 @@
 """C headers of the Pythons that wheels are built for, taken from Debian's packages or from an interpreter here.
 
-No interpreter of the target has to run: what a build asks of one is in a file, by PEP 739. So one Python builds all wheels.
+No interpreter of the target has to run: a file tells what a build asks of one (PEP 739). One Python builds all wheels.
 """
 
 from __future__ import annotations
@@ -12,11 +12,9 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from .debian import NoDebianError, PackageSource, unpack_package
+from .debian import PYTHON_RELEASES, NoDebianError, PackageSource, unpack_package
+from .pythons import find_interpreter
 from .targets import Target
-
-RELEASES = {"3.11": "bookworm", "3.13": "trixie", "3.14": "forky", "3.15": "forky"}
-"""Release of Debian that has a Python; no release has 3.12."""
 
 
 class NoHeadersError(Exception):
@@ -68,7 +66,7 @@ def find_headers(target: Target, work: Path) -> Headers:
 
 
 def _find_in_debian(target: Target, work: Path) -> Headers:
-    release = RELEASES.get(target.version)
+    release = PYTHON_RELEASES.get(target.version)
     if release is None:
         raise NoHeadersError("no release of Debian has them")
     [package] = PackageSource(work / "debian", release, target.machine).fetch([f"libpython{target.version}-dev"])
@@ -96,16 +94,6 @@ def _find_beside_interpreter(target: Target, _work: Path) -> Headers:
         raise NoHeadersError(f"{program} has no headers")
     version = _read_version(include)
     return Headers(version, (include, include.parent), f"interpreter python{version}")
-
-
-def find_interpreter(version: str) -> Path | None:
-    """Find a working interpreter on PATH or in pyenv's directories; a pyenv shim may be one that does not run."""
-    found = [shutil.which(f"python{version}"), *Path.home().glob(f".pyenv/versions/{version}.*/bin/python{version}")]
-    for each in filter(None, found):
-        tried = subprocess.run([each, "-c", "import venv"], capture_output=True, check=False, cwd="/")
-        if tried.returncode == 0:
-            return Path(each)
-    return None
 
 
 def _read_version(include: Path) -> str:

@@ -88,7 +88,7 @@ def _check_libraries(wheel: Path, target: Target) -> list[str]:
 
 def _ask_auditwheel(wheel: Path) -> tuple[int, int] | None:
     """Return the oldest glibc for which auditwheel calls the wheel fit; None if there is none."""
-    command = [sys.executable, "-m", "auditwheel", "show", wheel]
+    command = [sys.executable, "-m", "auditwheel", "show", str(wheel)]
     done = subprocess.run(command, text=True, capture_output=True, timeout=300, check=False)
     text = re.sub(r"\s+", " ", done.stdout)
     found = re.search(r'is consistent with the following platform tag: "manylinux_(\d+)_(\d+)_', text)

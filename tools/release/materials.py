@@ -96,10 +96,10 @@ def _describe_packages(metadata: StandardMetadata) -> list[dict[str, Any]]:
 
 
 def _describe_tools(headers: Headers) -> list[dict[str, Any]]:
-    """Describe what the wheel was made with. Cython's helpers and the inline functions of Python's headers are in it."""
+    """Describe what the wheel was made with. It contains Cython's helpers and inline functions of Python's headers."""
     tools = [
-        {"type": "application", "name": name, "version": version(name), "purl": f"pkg:pypi/{name.lower()}@{version(name)}"}
-        for name in _TOOLS
+        {"type": "application", "name": name, "version": number, "purl": f"pkg:pypi/{name.lower()}@{number}"}
+        for name, number in ((name, version(name)) for name in _TOOLS)
     ]
     origin = [{"name": "origin", "value": headers.origin}]
     return [*tools, {"type": "library", "name": "CPython's headers", "version": headers.version, "properties": origin}]

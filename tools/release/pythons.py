@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import os
+import platform
+import shutil
 import subprocess
 from pathlib import Path
 
-from .debian import PackageSource
-from .headers import RELEASES, find_interpreter
+from .debian import PYTHON_RELEASES, PackageSource
 from .targets import Target
 
 
+def find_interpreter(version: str) -> Path | None:
+    """Find a working interpreter on PATH or in pyenv's directories; a pyenv shim may be one that does not run."""
+    found = [shutil.which(f"python{version}"), *Path.home().glob(f".pyenv/versions/{version}.*/bin/python{version}")]
+    for each in map(str, filter(None, found)):
+        tried = subprocess.run([each, "-c", "import venv"], capture_output=True, check=False, cwd="/")
+        if tried.returncode == 0:
+            return Path(each)
+    return None
+
+
 def find_private_python(target: Target, work: Path) -> Path | None:
-    """Return the path of a Python that has a directory of its own, which a bare root can mount; None if there is none."""
+    """Return the path of a Python with a directory of its own, which a bare root can mount; None if there is none."""
     if target.free_threaded:
         built = find_free_threaded(target, work)
         return built if built.exists() else None
@@ -37,7 +48,7 @@ def build_free_threaded(target: Target, work: Path) -> Path:
     NoDebianError
         The sources cannot be had.
     subprocess.CalledProcessError
-        It cannot be built here; it needs a C compiler, and the headers of libffi and zlib for the modules of those names.
+        It cannot be built here. It needs a C compiler, and the headers of libffi and zlib for its modules.
     """
     program = find_free_threaded(target, work)
     if program.exists():
@@ -45,8 +56,11 @@ def build_free_threaded(target: Target, work: Path) -> Path:
     folder = work / "python-source"
     package = f"python{target.version}"
     roots = [each for each in folder.glob("*") if each.is_dir()]
-    source = roots[0] if roots else PackageSource(work / "debian", RELEASES[target.version], "x86_64").fetch_source(package, folder)
+    if not roots:
+        packages = PackageSource(work / "debian", PYTHON_RELEASES[target.version], platform.machine())
+        roots = [packages.fetch_source(package, folder)]
     options = [f"--prefix={program.parents[1]}", "--disable-gil", "--with-ensurepip=install", "--disable-test-modules"]
-    for command in (["./configure", "--quiet", *options], ["make", "-s", f"-j{os.cpu_count()}"], ["make", "-s", "install"]):
-        subprocess.run(command, cwd=source, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    make = ["make", "-s", f"-j{os.cpu_count()}"]
+    for command in (["./configure", "--quiet", *options], make, ["make", "-s", "install"]):
+        subprocess.run(command, cwd=roots[0], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     return program

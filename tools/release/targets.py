@@ -65,7 +65,7 @@ TARGETS = {target.name: target for machine in MACHINES for python in PYTHONS for
 
 
 def select_targets(names: list[str]) -> list[Target]:
-    """Return the targets with the given names, or those of a Python (`cp311`) or machine (`aarch64`); all without names.
+    """Return the targets of the given names, Pythons (`cp311`) or machines (`aarch64`); all of them without a name.
 
     Raises
     ------

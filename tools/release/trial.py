@@ -1,4 +1,4 @@
-"""Try wheels where their users are: in a bare Debian without compiler and headers, from `pip install` to two ranks that train.
+"""Try wheels in a bare Debian without compiler and headers, from `pip install` to two ranks that train.
 
     python -m tools.release.trial [--dist dist] [cp311-x86_64 aarch64 ...]
 
@@ -49,7 +49,7 @@ engine.barrier()
 print(f"rank {rank} of {size} is done", flush=True)
 """
 # Ends after the first step of training, for the time from `pip install` to there.
-_FIRST_STEP = ("        optimizer.step()\n", "        optimizer.step()\n        print('first step'); raise SystemExit\n")
+_FIRST_STEP = ("        optimizer.step()\n", "        optimizer.step()\n        raise SystemExit\n")
 
 
 class FailedTrialError(Exception):
@@ -128,7 +128,8 @@ class Trial:
         """Fetch what the wheel needs for its Python into the wheelhouse, with this machine's pip."""
         wheelhouse = WORK / "wheelhouse" / self._target.name
         wheelhouse.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "download", "--dest", wheelhouse]
+        command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "download"]
+        command += ["--dest", str(wheelhouse)]
         command += ["--only-binary=:all:", "--implementation", "cp", "--python-version", self._target.version]
         command += ["--abi", self._target.abi, "--abi", "none"]
         command += ["--abi", "abi3"] * (not self._target.free_threaded)
@@ -168,7 +169,7 @@ def main() -> int:
     """Try the wheels that are there; return 1 if one fails or none is there."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="directory of the wheels (default: dist)")
-    parser.add_argument("names", nargs="*", help="wheels: cp311-x86_64, cp314t, aarch64, ... (default: all in the directory)")
+    parser.add_argument("names", nargs="*", help="wheels: cp311-x86_64, cp314t, aarch64, ... (default: all there)")
     options = parser.parse_args()
     try:
         targets = select_targets(options.names)
