@@ -10,6 +10,7 @@ order of memory.
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 import re
 import subprocess
@@ -47,6 +48,16 @@ assert engine.allgather(np.full(rank + 1, rank)).tolist() == [each for each in r
 assert engine.broadcast(np.full(3, rank), size - 1).tolist() == [size - 1] * 3
 engine.barrier()
 print(f"rank {rank} of {size} is done", flush=True)
+"""
+# `build` asks the machine which levels there are.
+_BUILD_KERNELS = """\
+import platform, sys
+from pathlib import Path
+
+platform.machine = lambda: sys.argv[1]
+from tests.unit.kernel_library import build
+
+build(Path(sys.argv[2]))
 """
 # Ends after the first step of training, for the time from `pip install` to there.
 _FIRST_STEP = ("        optimizer.step()\n", "        optimizer.step()\n        raise SystemExit\n")
@@ -116,6 +127,8 @@ class Trial:
         yield "collectives on 1 and 2 ranks gave the right values"
         if self._target.free_threaded:
             yield self._check_refusal()
+        if self._target.machine != platform.machine():
+            yield self._check_kernels(pip)
 
     def _check_refusal(self) -> str:
         """Check that the engine is refused where a user keeps the GIL off: its state is guarded by it."""
@@ -123,6 +136,28 @@ class Trial:
         if done.returncode == 0 or "PYTHON_GIL" not in done.stdout:
             raise FailedTrialError(f"with -X gil=0 the engine started, or did not say why not:\n{done.stdout}")
         return "with -X gil=0 the import was refused, and said why"
+
+    def _check_kernels(self, pip: list[str]) -> str:
+        """Run the tests of the kernels on the other machine, with a library that the same compiler makes of them."""
+        packages = ["hypothesis", "pytest", "pytest-timeout", "pytest-xdist"]
+        self._download(*packages)
+        self._run(*pip, *packages, timeout=600)
+        compiler = WORK / self._target.name / "cc"
+        command = [sys.executable, "-c", _BUILD_KERNELS, self._target.machine, str(self._folder)]
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env={**os.environ, "CC": str(compiler)},
+            text=True,
+            capture_output=True,
+            timeout=600,
+            check=False,
+        )
+        if done.returncode:
+            raise FailedTrialError(f"the kernels do not compile:\n{done.stderr[-4000:]}")
+        pytest = ["/env/bin/python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "timeout=0"]
+        output = self._run(*pytest, "/repository/tests/unit/test_kernels.py", timeout=600)
+        return f"the tests of the kernels: {output.strip().splitlines()[-1]}"
 
     def _download(self, *packages: str) -> None:
         """Fetch what the wheel needs for its Python into the wheelhouse, with this machine's pip."""
@@ -148,9 +183,11 @@ class Trial:
             self._folder / "env": "/env",
             self._wheel.parent.absolute(): "/dist",
             WORK / "wheelhouse" / self._target.name: "/wheelhouse",
+            ROOT: "/repository",
         }
+        variables = {"OMP_NUM_THREADS": "1", "KERNELS_LIBRARY": "/trial/kernels.so", "PYTHONDONTWRITEBYTECODE": "1"}
         slower = 1 if self._target.machine == platform.machine() else 5
-        return self._root.run(command, binds, timeout * slower, OMP_NUM_THREADS="1")
+        return self._root.run(command, binds, timeout * slower, **variables)
 
     def _run(self, *command: str, timeout: float = 300) -> str:
         done = self._try(*command, timeout=timeout)
