@@ -46,7 +46,7 @@ class Revision:
     commit: str
     epoch: int
 
-    def unpack(self, folder: Path) -> Path:
+    def unpack_files(self, folder: Path) -> Path:
         """Write the files of the commit into a directory that is made anew."""
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -90,7 +90,7 @@ class Builder:
         self._out = out
         self._jobs = jobs
 
-    def build(self, target: Target) -> Path:
+    def build_wheel(self, target: Target) -> Path:
         """Build, check and describe one wheel.
 
         Raises
@@ -109,7 +109,7 @@ class Builder:
         print(f"{target.name}: {wheel.name}, {inspect_wheel(wheel, target, [str(ROOT), str(Path.home())])}", flush=True)
         return wheel
 
-    def compare(self, target: Target, wheel: Path) -> None:
+    def compare_builds(self, target: Target, wheel: Path) -> None:
         """Build a wheel again in another directory, and compare the bytes.
 
         Raises
@@ -125,17 +125,19 @@ class Builder:
     def _make_wheel(self, target: Target, work: Path, out: Path) -> Path:
         headers = find_headers(target, WORK)
         print(f"{target.name}: compiles with headers of Python {headers.version} ({headers.origin})", flush=True)
-        source = self._revision.unpack(work / "source")
+        source = self._revision.unpack_files(work / "source")
         native = _ask_git("rev-parse", f"{self._revision.commit}:engine_ext").decode().strip()
         cache = work / f"cython-{version('Cython')}" / native
         begun = time.monotonic()
-        site = compile_target(target, headers, source, work / target.name, cache, self._jobs, Progress(target.name))
+        site = compile_target(
+            target, headers, source, work / target.name, cache, self._jobs, BuildProgress(target.name)
+        )
         wheel = pack_wheel(site, source, target, out, self._revision.epoch)
         print(f"{target.name}: compiled in {time.monotonic() - begun:.0f} s", flush=True)
         return wheel
 
 
-class Progress:
+class BuildProgress:
     """Progress of a build on the terminal, or a line for each quarter in a file."""
 
     def __init__(self, name: str) -> None:
@@ -173,9 +175,9 @@ def main() -> int:
     failed = []
     for target in targets:
         try:
-            wheel = builder.build(target)
+            wheel = builder.build_wheel(target)
             if options.twice:
-                builder.compare(target, wheel)
+                builder.compare_builds(target, wheel)
         except (NoHeadersError, BadWheelError, subprocess.CalledProcessError) as error:
             failed.append(target.name)
             print(f"{target.name}: FAILED: {error}", flush=True)

@@ -77,14 +77,16 @@ class BareRoot:
             if self._private is None:
                 raise LeftOutError(f"Python {target.python} for {target.machine} is neither in Debian nor here")
             release, packages = "bookworm", _FOR_PRIVATE_PYTHON
-        self._unpack(PackageSource(work / "debian", release, target.machine).fetch([*_PACKAGES, *packages], True))
+        self._unpack_packages(
+            PackageSource(work / "debian", release, target.machine).fetch_packages([*_PACKAGES, *packages], True)
+        )
 
     @property
     def python(self) -> str:
         """Path of the interpreter in the root."""
         return str(self._private) if self._private else f"/usr/bin/python{self._target.version}"
 
-    def _unpack(self, packages: Sequence[Path]) -> None:
+    def _unpack_packages(self, packages: Sequence[Path]) -> None:
         if (self._root / "ready").exists():
             return
         shutil.rmtree(self._root, ignore_errors=True)

@@ -61,7 +61,7 @@ class PackageSource:
         self._release = release
         self._architecture = ARCHITECTURES[machine]
 
-    def fetch(self, packages: Sequence[str], dependencies: bool = False) -> list[Path]:
+    def fetch_packages(self, packages: Sequence[str], dependencies: bool = False) -> list[Path]:
         """Download packages, with what they depend on if asked for, and return their files.
 
         Raises

@@ -69,7 +69,9 @@ def _find_in_debian(target: Target, work: Path) -> Headers:
     release = PYTHON_RELEASES.get(target.version)
     if release is None:
         raise NoHeadersError("no release of Debian has them")
-    [package] = PackageSource(work / "debian", release, target.machine).fetch([f"libpython{target.version}-dev"])
+    [package] = PackageSource(work / "debian", release, target.machine).fetch_packages(
+        [f"libpython{target.version}-dev"]
+    )
     root = work / "headers" / package.stem
     if not root.exists():
         partial = root.with_name(root.name + ".partial")

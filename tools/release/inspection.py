@@ -29,7 +29,7 @@ def inspect_wheel(wheel: Path, target: Target, private: list[str]) -> str:
     ----------
     wheel : Path
     target : Target
-        What the wheel is for.
+        Python and machine that the wheel is for.
     private : list of str
         Texts that must not be in any file: directories of the machine that built it.
 

@@ -53,7 +53,7 @@ def build_free_threaded(target: Target, work: Path) -> Path:
     program = find_free_threaded(target, work)
     if program.exists():
         return program
-    folder = work / "python-source"
+    folder = work / "python-source" / target.version
     package = f"python{target.version}"
     roots = [each for each in folder.glob("*") if each.is_dir()]
     if not roots:

@@ -32,7 +32,7 @@ class Target:
 
     @property
     def free_threaded(self) -> bool:
-        """Whether this is the build of CPython without a GIL."""
+        """True for the build of CPython that can run without a GIL."""
         return self.python.endswith("t")
 
     @property

@@ -78,7 +78,7 @@ class FailedTrialError(Exception):
     """A wheel did not do in the bare root what it should; the text shows the command and its output."""
 
 
-class Trial:
+class WheelTrial:
     """Trial of one wheel.
 
     Parameters
@@ -115,7 +115,7 @@ class Trial:
         script = read_readme_script()
         (self._folder / "train.py").write_text(script)
         (self._folder / "first.py").write_text(script.replace(*_FIRST_STEP))
-        self._download("numpy", *(["torch"] if self._with_torch else []))
+        self._download_packages("numpy", *(["torch"] if self._with_torch else []))
         yield self._run(self._root.python, "/trial/bare.py").strip()
         self._run(self._root.python, "-m", "venv", "/env", timeout=600)
         pip = ["/env/bin/python", "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-index",
@@ -146,7 +146,7 @@ class Trial:
 
     def _check_refusal(self) -> str:
         """Check that the engine is refused where a user keeps the GIL off: its state is guarded by it."""
-        done = self._try("/env/bin/python", "-X", "gil=0", "-c", "import engine; engine.init()")
+        done = self._try_command("/env/bin/python", "-X", "gil=0", "-c", "import engine; engine.init()")
         if done.returncode == 0 or "PYTHON_GIL" not in done.stdout:
             raise FailedTrialError(f"with -X gil=0 the engine started, or did not say why not:\n{done.stdout}")
         return "with -X gil=0 the import was refused, and said why"
@@ -154,7 +154,7 @@ class Trial:
     def _check_kernels(self, pip: list[str]) -> str:
         """Run the tests of the kernels on the other machine, with a library that the same compiler makes of them."""
         packages = ["hypothesis", "pytest", "pytest-timeout", "pytest-xdist"]
-        self._download(*packages)
+        self._download_packages(*packages)
         self._run(*pip, *packages, timeout=600)
         compiler = WORK / self._target.name / "cc"
         command = [sys.executable, "-c", _BUILD_KERNELS, self._target.machine, str(self._folder)]
@@ -173,7 +173,7 @@ class Trial:
         output = self._run(*pytest, "/repository/tests/unit/test_kernels.py", timeout=600)
         return f"the tests of the kernels: {output.strip().splitlines()[-1]}"
 
-    def _download(self, *packages: str) -> None:
+    def _download_packages(self, *packages: str) -> None:
         """Fetch what the wheel needs for its Python into the wheelhouse, with this machine's pip."""
         wheelhouse = WORK / "wheelhouse" / self._target.name
         wheelhouse.mkdir(parents=True, exist_ok=True)
@@ -191,7 +191,7 @@ class Trial:
             if done.returncode:
                 raise LeftOutError(f"{wanted} cannot be had for {self._target.name}: {done.stderr.strip()[-500:]}")
 
-    def _try(self, *command: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+    def _try_command(self, *command: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
         binds = {
             self._folder: "/trial",
             self._folder / "env": "/env",
@@ -204,7 +204,7 @@ class Trial:
         return self._root.run(command, binds, timeout * slower, **variables)
 
     def _run(self, *command: str, timeout: float = 300) -> str:
-        done = self._try(*command, timeout=timeout)
+        done = self._try_command(*command, timeout=timeout)
         if done.returncode:
             raise FailedTrialError(f"{' '.join(command)} exited with {done.returncode}:\n{done.stdout[-4000:]}")
         return done.stdout
@@ -236,7 +236,7 @@ def main() -> int:
         try:
             if target.free_threaded and target.machine == platform.machine():
                 build_free_threaded(target, WORK)
-            for line in Trial(target, max(wheels, key=lambda path: path.stat().st_mtime)).carry_out():
+            for line in WheelTrial(target, max(wheels, key=lambda path: path.stat().st_mtime)).carry_out():
                 print(f"{target.name}: {line}", flush=True)
             tried += 1
         except (LeftOutError, NoDebianError) as error:
