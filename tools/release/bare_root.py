@@ -99,6 +99,11 @@ class BareRoot:
             (self._root / name).mkdir(exist_ok=True)
         (self._root / "etc/passwd").write_text("root:x:0:0:root:/tmp:/bin/sh\n")
         (self._root / "etc/hosts").write_text("127.0.0.1 localhost\n")
+        # The script of ca-certificates would make this file, and Debian's pip does not start without it.
+        certificates = sorted((self._root / "usr/share/ca-certificates").rglob("*.crt"))
+        (self._root / "etc/ssl/certs").mkdir(parents=True, exist_ok=True)
+        text = "".join(path.read_text() for path in certificates)
+        (self._root / "etc/ssl/certs/ca-certificates.crt").write_text(text)
         (self._root / "ready").touch()
 
     def run(
