@@ -75,7 +75,12 @@ class PackageSource:
             folder.mkdir(exist_ok=True)
             self._run_apt("download", *packages, folder=folder)
             return [max(folder.glob(f"{each}_*.deb"), key=os.path.getmtime) for each in packages]
-        uris = self._run_apt("install", "--print-uris", "-qq", "--yes", *packages).splitlines()
+        # apt prints what it would download, so it is asked as if nothing had been.
+        empty = self._home / "cache/empty"
+        (empty / "partial").mkdir(parents=True, exist_ok=True)
+        uris = self._run_apt(
+            "install", "-o", f"Dir::Cache::archives={empty}", "--print-uris", "-qq", "--yes", *packages
+        ).splitlines()
         self._run_apt("install", "--download-only", "-qq", "--yes", *packages)
         return [self._home / "cache/archives" / line.split()[1] for line in uris if line.startswith("'")]
 
