@@ -7,6 +7,7 @@ import re
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerNeedSection
@@ -52,7 +53,8 @@ def read_libraries(wheel: Path) -> list[SharedLibrary]:
 
 def _read_library(name: str, data: bytes) -> SharedLibrary:
     elf = ELFFile(io.BytesIO(data))
-    tags = list(elf.get_section_by_name(".dynamic").iter_tags())
+    dynamic: Any = elf.get_section_by_name(".dynamic")
+    tags = list(dynamic.iter_tags())
     versions: list[tuple[int, ...]] = [(0,)]
     for section in elf.iter_sections():
         if isinstance(section, GNUVerNeedSection):
