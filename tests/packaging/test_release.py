@@ -23,6 +23,7 @@ from .environments import ROOT
 
 pytest.importorskip("elftools", reason="needs the dev extra")
 
+from tools.release import __main__ as builder
 from tools.release import materials
 from tools.release.inspection import BadWheelError, inspect_wheel
 
@@ -125,6 +126,23 @@ def test_inspection_refuses_a_wheel_of_another_target_and_one_that_tells_where_i
     other = Target(HERE.python, "aarch64" if HERE.machine == "x86_64" else "x86_64")
     with pytest.raises(BadWheelError, match=f"is for {HERE.machine}"):
         inspect_wheel(made, other, [])
+
+
+def test_a_wheel_that_is_not_fit_leaves_the_directory_and_its_list(
+    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(builder, "WORK", tmp_path / "work")
+    out = tmp_path / "out"
+    wheels = [pack_wheel(site, ROOT, target, out, EPOCH) for target in (HERE, TARGETS["cp314t-aarch64"])]
+    builder.write_sums(out)
+    assert [line.split("  ")[1] for line in (out / "SHA256SUMS").read_text().splitlines()] == sorted(
+        wheel.name for wheel in wheels
+    )
+    builder.remove_wheel(HERE, out)
+    builder.write_sums(out)
+    digest = hashlib.sha256(wheels[1].read_bytes()).hexdigest()
+    assert (out / "SHA256SUMS").read_text() == f"{digest}  {wheels[1].name}\n"
+    assert (tmp_path / "work" / "rejected" / wheels[0].name).exists()
 
 
 def test_bill_of_materials_lists_what_the_wheel_holds_links_and_needs(

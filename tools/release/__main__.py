@@ -159,6 +159,14 @@ def write_sums(folder: Path) -> None:
     (folder / "SHA256SUMS").write_text("".join(lines))
 
 
+def remove_wheel(target: Target, folder: Path) -> None:
+    """Move the wheel of a target, if there is one, out of the directory of those that are fit."""
+    rejected = WORK / "rejected"
+    rejected.mkdir(parents=True, exist_ok=True)
+    for path in [*folder.glob(f"*-{target.tag}.whl"), *folder.glob(f"*-{target.tag}.whl.cdx.json")]:
+        shutil.move(path, rejected / path.name)
+
+
 def main() -> int:
     """Build the wheels; return 1 if one is missing or wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -176,10 +184,12 @@ def main() -> int:
     for target in targets:
         try:
             wheel = builder.build_wheel(target)
+            write_sums(options.out)
             if options.twice:
                 builder.compare_builds(target, wheel)
         except (NoHeadersError, BadWheelError, subprocess.CalledProcessError) as error:
             failed.append(target.name)
+            remove_wheel(target, options.out)  # an earlier one of this target, or one that is not fit
             print(f"{target.name}: FAILED: {error}", flush=True)
         write_sums(options.out)
     missing = f"; missing: {', '.join(failed)}" if failed else ""
