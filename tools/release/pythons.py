@@ -26,7 +26,7 @@ def find_private_python(target: Target, work: Path) -> Path | None:
     """Return the path of a Python with a directory of its own, which a bare root can mount; None if there is none."""
     if target.free_threaded:
         built = find_free_threaded(target, work)
-        return built if built.exists() else None
+        return built if _get_mark(built).exists() else None
     found = find_interpreter(target.version)
     if found is None:
         return None
@@ -40,6 +40,11 @@ def find_free_threaded(target: Target, work: Path) -> Path:
     return (work / f"python{target.python}" / "bin" / f"python{target.python}").absolute()
 
 
+def _get_mark(program: Path) -> Path:
+    """Return the path of a file that exists once a Python is installed to the end."""
+    return program.parents[1] / "whole"
+
+
 def build_free_threaded(target: Target, work: Path) -> Path:
     """Build a free-threaded Python from Debian's sources, without optimization: a minute of two cores or more.
 
@@ -51,7 +56,7 @@ def build_free_threaded(target: Target, work: Path) -> Path:
         It cannot be built here. It needs a C compiler, and the headers of libffi and zlib for its modules.
     """
     program = find_free_threaded(target, work)
-    if program.exists():
+    if _get_mark(program).exists():
         return program
     folder = work / "python-source" / target.version
     package = f"python{target.version}"
@@ -59,8 +64,17 @@ def build_free_threaded(target: Target, work: Path) -> Path:
     if not roots:
         packages = PackageSource(work / "debian", PYTHON_RELEASES[target.version], platform.machine())
         roots = [packages.fetch_source(package, folder)]
-    options = [f"--prefix={program.parents[1]}", "--disable-gil", "--with-ensurepip=install", "--disable-test-modules"]
+    options = [f"--prefix={program.parents[1]}", "--disable-gil", "--with-ensurepip=no", "--disable-test-modules"]
     make = ["make", "-s", f"-j{os.cpu_count()}"]
-    for command in (["./configure", "--quiet", *options], make, ["make", "-s", "install"]):
-        subprocess.run(command, cwd=roots[0], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    # Without `libinstall`, which compiles bytecode: the processes for that have waited for each other without an end.
+    parts = ["altbininstall", "sharedinstall", "inclinstall"]
+    for command in (["./configure", "--quiet", *options], make, ["make", "-s", *parts]):
+        subprocess.run(
+            command, cwd=roots[0], check=True, timeout=3600, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+    library = program.parents[1] / "lib" / program.name
+    shutil.copytree(roots[0] / "Lib", library, dirs_exist_ok=True, ignore=shutil.ignore_patterns("test", "__pycache__"))
+    for path in roots[0].glob("build/lib.*/_sysconfigdata_*.py"):
+        shutil.copy2(path, library)
+    _get_mark(program).touch()
     return program
