@@ -73,7 +73,7 @@ class BareRoot:
         self._private: Path | None = None
         release, packages = PYTHON_RELEASES.get(target.version, "bookworm"), [f"python{target.version}-venv"]
         if target.free_threaded or target.version not in PYTHON_RELEASES:
-            self._private = None if target.machine != platform.machine() else find_private_python(target, work)
+            self._private = None if target.machine != platform.machine() else find_private_python(target)
             if self._private is None:
                 raise LeftOutError(f"Python {target.python} for {target.machine} is neither in Debian nor here")
             release, packages = "bookworm", _FOR_PRIVATE_PYTHON

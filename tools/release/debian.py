@@ -84,14 +84,6 @@ class PackageSource:
         self._run_apt("install", "--download-only", "-qq", "--yes", *packages)
         return [self._home / "cache/archives" / line.split()[1] for line in uris if line.startswith("'")]
 
-    def fetch_source(self, package: str, folder: Path) -> Path:
-        """Download and unpack the source of a package; return its directory."""
-        self._prepare()
-        folder.mkdir(parents=True, exist_ok=True)
-        self._run_apt("source", "-qq", package, folder=folder)
-        (root,) = (each for each in folder.iterdir() if each.is_dir())
-        return root
-
     def _prepare(self) -> None:
         """Write apt's files, and load the lists once."""
         if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
@@ -106,7 +98,7 @@ class PackageSource:
         (self._home / "apt.conf").write_text(settings)
         mirror = _find_mirror()
         line = f"[signed-by={KEYRING}] {mirror} {self._release} main\n"
-        (self._home / "etc/sources.list").write_text(f"deb {line}deb-src {line}")
+        (self._home / "etc/sources.list").write_text(f"deb {line}")
         self._run_apt("update", "-qq")
         (self._home / "ready").touch()
 

@@ -21,7 +21,6 @@ from pathlib import Path
 
 from .bare_root import BareRoot, LeftOutError
 from .debian import NoDebianError
-from .pythons import build_free_threaded
 from .targets import Target, select_targets
 
 ROOT = Path(__file__).parents[2]
@@ -234,8 +233,6 @@ def main() -> int:
                 print(f"{target.name}: there is no such wheel in {options.dist}", flush=True)
             continue
         try:
-            if target.free_threaded and target.machine == platform.machine():
-                build_free_threaded(target, WORK)
             for line in WheelTrial(target, max(wheels, key=lambda path: path.stat().st_mtime)).carry_out():
                 print(f"{target.name}: {line}", flush=True)
             tried += 1
