@@ -95,6 +95,7 @@ typedef struct engine_dtype_kernels {
 
 enum { ENGINE_NO_SOURCE = -1, ENGINE_EVERY_SOURCE = -2 };
 enum { ENGINE_INNER_LANES = 8, ENGINE_INNER_ROWS = 256 };
+enum { ENGINE_BLOCK = 64 }; /* elements that share a scale, see `encode` */
 
 /* What is constant over the pieces of one reduction. T is the dtype that travels: of the sources that other ranks have packed,
  * and of every destination but the first. */
@@ -142,6 +143,15 @@ typedef struct engine_kernels {
   /* Of floats only. dst = the sum of weights[r] * rows[r], r = 0 .. count - 1, in float64, rounded at the end (to float32 first
    * for float16 and bfloat16). `dst` may be exactly a row. */
   void (*weigh)(int dtype, void *dst, const void *const *rows, const double *weights, int count, size_t n);
+
+  /* Block scaling (kernels_blocks.h): float32 as float8 e4m3, with an E8M0 scale for each ENGINE_BLOCK elements; the last block may
+   * be short. Rounds to nearest, ties to even. A block with an infinity or a NaN becomes NaN; zeros keep their sign. */
+  void (*encode)(uint8_t *scales, uint8_t *codes, const float *src, size_t n);
+  void (*decode)(float *dst, const uint8_t *scales, const uint8_t *codes, size_t n); /* exact */
+  void (*decode_add)(float *acc, const uint8_t *scales, const uint8_t *codes, size_t n); /* acc += decoded */
+  /* Of floats only. float32 of factor * src: in float64 for that, in float32 for the rest. And back, rounded. */
+  void (*to_float)(int dtype, double factor, float *dst, const void *src, size_t n);
+  void (*from_float)(int dtype, void *dst, const float *src, size_t n);
 } engine_kernels;
 
 /* The kernels of a level, or null when this build or this processor lacks it. Plain is always there. */

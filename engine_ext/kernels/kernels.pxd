@@ -1,5 +1,5 @@
 """The reduction kernels of kernels.h. Everything is callable without the GIL and raises nothing."""
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uint8_t
 
 cdef extern from "kernels/kernels.h" nogil:
     enum:  # engine_dtype
@@ -46,6 +46,7 @@ cdef extern from "kernels/kernels.h" nogil:
         ENGINE_NO_SOURCE
         ENGINE_EVERY_SOURCE
         ENGINE_INNER_LANES
+        ENGINE_BLOCK
 
     ctypedef struct engine_accumulation:
         size_t size
@@ -92,6 +93,11 @@ cdef extern from "kernels/kernels.h" nogil:
         void (*weigh)(
             int dtype, void *dst, const void *const *rows, const double *weights, int count, size_t n
         ) noexcept nogil
+        void (*encode)(uint8_t *scales, uint8_t *codes, const float *src, size_t n) noexcept nogil
+        void (*decode)(float *dst, const uint8_t *scales, const uint8_t *codes, size_t n) noexcept nogil
+        void (*decode_add)(float *acc, const uint8_t *scales, const uint8_t *codes, size_t n) noexcept nogil
+        void (*to_float)(int dtype, double factor, float *dst, const void *src, size_t n) noexcept nogil
+        void (*from_float)(int dtype, void *dst, const float *src, size_t n) noexcept nogil
 
     const char** ENGINE_DTYPE_NAMES
     const char** ENGINE_OP_NAMES

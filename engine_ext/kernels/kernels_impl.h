@@ -514,6 +514,7 @@ static void pack(int dtype, int tensor, double prescale, int streaming, void *ds
 }
 
 #include "kernels/kernels_adasum.h"
+#include "kernels/kernels_blocks.h"
 
 /* ---- the table ------------------------------------------------------------------------------------------------------------- */
 
@@ -542,6 +543,11 @@ const engine_kernels ENGINE_KERNELS = {
     .reduce_last = reduce_last,
     .inner = inner,
     .weigh = weigh,
+    .encode = encode,
+    .decode = decode,
+    .decode_add = decode_add,
+    .to_float = to_float,
+    .from_float = from_float,
     .types = {
         [ENGINE_FLOAT16] = {sizeof(f16), scale_f16, FLOAT_OPS(f16, f32)},
         [ENGINE_BFLOAT16] = {sizeof(bf16), scale_bf16, FLOAT_OPS(bf16, f32)},

@@ -86,6 +86,11 @@ class Kernels(ctypes.Structure):
         ("types", TypeKernels * len(DTYPES)),
         ("inner", CFUNCTYPE(None, c_int, POINTER(c_double), POINTER(c_void_p), c_int, c_size_t)),
         ("weigh", CFUNCTYPE(None, c_int, c_void_p, POINTER(c_void_p), POINTER(c_double), c_int, c_size_t)),
+        ("encode", CFUNCTYPE(None, c_void_p, c_void_p, c_void_p, c_size_t)),
+        ("decode", CFUNCTYPE(None, c_void_p, c_void_p, c_void_p, c_size_t)),
+        ("decode_add", CFUNCTYPE(None, c_void_p, c_void_p, c_void_p, c_size_t)),
+        ("to_float", CFUNCTYPE(None, c_int, c_double, c_void_p, c_void_p, c_size_t)),
+        ("from_float", CFUNCTYPE(None, c_int, c_void_p, c_void_p, c_size_t)),
     ]
 
 

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import timeit
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +21,6 @@ from hypothesis import strategies as st
 from .kernel_library import (
     DTYPES,
     EVERY_SOURCE,
-    LEVELS,
     NO_SOURCE,
     OPS,
     SANITIZED,
@@ -29,9 +29,7 @@ from .kernel_library import (
     Kernels,
     Spec,
     buffer_of,
-    build,
     call_reduce,
-    load,
     pointers,
     reduced,
     runnable,
@@ -41,19 +39,6 @@ from .kernel_reference import assert_equal_bits, bits, expected, numbers, ranks,
 
 CASES = [(d, o) for d in DTYPES for o in OPS if (d, o) != ("bool", "average")]
 LENGTHS = [0, 1, 3, 7, 15, 16, 17, 31, 33, 63, 64, 65, 127, 511, 1025, 4097]
-
-
-@pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    return load(build(tmp_path_factory.mktemp("kernels")))
-
-
-@pytest.fixture(params=LEVELS)
-def kernels(request: pytest.FixtureRequest, library: ctypes.CDLL) -> Kernels:
-    table = library.engine_kernels_get(LEVELS.index(request.param))
-    if not table:
-        pytest.skip(f"this processor has no {request.param}")
-    return table.contents
 
 
 # ---- reductions ----
@@ -549,7 +534,7 @@ def test_sanitizers_find_nothing() -> None:
         pytest.skip("no address sanitizer")
     chosen = (
         "any_reduction or exact or wrap or mirror or copies or round_trip or special or inner or weighted or "
-        "compressed or casts"
+        "compressed or casts or test_block_kernels"
     )
     sanitized = {
         SANITIZED: "1",
@@ -564,6 +549,8 @@ def test_sanitizers_find_nothing() -> None:
         "-c",
         os.devnull,
         "--noconftest",
+        "-p",
+        "tests.unit.conftest",
         "--import-mode=append",
         "-p",
         "no:cacheprovider",
@@ -571,7 +558,7 @@ def test_sanitizers_find_nothing() -> None:
         chosen,
     ]
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, __file__],
+        [sys.executable, "-m", "pytest", *options, __file__, str(Path(__file__).with_name("test_block_kernels.py"))],
         env={**os.environ, **sanitized}, capture_output=True, text=True, check=False, timeout=880,
     )  # fmt: skip
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
