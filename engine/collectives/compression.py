@@ -1,7 +1,8 @@
 """Compression of tensors that are sent to other ranks. `docs/how-to/compression.md` explains how to write one's own.
 
-There are three kinds. `Compression.fp16` and `Compression.bf16` only name a dtype: the engine casts while it packs and
-unpacks. `Compression.tuned` leaves that choice to a knob. A *compressor* changes one tensor in Python before its
+There are four kinds. `Compression.fp16` and `Compression.bf16` only name a dtype: the engine casts while it packs and
+unpacks. `Compression.fp8` names a format for sums between hosts. `Compression.tuned` and `tuned8` leave that choice to a
+knob. A *compressor* changes one tensor in Python before its
 reduction, and changes the result back. A *scheme* reduces one gradient by several collectives, and may keep an error
 feedback; it is passed to `DistributedOptimizer`.
 """
@@ -12,7 +13,7 @@ from collections.abc import Generator
 from typing import Any, ClassVar
 
 from .adapters import adapter_of
-from .reduce_ops import Adasum
+from .reduce_ops import Adasum, Average, Op, Sum
 
 
 class Compressor:
@@ -25,7 +26,7 @@ class Compressor:
     ----------
     wire : str, optional
         Dtype, `"float16"` or `"bfloat16"`, to which the engine casts float32 and float64 tensors while they are sent.
-        `"tuned"`: the dtype that the knob `compression` names.
+        `"float8"`: floats travel between hosts in 8 bits. `"tuned"`, `"tuned8"`: what the knob `compression` names.
     """
 
     wire: ClassVar[str | None] = None
@@ -71,13 +72,32 @@ class BF16Compressor(CastCompressor):
     wire = "bfloat16"
 
 
+class FP8Compressor(Compressor):
+    """Compressor that sends sums of floats between hosts in 8 bits: float8 e4m3, with a power of two for 64 elements.
+
+    It takes Sum and Average of tensors in the host's memory, and keeps 4 significant bits. On one host nothing is
+    compressed. Called by hand its methods change nothing.
+    """
+
+    wire = "float8"
+
+
 class TunedCompressor(Compressor):
     """Compressor that sends float32 and float64 as the knob `compression` says: unchanged, or as bfloat16.
 
-    The tuner turns this knob.
+    The tuner turns this knob. A knob of `fp8` counts as `bf16` here.
     """
 
     wire = "tuned"
+
+
+class Tuned8Compressor(Compressor):
+    """Compressor that sends floats as the knob `compression` says, also in 8 bits where `FP8Compressor` can.
+
+    Elsewhere a knob of `fp8` counts as `bf16`. The tuner turns this knob.
+    """
+
+    wire = "tuned8"
 
 
 class Compression:
@@ -86,7 +106,9 @@ class Compression:
     none = NoneCompressor
     fp16 = FP16Compressor
     bf16 = BF16Compressor
+    fp8 = FP8Compressor
     tuned = TunedCompressor
+    tuned8 = Tuned8Compressor
 
 
 class Scheme:
@@ -146,7 +168,8 @@ class Scheme:
 
 
 MARKERS: dict[str | None, type[Compressor]] = {
-    kind.wire: kind for kind in (NoneCompressor, FP16Compressor, BF16Compressor, TunedCompressor)
+    kind.wire: kind
+    for kind in (NoneCompressor, FP16Compressor, BF16Compressor, FP8Compressor, TunedCompressor, Tuned8Compressor)
 }
 """Compressors that need no work in Python since the engine casts, by the name of the wire dtype."""
 
@@ -170,7 +193,7 @@ def resolve(compression: Any, op: int | None = None) -> tuple[str | None, Any]:
     Returns
     -------
     wire : str, optional
-        Dtype in which tensors are sent, or `"tuned"`.
+        Dtype in which tensors are sent, or `"tuned"` or `"tuned8"`.
     own : optional
         Compressor whose methods have to be called; None if they do nothing.
 
@@ -179,7 +202,7 @@ def resolve(compression: Any, op: int | None = None) -> tuple[str | None, Any]:
     TypeError
         `compression` is not a compressor.
     ValueError
-        `op` is Adasum, which cannot be combined with compression.
+        `op` is Adasum, which cannot be combined with compression, or one that `Compression.fp8` does not take.
     """
     if compression is None:
         return None, None
@@ -190,8 +213,8 @@ def resolve(compression: Any, op: int | None = None) -> tuple[str | None, Any]:
     compress, decompress = (getattr(compression, name, None) for name in ("compress", "decompress"))
     if not callable(compress) or not callable(decompress):
         raise TypeError(
-            "compression is Compression.none, .fp16, .bf16 or .tuned, or something with the methods compress(tensor) "
-            f"and decompress(tensor, ctx), not {compression!r}"
+            "compression is Compression.none, .fp16, .bf16, .fp8, .tuned or .tuned8, or something with the methods "
+            f"compress(tensor) and decompress(tensor, ctx), not {compression!r}"
         )
     idle = _does_nothing(compress, Compressor.compress) and _does_nothing(decompress, Compressor.decompress)
     wire = getattr(compression, "wire", None)
@@ -199,5 +222,10 @@ def resolve(compression: Any, op: int | None = None) -> tuple[str | None, Any]:
         raise ValueError(
             "op=Adasum does not compress: it measures tensors before it combines them. Leave out compression, or use "
             "op=Average"
+        )
+    if wire == FP8Compressor.wire and op not in (None, Sum, Average):
+        raise ValueError(
+            f"Compression.fp8 takes Sum and Average, which it adds up in float32, not {Op(op).name.title()}: use "
+            "Compression.bf16, or leave out compression"
         )
     return wire, None if idle else compression

@@ -121,7 +121,7 @@ def distributed(
     if optimizer is not None and hasattr(optimizer.update, _REDUCES):
         raise ValueError("this optimizer reduces gradients already: give distributed the plain one, once")
     if isinstance(compression, Scheme):
-        raise ValueError(f"{type(compression).__name__} is not for JAX; use Compression.fp16, bf16 or tuned")
+        raise ValueError(f"{type(compression).__name__} is not for JAX; use Compression.fp16, bf16, fp8 or tuned")
     if optimizer is None:
         if every != 1:
             raise ValueError(

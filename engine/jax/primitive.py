@@ -38,7 +38,7 @@ Rows = tuple[int, ...]  # number of rows from each rank
 
 # Name of the handler in programs. It has the version, since saved programs contain numbers that depend on it.
 TARGET = f"engine_collective_{__version__}"
-WIRES = {None: 0, "float16": 1, "bfloat16": 2, "tuned": 255}
+WIRES = {None: 0, "float16": 1, "bfloat16": 2, "float8": 3, "tuned8": 254, "tuned": 255}
 GROUP, MARKS_STEP = 1, 4  # ENGINE_CALL_* of engine_ext/bindings/calls.h
 LINGER_NS = 30_000  # time for which the program's thread drives a grouped call itself, so that none has to wake it
 TANGENT, AGAIN = ".tangent", ".again"

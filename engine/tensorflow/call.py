@@ -7,8 +7,8 @@ from typing import NamedTuple
 from ..collectives.process_sets import ProcessSet
 from ..collectives.reduce_ops import Op, Sum
 
-WIRES = {None: 0, "float16": 1, "bfloat16": 2, "tuned": 255}
-"""Numbers of the dtypes in which float32 and float64 are sent: `WIRE_*` of the native engine."""
+WIRES = {None: 0, "float16": 1, "bfloat16": 2, "float8": 3, "tuned8": 254, "tuned": 255}
+"""Numbers of what floats are sent as: `WIRE_*` of the native engine."""
 
 
 class Call(NamedTuple):

@@ -53,7 +53,7 @@ class GradientReduction:
         if isinstance(options.compression, Scheme):
             raise TypeError(
                 f"{type(options.compression).__name__} is a scheme, which goes with engine.torch alone: give "
-                "Compression.none, .fp16, .bf16, .tuned, or a compressor"
+                "Compression.none, .fp16, .bf16, .fp8, .tuned, .tuned8, or a compressor"
             )
         resolve(options.compression, options.op)
         self.options = options

@@ -12,16 +12,14 @@ from engine_ext.bindings.calls cimport (
     ENGINE_CALL_DIMS, ENGINE_CALL_GROUP, ENGINE_CALL_NO_MEMORY, ENGINE_CALL_OK, ENGINE_CALL_REFUSED, engine_call_tensor,
 )
 from engine_ext.bindings.collectives cimport (
-    FAULT_BYTES, fill_meta, fill_reduction, own_rows, reduction_fault, row_bytes, wire_of,
+    FAULT_BYTES, fill_meta, fill_reduction, own_rows, reduction_fault, row_bytes, wire_of, wire_of_group,
 )
 from engine_ext.bindings.groups cimport Extent, find_overlap, group_begin, group_count, group_payload
 from engine_ext.bindings.view cimport View
-from engine_ext.kernels.kernels cimport (
-    ENGINE_ADASUM, ENGINE_ALL_DTYPES, ENGINE_FLOAT32, ENGINE_FLOAT64, dtype_bytes,
-)
+from engine_ext.kernels.kernels cimport ENGINE_ADASUM, ENGINE_ALL_DTYPES, dtype_bytes
 from engine_ext.operations.kinds cimport dtype_name, kind_name, operation_of
 from engine_ext.operations.operation cimport SAYS_ROWS, Operation
-from engine_ext.shared.layout cimport KINDS, LAYOUT_ROWS, MAX_GROUP, WIRES, WIRE_TUNED
+from engine_ext.shared.layout cimport KINDS, LAYOUT_ROWS, MAX_GROUP, WIRES, WIRE_TUNED, WIRE_TUNED8
 
 cdef bint write_argument_error(char* text, const char* what) noexcept nogil:
     snprintf(text, FAULT_BYTES, "ArgumentError: %s", what)
@@ -90,7 +88,7 @@ cdef bint expect_call(const Operation* row, const engine_call* call, char* text)
         return write_argument_error(text, b"without ENGINE_CALL_GROUP a call has one tensor")
     if call.tensors == NULL:
         return write_argument_error(text, b"a call has no tensors")
-    if call.wire >= WIRES and call.wire != WIRE_TUNED:
+    if call.wire >= WIRES and call.wire != WIRE_TUNED and call.wire != WIRE_TUNED8:
         return write_argument_error(text, b"there is no compression of that number")
     if call.wire and row.reduces and call.op == ENGINE_ADASUM:
         return write_argument_error(text, b"Adasum does not compress tensors")
@@ -104,7 +102,8 @@ cdef bint view_member(const State* e, const Operation* row, const engine_call* c
     cdef bint received
     if not view_tensor(tensor, k, view, text):
         return False
-    if row.reduces and reduction_fault(row.parts, view, call.op, call.prescale, call.postscale, e.segment.size, text):
+    if row.reduces and reduction_fault(
+            row.parts, view, call.op, call.wire, call.prescale, call.postscale, e.segment.size, text):
         return False
     if (row.uneven or row.parts) and not expect_rows(view, call, text):
         return False
@@ -171,8 +170,7 @@ cdef int group_op(const State* e, const Operation* row, const engine_call* call,
     if not row.reduces:
         return ENGINE_CALL_OK if group_payload(op) else ENGINE_CALL_NO_MEMORY
     fill_reduction(op, call.op, call.prescale, call.postscale)
-    if op.meta.dims[<int>ENGINE_FLOAT32] or op.meta.dims[<int>ENGINE_FLOAT64]:
-        op.meta.wire = call.wire
+    op.meta.wire = wire_of_group(call.wire, &op.meta)
     return ENGINE_CALL_OK
 
 

@@ -4,7 +4,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from engine_ext.bindings.view cimport View
 from engine_ext.control.state cimport State
 from engine_ext.operations.op cimport Op
-from engine_ext.shared.layout cimport WIRE_TUNED, engine_meta
+from engine_ext.shared.layout cimport WIRE_FP8, WIRE_TUNED, WIRE_TUNED8, engine_meta
 
 cdef void fill_reduction(Op* brought, int op, double prescale, double postscale) noexcept nogil
 cdef uint64_t row_bytes(const View* view) noexcept nogil
@@ -31,13 +31,17 @@ cdef const char* expect_name(object name, uint32_t* length) except NULL
 cdef void fill_meta(engine_meta* meta, int kind, const View* view) noexcept nogil
 cdef int wire_number(object wire, int op) except -1
 cdef unsigned char wire_of(int chosen, int dtype) noexcept nogil
+cdef unsigned char wire_of_group(int chosen, const engine_meta* meta) noexcept nogil
+cdef bint wire_fault(int wire, bint parts, int op, int device, char* text) noexcept nogil
 cdef int expect_rows(object tensor, const View* view, str verb) except -1
-cdef bint reduction_fault(bint parts, const View* view, int op, double prescale, double postscale, int size,
+cdef bint reduction_fault(bint parts, const View* view, int op, int wire, double prescale, double postscale, int size,
                           char* text) noexcept nogil
-cdef int expect_reduction(bint parts, const View* view, int op, double prescale, double postscale, int size) except -1
+cdef int expect_reduction(bint parts, const View* view, int op, int wire, double prescale, double postscale,
+                          int size) except -1
 cdef int raise_text(const char* text) except -1
 cdef object same_shape(object tensor, const View* source, object output, View* target, int64_t rows)
 
 cdef inline bint may_share(const engine_meta* meta) noexcept:
-    """Whether a tensor may be reduced where the ranks share it. Shared tensors do not travel: compressed ones must."""
-    return meta.wire == 0 or meta.wire == WIRE_TUNED
+    """Whether a tensor may be reduced where the ranks share it, on one host. Shared tensors do not travel: what is compressed there,
+    too, must."""
+    return meta.wire in (0, WIRE_FP8, WIRE_TUNED, WIRE_TUNED8)

@@ -17,14 +17,14 @@ from engine_ext.bindings.refusals cimport set_text
 from engine_ext.bindings.view cimport HOST, MISALIGNED, expect_dense, view_anywhere, view_directly, view_of
 from engine_ext.control.driver cimport driver_note_thread
 from engine_ext.kernels.kernels cimport (
-    ENGINE_ADASUM, ENGINE_AVERAGE, ENGINE_BFLOAT16, ENGINE_BOOL, ENGINE_DTYPES, ENGINE_FLOAT16, ENGINE_FLOAT32, ENGINE_FLOAT64,
-    ENGINE_SUM, ENGINE_UINT8,
+    ENGINE_ADASUM, ENGINE_AVERAGE, ENGINE_BOOL, ENGINE_DTYPES, ENGINE_FLOAT32, ENGINE_FLOAT64, ENGINE_SUM, ENGINE_UINT8,
 )
-from engine_ext.operations.kinds cimport describe_dtypes, dtype_name
+from engine_ext.operations.kinds cimport describe_dtypes, dtype_name, op_name
 from engine_ext.operations.operation cimport free_op, new_op
 from engine_ext.platform.atomics cimport load32_relaxed
 from engine_ext.shared.layout cimport (
     KIND_ALLGATHER, KIND_ALLREDUCE, KIND_ALLTOALL, KIND_BARRIER, KIND_BROADCAST, KIND_REDUCESCATTER, LAYOUT_ROWS, NAME_BYTES,
+    WIRE_BF16, WIRE_FP16, wire_compresses,
 )
 from engine_ext.shared.rows cimport bounded_product
 from engine_ext.transport.arena cimport arena_locate
@@ -93,7 +93,7 @@ cdef Op* allreduce_op(State* e, object tensor, object output, int op, double pre
     cdef int chosen = wire_number(wire, op)
     cdef object keeper = view_anywhere(tensor, &source), kept
     expect_dense(tensor, &source, "the tensor")
-    expect_reduction(False, &source, op, prescale, postscale, e.segment.size)
+    expect_reduction(False, &source, op, chosen, prescale, postscale, e.segment.size)
     kept = same_shape(tensor, &source, output, &target, source.dims[0])
     brought = tensor_op(KIND_ALLREDUCE, &source, &target, (tensor, output, keeper, kept))
     fill_reduction(brought, op, prescale, postscale)
@@ -146,7 +146,7 @@ cdef Op* reducescatter_op(State* e, object tensor, object output, int op, double
     cdef int chosen = wire_number(wire, op)
     cdef object keeper = view_anywhere(tensor, &source), kept
     expect_rows(tensor, &source, "a reduce-scatter divides")
-    expect_reduction(True, &source, op, prescale, postscale, e.segment.size)
+    expect_reduction(True, &source, op, chosen, prescale, postscale, e.segment.size)
     kept = same_shape(tensor, &source, output, &target, own_rows(e, source.dims[0]))
     brought = tensor_op(KIND_REDUCESCATTER, &source, &target, (tensor, output, keeper, kept))
     fill_reduction(brought, op, prescale, postscale)
@@ -176,7 +176,7 @@ cdef Op* reduce_group_op(State* e, int kind, list tensors, list outputs, int op,
             if k == 0:
                 first = source
             expect_same_device(tensors[k], &source, &first, f"tensor {k} of the group")
-            expect_reduction(kind == KIND_REDUCESCATTER, &source, op, prescale, postscale, e.segment.size)
+            expect_reduction(kind == KIND_REDUCESCATTER, &source, op, chosen, prescale, postscale, e.segment.size)
             rows = source.dims[0]
             if kind == KIND_REDUCESCATTER:
                 expect_rows(tensors[k], &source, "a reduce-scatter divides")
@@ -189,8 +189,7 @@ cdef Op* reduce_group_op(State* e, int kind, list tensors, list outputs, int op,
         free_op(brought)
         raise
     fill_reduction(brought, op, prescale, postscale)
-    if brought.meta.dims[ENGINE_FLOAT32] or brought.meta.dims[ENGINE_FLOAT64]:
-        brought.meta.wire = <unsigned char>chosen
+    brought.meta.wire = wire_of_group(chosen, &brought.meta)
     if first.device != HOST:
         get_ready(e, brought, tensors[0], &first)
     return brought
@@ -396,23 +395,55 @@ cdef void fill_meta(engine_meta* meta, int kind, const View* view) noexcept nogi
 
 
 cdef int wire_number(object wire, int op) except -1:
-    """What `meta.wire` would be for a float32: the dtype that compressed tensors travel in, a name or `tuned`; or None."""
+    """What `meta.wire` would be for a float32: the dtype that compressed tensors travel in, `float8` for blocks with scales, or
+    what lets a knob decide; or None."""
     if wire is None:
         return 0
     if op == ENGINE_ADASUM:
         raise ArgumentError(f"Adasum does not compress tensors; their compression would be {wire}")
     if wire == "float16":
-        return ENGINE_FLOAT16 + 1
+        return WIRE_FP16
     if wire == "bfloat16":
-        return ENGINE_BFLOAT16 + 1
+        return WIRE_BF16
+    if wire == "float8":
+        return WIRE_FP8
     if wire == "tuned":
         return WIRE_TUNED
-    raise ArgumentError(f"tensors are compressed to float16 or bfloat16, or as tuned, not {wire!r}")
+    if wire == "tuned8":
+        return WIRE_TUNED8
+    raise ArgumentError(f"tensors are compressed to float16, bfloat16 or float8, or as tuned or tuned8, not {wire!r}")
 
 
 cdef unsigned char wire_of(int chosen, int dtype) noexcept nogil:
     """`meta.wire` of a tensor: only what is wider is compressed."""
-    return <unsigned char>chosen if dtype == ENGINE_FLOAT32 or dtype == ENGINE_FLOAT64 else 0
+    return <unsigned char>chosen if wire_compresses(chosen, dtype) else 0
+
+
+cdef unsigned char wire_of_group(int chosen, const engine_meta* meta) noexcept nogil:
+    """The same of a group: whether any of its tensors is wider."""
+    cdef int d
+    for d in range(ENGINE_DTYPES):
+        if meta.dims[d] and wire_compresses(chosen, d):
+            return <unsigned char>chosen
+    return 0
+
+
+cdef bint wire_fault(int wire, bint parts, int op, int device, char* text) noexcept nogil:
+    """Whether tensors on `device` cannot be reduced with that compression, as reduction_fault says of the rest. Where a knob
+    decides there is none: it takes bf16 then."""
+    text[0] = 0
+    if wire != WIRE_FP8:
+        return False
+    if parts:
+        snprintf(text, FAULT_BYTES, "ArgumentError: a reduce-scatter does not take Compression.fp8, which sums whole tensors; use "
+                 "Compression.bf16, or allreduce")
+    elif op != ENGINE_SUM and op != ENGINE_AVERAGE:
+        snprintf(text, FAULT_BYTES, "ArgumentError: Compression.fp8 takes Sum and Average, which it adds up in float32, not the "
+                 "reduction %s; use Compression.bf16, or leave out compression", op_name(op))
+    elif device != HOST:
+        snprintf(text, FAULT_BYTES, "UnsupportedTensorError: Compression.fp8 takes tensors in the host's memory, and this one is on "
+                 "cuda:%d; use Compression.bf16, or move it with .cpu()", device - 1)
+    return text[0] != 0
 
 
 cdef int expect_rows(object tensor, const View* view, str verb) except -1:
@@ -424,7 +455,7 @@ cdef int expect_rows(object tensor, const View* view, str verb) except -1:
     return 0
 
 
-cdef bint reduction_fault(bint parts, const View* view, int op, double prescale, double postscale, int size,
+cdef bint reduction_fault(bint parts, const View* view, int op, int wire, double prescale, double postscale, int size,
                           char* text) noexcept nogil:
     """Whether a reduction cannot be done, of which with `parts` each rank receives its part: `text`, of FAULT_BYTES, then has the
     class of the error, a colon, and the message."""
@@ -451,12 +482,13 @@ cdef bint reduction_fault(bint parts, const View* view, int op, double prescale,
     elif view.dtype == ENGINE_BOOL and (op == ENGINE_AVERAGE or prescale != 1.0 or postscale != 1.0):
         snprintf(text, FAULT_BYTES, "UnsupportedTensorError: a bool tensor has no Average and no scale; use Sum or Max (any "
                  "rank), Min or Product (all ranks), or convert it")
-    return text[0] != 0
+    return text[0] != 0 or wire_fault(wire, parts, op, view.device, text)
 
 
-cdef int expect_reduction(bint parts, const View* view, int op, double prescale, double postscale, int size) except -1:
+cdef int expect_reduction(bint parts, const View* view, int op, int wire, double prescale, double postscale,
+                          int size) except -1:
     cdef char[FAULT_BYTES] text
-    if reduction_fault(parts, view, op, prescale, postscale, size, text):
+    if reduction_fault(parts, view, op, wire, prescale, postscale, size, text):
         raise_text(text)
     return 0
 

@@ -11,7 +11,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memcpy, memset
 
-from engine_ext.bindings.collectives cimport may_share, wire_number, wire_of
+from engine_ext.bindings.collectives cimport FAULT_BYTES, may_share, raise_text, wire_fault, wire_number, wire_of
 from engine_ext.bindings.devices cimport (
     device_of, expect_room, is_known_passed, make_stream_wait, mark_ready, parts_in_rooms, release_mark,
 )
@@ -73,6 +73,15 @@ def hold_the_same(list groups, list seen):
             if now[k] is not before[k]:
                 return False
     return True
+
+
+cdef int expect_wire(int wire, int op, int device) except -1:
+    """Refuse gradients on `device` that cannot be reduced with that compression."""
+    cdef char[FAULT_BYTES] text
+    if wire_fault(wire, False, op, device, text):
+        raise_text(text)
+    return 0
+
 
 
 @cython.no_gc_clear                  # __dealloc__ needs the engine, also when the collector breaks the cycle with the group
@@ -260,6 +269,7 @@ cdef class GradientHook:
 
     cdef int get_ready(self, tensor, const View* view) except -1:
         """Of a tensor on a GPU: mark when it is ready."""
+        expect_wire(self.op.meta.wire, self.op.meta.op, view.device)
         release_mark(self.engine.state, self.op)
         return mark_ready(self.engine.state, self.op, tensor, view)
 
@@ -439,6 +449,7 @@ cdef class GradientGroup:
         if not 0 <= op <= ENGINE_ADASUM:
             raise ArgumentError(f"there is no reduction {op}")
         self.wire = wire_number(wire, op)
+        expect_wire(self.wire, op, HOST)
         memset(&self.scales, 0, sizeof(engine_meta))
         self.engine, self.hooks, self.held, self.passes, self.watched = engine, [], [], 1, WATCHED_PASSES
         self.binding, self.number = binding, number
@@ -458,6 +469,7 @@ cdef class GradientGroup:
         view_anywhere(self.binding.memory_of(parameter), &memory)
         if memory.device != HOST:
             self.expect_device(name, view is not None)
+            expect_wire(self.wire, self.scales.op, memory.device)
             device_of(self.engine.state, memory.device - 1)     # opened now, while there is memory for it
         expect_reducible(&memory, f"parameter '{name}'")
         if memory.dtype == ENGINE_BOOL and self.scales.op == ENGINE_AVERAGE:

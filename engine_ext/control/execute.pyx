@@ -29,8 +29,8 @@ from engine_ext.platform.clock cimport age_ns
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
 from engine_ext.shared.layout cimport (
     ALGORITHM_TWO_SHOT, CAUSE_RAISED, COORDINATOR, ENTRY_ALIGN, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT,
-    ENTRY_JOINED, ENTRY_MEMBERS, ENTRY_SKIP, ENTRY_TURN, FAULT_CALL, LAYOUT_SPARSE, SLEEP_STUCK, WIRE_TUNED, Status,
-    engine_entry, engine_meta, entry_ids, entry_rows,
+    ENTRY_JOINED, ENTRY_MEMBERS, ENTRY_SKIP, ENTRY_TURN, FAULT_CALL, LAYOUT_SPARSE, SLEEP_STUCK, WIRE_FP8, WIRE_TUNED,
+    WIRE_TUNED8, Status, engine_entry, engine_meta, entry_ids, entry_rows,
 )
 from engine_ext.shared.segment cimport abort_world, coordinates, place_of, ring_both, schedule_advance, schedule_next, wake
 from engine_ext.transport.arena cimport arena_privatise
@@ -311,6 +311,11 @@ cdef bint run_schedule(State* e) noexcept nogil:
 
 # ---- an entry beside what this rank has submitted ------------------------------------------------------------------------------
 
+cdef inline bint may_travel_as(const engine_meta* meta, int wire) noexcept nogil:
+    """Whether `wire` can be an entry's with an operation that was submitted so."""
+    return meta.wire == wire or meta.wire == WIRE_TUNED8 or (meta.wire == WIRE_TUNED and wire != WIRE_FP8)
+
+
 cdef bint matches_entry(const State* e, const engine_entry* entry, const Op* op) noexcept nogil:
     """Whether an operation of this rank is what the entry says. What was submitted without a tensor is what its name is defined
     as: another rank may know better that it is sparse."""
@@ -328,7 +333,7 @@ cdef bint matches_entry(const State* e, const engine_entry* entry, const Op* op)
         return True
     if (meta.dtype != entry.meta.dtype or meta.device != entry.meta.device or meta.root != entry.meta.root
             or meta.prescale != entry.meta.prescale or meta.postscale != entry.meta.postscale
-            or (meta.wire != entry.meta.wire and (meta.wire != WIRE_TUNED))):
+            or not may_travel_as(&meta, entry.meta.wire)):
         return False
     if absent and meta.layout != LAYOUT_SPARSE and (meta.ndim != op.meta.ndim or meta.group != op.meta.group
                                                     or memcmp(meta.dims, op.meta.dims, sizeof(meta.dims)) != 0):

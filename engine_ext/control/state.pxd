@@ -39,7 +39,7 @@ cdef struct Row:            # one schedule entry in the history; the fields as i
     uint8_t kind
     uint8_t algorithm
     uint8_t stores
-    uint8_t wire            # 1 + the dtype in which tensors travelled, or 0
+    uint8_t wire            # WIRE_*: as what tensors travelled
     bint frozen             # whether it was a frozen batch
     uint32_t items
     uint64_t nbytes

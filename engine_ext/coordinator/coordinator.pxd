@@ -2,12 +2,14 @@
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uint8_t
 
 from engine_ext.coordinator.names cimport Names
-from engine_ext.operations.kinds cimport operation_of
+from engine_ext.operations.kinds cimport can_be_coded, operation_of
 from engine_ext.platform.atomics cimport now_ns
 from engine_ext.platform.clock cimport patience, seconds_ns
 from engine_ext.platform.token_bucket cimport TokenBucket
 from engine_ext.shared.counters cimport counters_page
-from engine_ext.shared.layout cimport WIRE_TUNED, engine_entry, engine_knobs, engine_meta
+from engine_ext.shared.layout cimport (
+    WIRE_BF16, WIRE_FP8, WIRE_TUNED, WIRE_TUNED8, engine_entry, engine_knobs, engine_meta, wire_compresses,
+)
 from engine_ext.shared.segment cimport Segment, Writer, bit
 
 cdef enum:
@@ -94,7 +96,7 @@ cdef struct Coordinator:
     const patience* clock
     Writer writer
     engine_knobs knobs          # in force: stamped on every entry
-    uint64_t tuned              # atomic: number of definitions with WIRE_TUNED
+    uint64_t tuned              # atomic: number of definitions with WIRE_TUNED or WIRE_TUNED8
     StoreChooser[2] choosers    # [0] for uncompressed batches, [1] for compressed ones
     Names names                 # NameState by text
     NameState** by_id           # NULL: the id is free
@@ -181,7 +183,15 @@ cdef inline void stamp(Coordinator* c, engine_entry* entry) noexcept nogil:
     entry.knobs = c.knobs
 
 cdef inline uint8_t wire_now(const Coordinator* c, const engine_meta* meta) noexcept nogil:
-    """`wire` of an entry that is appended now: the metadata's, or the knob's. Only reductions compress."""
+    """`wire` of an entry that is appended now: the metadata's, or the knob's. Only reductions compress. fp8 is a format between
+    hosts: on one host nothing is coded. A knob of it is bf16 for what must not or cannot be coded."""
+    cdef uint8_t wire = meta.wire
     if not operation_of(meta).reduces:
         return 0
-    return c.knobs.compression if meta.wire == WIRE_TUNED else meta.wire
+    if wire == WIRE_TUNED or wire == WIRE_TUNED8:
+        wire = c.knobs.compression
+        if wire == WIRE_FP8 and c.segment.hosts > 1 and not (meta.wire == WIRE_TUNED8 and can_be_coded(meta)):
+            wire = WIRE_BF16
+    if (wire == WIRE_FP8 and c.segment.hosts == 1) or (meta.group == 0 and not wire_compresses(wire, meta.dtype)):
+        return 0
+    return wire

@@ -143,7 +143,7 @@ cdef bint resolve_requests(Coordinator* c, NameState* name) noexcept nogil:
         if not append_definition(c, name, &meta, id):
             return False
         frozen_dissolve(c, name)
-        if meta.wire == WIRE_TUNED and operation_of(&meta).reduces:
+        if (meta.wire == WIRE_TUNED or meta.wire == WIRE_TUNED8) and operation_of(&meta).reduces:
             store_relaxed(&c.tuned, c.tuned + 1)        # the tuner looks
     if first:
         c.free_count -= 1

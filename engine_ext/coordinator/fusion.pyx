@@ -19,9 +19,9 @@ from engine_ext.platform.atomics cimport load32_relaxed, load_relaxed
 from engine_ext.platform.clock cimport age_ns
 from engine_ext.shared.counters cimport CLOSED_AWAITED, CLOSED_CYCLE_TIME, CLOSED_FULL, CLOSED_WHOLE_STEP
 from engine_ext.shared.layout cimport (
-    ALGORITHM_DEVICE, ALGORITHM_ONE_SHOT, ALGORITHM_SHARED, ALGORITHM_TWO_SHOT, BATCH_ITEMS, CAUSE_RAISED, ENTRY_ALIGN,
-    ENTRY_BATCH, ENTRY_MEMBERS, ENTRY_NEEDS_PACK, ENTRY_SKIP, KINDS, SLOT_BYTES, STORES_AUTO, STORES_CACHED, STORES_STREAMING,
-    engine_entry, entry_ids, entry_rows, rank_page,
+    ALGORITHM_BLOCKS, ALGORITHM_DEVICE, ALGORITHM_ONE_SHOT, ALGORITHM_SHARED, ALGORITHM_TWO_SHOT, BATCH_ITEMS, CAUSE_RAISED,
+    ENTRY_ALIGN, ENTRY_BATCH, ENTRY_MEMBERS, ENTRY_NEEDS_PACK, ENTRY_SKIP, KINDS, SLOT_BYTES, STORES_AUTO, STORES_CACHED,
+    STORES_STREAMING, WIRE_FP8, engine_entry, entry_ids, entry_rows, rank_page,
 )
 from engine_ext.shared.segment cimport abort_world, schedule_append, schedule_reserve
 
@@ -110,7 +110,7 @@ cdef void align_unnamed(Coordinator* c, engine_entry* entry) noexcept nogil:
 
 cdef uint8_t stores_of(Coordinator* c, const engine_entry* entry) noexcept nogil:
     """The kind of store for an entry. What is measured is two-shot; what stays in the cache, or in place, has no choice."""
-    if entry.algorithm in (ALGORITHM_ONE_SHOT, ALGORITHM_SHARED, ALGORITHM_DEVICE):
+    if entry.algorithm in (ALGORITHM_ONE_SHOT, ALGORITHM_SHARED, ALGORITHM_DEVICE, ALGORITHM_BLOCKS):
         return STORES_CACHED
     if c.knobs.stores != STORES_AUTO:
         return c.knobs.stores
@@ -150,7 +150,7 @@ cdef bint append(Coordinator* c, const int32_t* ids, int32_t items, uint64_t nby
         name = c.by_id[ids[i]]
         if name.absent:
             entry.flags |= ENTRY_NEEDS_PACK
-        if name.meta.group and c.joined_count and operation.tells_members:
+        if name.meta.group and c.joined_count and (operation.tells_members or entry.meta.wire == WIRE_FP8):
             entry.flags |= ENTRY_MEMBERS
             entry.id = bringer(c)
         if name.aligns:

@@ -2,7 +2,7 @@
 from libc.stdint cimport int64_t, uint64_t
 
 from engine_ext.data.plan cimport PIECE_ALIGNMENT, Cut, Piece, Plan
-from engine_ext.kernels.kernels cimport engine_kernels, engine_reduction
+from engine_ext.kernels.kernels cimport dtype_bytes, engine_kernels, engine_reduction
 from engine_ext.platform.clock cimport patience
 from engine_ext.shared.crews cimport Crews
 from engine_ext.transport.arena cimport Arena
@@ -36,6 +36,12 @@ cdef struct Chain:          # state of an entry whose sums pass from host to hos
     uint64_t piece          # bytes of a slot for what is packed of one piece
     uint64_t part           # likewise for a rank's part of one, as it travels
     uint64_t chunks         # number of chunks of the logical buffer
+
+cdef struct Blocks:         # state of an entry whose sums travel block-scaled (operations/blocks.pyx)
+    uint64_t lag            # chunks by which the second leg follows the first; 0: no host has several ranks
+    uint64_t chunks         # number of chunks of the logical buffer
+    uint64_t packed         # bytes of a slot for the float32 values of the ranks of one host
+    uint64_t part           # likewise for a rank's part of a share: codes and scales
 
 cdef struct Executor:
     int rank
@@ -85,6 +91,7 @@ cdef struct Executor:
     void** targets
     Adasum adasum
     Chain chain
+    Blocks blocks
 
 cdef inline char* slot(const Executor* x, int rank, uint64_t n) noexcept nogil:
     """Where the chunk `n` of the entry, counted from its first, lies in the slot of `rank`."""
@@ -96,11 +103,11 @@ cdef inline void offer(const Executor* x, int rank, uint64_t n, uint64_t begin, 
 
 cdef inline uint64_t elements(const Executor* x, const Piece* piece, uint64_t nbytes) noexcept nogil:
     """How many, in bytes that travel."""
-    return nbytes // x.kernels.types[piece.wire].size
+    return nbytes // <uint64_t>dtype_bytes(piece.wire)
 
 cdef inline uint64_t offset(const Executor* x, const Piece* piece, uint64_t at) noexcept nogil:
     """Where in the piece's tensor the byte `at` of the logical buffer is."""
-    return elements(x, piece, at - piece.start) * x.kernels.types[piece.dtype].size
+    return elements(x, piece, at - piece.start) * <uint64_t>dtype_bytes(piece.dtype)
 
 cdef int executor_open(Executor* x, int rank, const Crews* crews, Transport* transport, Arena* arena,
                        const engine_kernels* kernels, const patience* clock) noexcept nogil

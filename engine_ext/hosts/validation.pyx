@@ -13,13 +13,14 @@ from engine_ext.kernels.kernels cimport (
     engine_reduction, engine_reduction_check,
 )
 from engine_ext.operations.allreduce cimport carrier_can_sum
-from engine_ext.operations.kinds cimport operation_of
+from engine_ext.operations.blocks cimport can_be_chosen
+from engine_ext.operations.kinds cimport can_be_coded, operation_of
 from engine_ext.operations.operation cimport SAYS_ALIGNED, SAYS_ROWS, Operation, bytes_of_row, is_whole_chunk
 from engine_ext.shared.layout cimport (
-    ALGORITHMS, ALGORITHM_DEVICE, ALGORITHM_CARRIER, ALGORITHM_SHARED, BATCH_ITEMS, BETWEENS, DIM_MOVED, DIM_SPARSE, ENTRY_ALIGN,
+    ALGORITHMS, ALGORITHM_BLOCKS, ALGORITHM_CARRIER, ALGORITHM_DEVICE, ALGORITHM_SHARED, BATCH_ITEMS, BETWEENS, DIM_MOVED, DIM_SPARSE, ENTRY_ALIGN,
     ENTRY_BATCH, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT, ENTRY_JOINED, ENTRY_MEMBERS, ENTRY_PAD, ENTRY_SKIP, ENTRY_TURN,
     FAILURE_BYTES, FAULT_CALL, IDS, ID_WORDS, KINDS, LAYOUT_SPARSE, MAX_DIMS, MAX_GROUP, MAX_SOCKETS, NAME_BYTES, REQUEST_BYTES,
-    SLOT_BYTES, STORES, WIRES, WIRE_TUNED, add_bytes, engine_entry, engine_knobs, engine_meta, engine_request, entry_ids,
+    SLOT_BYTES, STORES, WIRES, WIRE_FP8, WIRE_TUNED, WIRE_TUNED8, add_bytes, engine_entry, engine_knobs, engine_meta, engine_request, entry_ids,
     entry_rows, rank_page,
 )
 from engine_ext.shared.segment cimport arrival_last, place_of
@@ -90,11 +91,15 @@ cdef bint is_reducible(const engine_meta* meta, int size) noexcept nogil:
     return meta.dims[DIM_MOVED] == 0
 
 
+cdef inline bint is_wire(int wire) noexcept nogil:
+    return wire < WIRES or wire == WIRE_TUNED or wire == WIRE_TUNED8
+
+
 cdef bint is_meta(const engine_meta* meta, int size) noexcept nogil:
     return (meta.kind < KINDS and meta.op <= ENGINE_ADASUM and operation_of(meta) != NULL and meta.dtype < ENGINE_ALL_DTYPES
             and meta.layout <= LAYOUT_SPARSE and meta.ndim <= MAX_DIMS and meta.fault <= FAULT_CALL and meta.shared >= -1
-            and meta.device <= 1 and meta.group <= MAX_GROUP and (meta.wire < WIRES or meta.wire == WIRE_TUNED)
-            and is_extent(meta) and is_reducible(meta, size))
+            and meta.device <= 1 and meta.group <= MAX_GROUP and is_wire(meta.wire)
+            and (meta.wire != WIRE_FP8 or can_be_coded(meta)) and is_extent(meta) and is_reducible(meta, size))
 
 
 # ---- entries -----------------------------------------------------------------------------------------------------------------
@@ -164,13 +169,16 @@ cdef bint is_batch(const Segment* segment, const engine_entry* entry) noexcept n
         return False
     if not are_members(entry) or not are_rows(segment, entry) or not are_numbers(entry) or not are_arrivals(segment, entry):
         return False
-    if entry.flags & ENTRY_MEMBERS and not (operation.tells_members and 0 <= entry.id < segment.size):
+    if entry.flags & ENTRY_MEMBERS and not (
+            (operation.tells_members or entry.meta.wire == WIRE_FP8) and 0 <= entry.id < segment.size):
         return False
     if entry.type == ENTRY_SKIP or not operation.moves:
         return True
     return (is_whole_chunk(entry.chunk) and entry.meta.shared == -1 and entry.algorithm != ALGORITHM_SHARED
             and (entry.algorithm == ALGORITHM_DEVICE) == (entry.meta.device != 0)
             and (entry.algorithm != ALGORITHM_CARRIER or (segment.crews.summing and carrier_can_sum(&entry.meta)))
+            and (entry.meta.wire == WIRE_FP8 or entry.algorithm != ALGORITHM_BLOCKS)
+            and (entry.meta.wire != WIRE_FP8 or (segment.hosts > 1 and can_be_chosen(entry)))
             and (not operation.rooted or place_of(segment, entry.meta.root) >= 0))
 
 
@@ -178,7 +186,7 @@ cdef bint is_entry(const Segment* segment, const engine_entry* entry) noexcept n
     """An entry other than a pad, whose words are there. What every rank notes of it is looked at in entries of all types."""
     cdef uint64_t room = <uint64_t>entry.words * 8 - sizeof(engine_entry)
     if not (are_knobs(&entry.knobs) and entry.kind < KINDS and entry.algorithm < ALGORITHMS and entry.stores < STORES
-            and (entry.meta.wire < WIRES or entry.meta.wire == WIRE_TUNED)):
+            and is_wire(entry.meta.wire)):
         return False
     if entry.type == ENTRY_BATCH or entry.type == ENTRY_SKIP:
         return is_batch(segment, entry)

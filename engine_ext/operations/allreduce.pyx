@@ -2,8 +2,8 @@
 
 *One-shot*, for what is small: every rank offers everything and reduces everything. *Two-shot*: rank r reduces part r of each
 chunk, and all copy it from there. *Shared*: tensors lie where all ranks reach them, in the arena, so that rank r reduces part r
-of every tensor in place, and writes it to all. On several hosts sums may pass from host to host instead (chain.pyx), or be made
-by the lanes' carrier.
+of every tensor in place, and writes it to all. On several hosts sums may pass from host to host instead (chain.pyx), travel
+block-scaled (blocks.pyx), or be made by the lanes' carrier.
 """
 from libc.string cimport memset
 
@@ -16,17 +16,17 @@ from engine_ext.kernels.kernels cimport (
     ENGINE_AVERAGE, ENGINE_DTYPES, ENGINE_EVERY_SOURCE, ENGINE_FLOAT32, ENGINE_FLOAT64, ENGINE_NO_SOURCE, ENGINE_SUM,
     dtype_bytes,
 )
+from engine_ext.operations.blocks cimport choose_blocks, plan_blocks
 from engine_ext.operations.chain cimport chain_start, choose_chain
 from engine_ext.operations.op cimport Op
-from engine_ext.operations.operation cimport bytes_of_all, choose_two_shot, chunks_of_plan, plan_tensors, stand_in_tensor
+from engine_ext.operations.operation cimport (
+    ONE_SHOT_BYTES, bytes_of_all, choose_two_shot, chunks_of_plan, plan_tensors, stand_in_tensor,
+)
 from engine_ext.shared.layout cimport (
     ALGORITHM_CARRIER, ALGORITHM_CHAIN, ALGORITHM_ONE_SHOT, ALGORITHM_RING, ALGORITHM_SHARED, BETWEEN_CARRIER, SLOT_BYTES,
-    wire_dtype,
+    WIRE_FP8, wire_dtype,
 )
 from engine_ext.transport.arena cimport arena_address
-
-cdef enum:
-    ONE_SHOT_BYTES = 32768      # of all ranks together: below it a second handshake costs more than the extra reading
 
 cdef Steps ONE_SHOT = Steps(pack_all, reduce_all, NULL, offer_all, False, True)
 cdef Steps TWO_SHOT = Steps(pack_parts, reduce_part, copy_parts, offer_parts, False, True)
@@ -36,7 +36,7 @@ cdef Steps SHARED = Steps(pack_shared, reduce_shared, copy_shared, NULL, True, T
 cdef Operation allreduce_row() noexcept:
     cdef Operation row
     memset(&row, 0, sizeof(row))
-    row.reduces = row.moves = row.optional = True
+    row.reduces = row.moves = row.optional = row.codes = True
     row.bytes, row.choose, row.stand_in, row.plan = bytes_of_all, choose, stand_in_tensor, plan
     return row
 
@@ -44,6 +44,8 @@ cdef Operation allreduce_row() noexcept:
 cdef void choose(engine_entry* entry, const engine_knobs* knobs, const Crews* crews) noexcept nogil:
     if entry.meta.shared >= 0:
         entry.algorithm = ALGORITHM_SHARED
+    elif entry.meta.wire == WIRE_FP8:
+        choose_blocks(entry, knobs, crews)
     elif entry.bytes * <uint64_t>crews.size <= ONE_SHOT_BYTES:
         entry.algorithm, entry.chunk = ALGORITHM_ONE_SHOT, SLOT_BYTES
     elif not choose_carrier_sum(entry, knobs, crews) and not choose_chain(entry, knobs, crews):
@@ -52,6 +54,8 @@ cdef void choose(engine_entry* entry, const engine_knobs* knobs, const Crews* cr
 
 cdef bint plan(Executor* x, Op** batch, const engine_entry* entry) noexcept nogil:
     cdef const Steps* steps = &TWO_SHOT
+    if entry.meta.wire == WIRE_FP8:
+        return plan_blocks(x, batch, entry)
     if not plan_tensors(x, batch, entry):
         return False
     if entry.algorithm == ALGORITHM_CHAIN or entry.algorithm == ALGORITHM_RING:

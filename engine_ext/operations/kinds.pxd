@@ -1,7 +1,7 @@
 """The table of operations: a row by kind and reduction."""
 from libc.stdint cimport int64_t
 
-from engine_ext.kernels.kernels cimport ENGINE_ADASUM
+from engine_ext.kernels.kernels cimport ENGINE_ADASUM, ENGINE_AVERAGE, ENGINE_SUM
 from engine_ext.operations.operation cimport Operation
 from engine_ext.shared.layout cimport engine_meta
 
@@ -16,6 +16,10 @@ cdef int64_t wire_bytes(const engine_meta* meta, int wire) noexcept nogil
 cdef inline const Operation* operation_of(const engine_meta* meta) noexcept nogil:
     """What an operation is. What reduces nothing has the same row for any reduction."""
     return OPERATIONS[meta.kind * REDUCTIONS + meta.op]
+
+cdef inline bint can_be_coded(const engine_meta* meta) noexcept nogil:
+    """Whether an operation can travel block-scaled: a sum or an average of tensors in the host's memory."""
+    return operation_of(meta).codes and (meta.op == ENGINE_SUM or meta.op == ENGINE_AVERAGE) and not meta.device
 
 cdef Operation barrier_row() noexcept
 

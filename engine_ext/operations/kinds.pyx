@@ -9,7 +9,7 @@ from libc.string cimport memset
 
 from engine_ext.data.executor cimport Executor, Steps, executor_start
 from engine_ext.kernels.kernels cimport (
-    ENGINE_DTYPES, ENGINE_DTYPE_NAMES, ENGINE_FLOAT32, ENGINE_FLOAT64, ENGINE_OP_NAMES, dtype_bytes,
+    ENGINE_BLOCK, ENGINE_DTYPES, ENGINE_DTYPE_NAMES, ENGINE_FLOAT32, ENGINE_FLOAT64, ENGINE_OP_NAMES, dtype_bytes,
 )
 from engine_ext.operations.adasum cimport adasum_row
 from engine_ext.operations.allreduce cimport allreduce_row
@@ -22,7 +22,7 @@ from engine_ext.operations.scatter cimport scatter_row
 from engine_ext.shared.layout cimport (
     DIM_DIGEST, DIM_FAULT, DIM_MOVED, DIM_SPARSE, FAULT_INDEX, KINDS, KIND_ALLGATHER, KIND_ALLREDUCE, KIND_ALLTOALL,
     KIND_BARRIER, KIND_BROADCAST, KIND_NAMES, KIND_REDUCESCATTER, LAYOUT_NAMES, LAYOUT_ROWS, LAYOUT_SPARSE, MAX_DIMS,
-    WIRE_TUNED, engine_entry, wire_dtype,
+    WIRE_FP8, WIRE_NAMES, WIRE_TUNED, WIRE_TUNED8, engine_entry, wire_compresses, wire_dtype,
 )
 
 OPERATIONS = <const Operation**>calloc(KINDS * REDUCTIONS, sizeof(Operation*))
@@ -77,10 +77,16 @@ cdef int64_t wire_bytes(const engine_meta* meta, int wire) noexcept nogil:
     if wire == 0 or not operation.reduces:
         return n
     if meta.group == 0:
-        return n // dtype_bytes(meta.dtype) * dtype_bytes(wire_dtype(wire, meta.dtype))
-    for d in range(ENGINE_FLOAT32, ENGINE_FLOAT64 + 1):
-        n -= meta.dims[d] * (dtype_bytes(d) - dtype_bytes(wire_dtype(wire, d)))
+        return bytes_as_sent(n // dtype_bytes(meta.dtype), meta.dtype, wire)
+    for d in range(ENGINE_FLOAT64 + 1):
+        n -= meta.dims[d] * dtype_bytes(d) - bytes_as_sent(meta.dims[d], d, wire)
     return n
+
+
+cdef int64_t bytes_as_sent(int64_t items, int dtype, int wire) noexcept nogil:
+    """Bytes of so many elements of a dtype as they travel, scales included."""
+    cdef int64_t nbytes = items * dtype_bytes(wire_dtype(wire, dtype))
+    return nbytes + items // ENGINE_BLOCK if wire == WIRE_FP8 and wire_compresses(wire, dtype) else nbytes
 
 
 # ---- barrier ----------------------------------------------------------------------------------------------------------------
@@ -211,9 +217,12 @@ cdef int describe_shape(const engine_meta* meta, char* text, int at, int room) n
 cdef int describe_wire(const engine_meta* meta, char* text, int at, int room) noexcept nogil:
     if meta.wire == 0:
         return at
-    if meta.wire == WIRE_TUNED:
-        return fit(at, snprintf(text + at, room - at, " compressed as tuned"), room)
-    return fit(at, snprintf(text + at, room - at, " compressed to %s", ENGINE_DTYPE_NAMES[meta.wire - 1]), room)
+    if meta.wire == WIRE_TUNED or meta.wire == WIRE_TUNED8:
+        return fit(at, snprintf(text + at, room - at, b" compressed as tuned%s", b"8" if meta.wire == WIRE_TUNED8 else b""), room)
+    if meta.wire == WIRE_FP8:       # not a cast: blocks with scales
+        return fit(at, snprintf(text + at, room - at, " compressed to %s", WIRE_NAMES[meta.wire]), room)
+    return fit(at, snprintf(text + at, room - at, " compressed to %s",
+                            ENGINE_DTYPE_NAMES[wire_dtype(meta.wire, ENGINE_FLOAT32)]), room)
 
 
 cdef int describe_factor(const char* what, double factor, char* text, int at, int room) noexcept nogil:

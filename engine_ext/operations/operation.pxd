@@ -13,6 +13,7 @@ from engine_ext.shared.layout cimport engine_entry, engine_knobs, engine_meta
 cdef enum:
     SMALLEST_CHUNK = 65536
     CHUNK_UNIT = 4096       # of which chunk sizes are multiples
+    ONE_SHOT_BYTES = 32768  # of all ranks together: below it a second handshake costs more than the extra reading
 
 # Why an entry cannot go on, for which `culprit` of the executor is to blame.
 cdef const char* WRONG_ROW_COUNTS
@@ -31,6 +32,7 @@ cdef struct Operation:
     bint optional           # a rank may submit no tensor: it contributes what changes nothing, and gets the result
     bint parts              # each rank receives its part of the rows
     bint tells_members      # ranks that have joined have to know the tensors of a group one by one
+    bint codes              # sums may travel between hosts block-scaled (blocks.pyx)
     Says says
     int work                # DEVICE_*: what an item does with its tensors on GPUs
 

@@ -27,7 +27,7 @@
 SHARED(
 
 enum {
-  ENGINE_PROTOCOL = 16,
+  ENGINE_PROTOCOL = 17,
   MAX_RANKS = 256,
   COORDINATOR = 0,             /* the rank that coordinates, in a world and in every process set */
   MAX_DIMS = 13,
@@ -72,9 +72,10 @@ enum { CAUSE_LIST(AS_NUMBER) CAUSES };
  * FAULT_ORDER are of a sparse tensor; FAULT_CALL says that the call failed on this rank before it submitted anything. */
 enum { FAULT_NONE, FAULT_INDEX, FAULT_ORDER, FAULTS, FAULT_CALL = FAULTS };
 enum {
-  WIRE_LIST(AS_NUMBER)         /* 1 + a dtype */
+  WIRE_LIST(AS_NUMBER)
   WIRES,
-  WIRE_TUNED = 255             /* of a name, never of an entry that moves data: it travels as the knob `compression` says */
+  WIRE_TUNED8 = 254,           /* of a name, never of an entry that moves data: it travels as the knob `compression` says */
+  WIRE_TUNED = 255             /* likewise, but not as fp8: where the knob says that, as bf16 */
 };
 /* rank_page.asleep: the door on which a thread of the rank sleeps, and what wakes it besides a new entry. */
 enum {
@@ -104,7 +105,7 @@ typedef struct engine_meta {
                                 * reduces: 1 where an optimizer brings gradients that came after backward, 0 elsewhere */
   double prescale, postscale;  /* factors of the inputs and of the result; 1 where nothing is scaled */
   int64_t shared;              /* offset in the arena, the same on every rank; -1: a private tensor */
-  uint8_t wire;                /* 1 + the dtype in which float32 and float64 travel; 0: their own; or WIRE_TUNED */
+  uint8_t wire;                /* WIRE_*: as what floats travel; 0: as they are */
   uint8_t fault;               /* FAULT_* */
   uint8_t device;              /* 1: the tensor is in the memory of a GPU; 0: in the host's */
   uint8_t reserved[5];
@@ -136,7 +137,7 @@ typedef struct engine_knobs {
   uint32_t version;            /* number of changes since the engine's start */
   uint32_t chunk_bytes;
   uint8_t stores;              /* STORES_*; STORES_AUTO: the faster kind, by measurements */
-  uint8_t compression;         /* engine_meta.wire that stands for WIRE_TUNED */
+  uint8_t compression;         /* engine_meta.wire that stands for WIRE_TUNED and WIRE_TUNED8 */
   uint8_t sockets_per_lane;    /* connections of a lane in use; more than were opened: all */
   uint8_t between_hosts;       /* BETWEEN_* */
   uint8_t padding[4];
@@ -248,12 +249,18 @@ static const char *const BETWEEN_NAMES[] = {BETWEEN_LIST(AS_NAME)};
 static const char *const WIRE_NAMES[] = {WIRE_LIST(AS_NAME)};
 static const char *const CAUSE_NAMES[] = {CAUSE_LIST(AS_NAME)};
 
-_Static_assert((int)WIRE_FP16 == 1 + (int)ENGINE_FLOAT16 && (int)WIRE_BF16 == 1 + (int)ENGINE_BFLOAT16, "a wire is a dtype");
 _Static_assert((int)DIM_MOVED < (int)DIM_DIGEST && (int)DIM_DIGEST < (int)MAX_DIMS, "every dtype");
 _Static_assert((int)KINDS <= (int)MAX_DIMS, "a barrier tells a number for every kind");
-/* The dtype in which a tensor of `dtype` travels, `wire` being an entry's: only what is wider than a half is compressed. */
+/* Whether tensors of `dtype` are compressed by a wire: floats that are wider than what travels. */
+static inline int wire_compresses(int wire, int dtype) {
+  if (wire == WIRE_FP8 || wire == WIRE_TUNED8) return dtype <= ENGINE_FLOAT64;
+  return wire != WIRE_NONE && (dtype == ENGINE_FLOAT32 || dtype == ENGINE_FLOAT64);
+}
+/* The dtype in which a tensor of `dtype` travels, `wire` being an entry's. */
 static inline int wire_dtype(int wire, int dtype) {
-  return wire && (dtype == ENGINE_FLOAT32 || dtype == ENGINE_FLOAT64) ? wire - 1 : dtype;
+  static const uint8_t dtypes[WIRES] = {
+      [WIRE_FP16] = ENGINE_FLOAT16, [WIRE_BF16] = ENGINE_BFLOAT16, [WIRE_FP8] = ENGINE_FLOAT8_E4M3FN};
+  return wire_compresses(wire, dtype) ? dtypes[wire] : dtype;
 }
 /* Add the bytes of `rows` rows to `total`. 0 if no rank can have so many, and `total` stays as it is: numbers that other ranks have
  * told are multiplied and added up here alone, so that nothing wraps. */

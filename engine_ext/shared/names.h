@@ -23,7 +23,8 @@
   ROW(ALGORITHM_CHAIN, "chain")                 \
   ROW(ALGORITHM_RING, "ring")                   \
   ROW(ALGORITHM_CARRIER, "mpi")                     \
-  ROW(ALGORITHM_DEVICE, "device")
+  ROW(ALGORITHM_DEVICE, "device")               \
+  ROW(ALGORITHM_BLOCKS, "blocks")
 /* How a large allreduce travels between hosts. */
 #define BETWEEN_LIST(ROW)                       \
   ROW(BETWEEN_AUTO, "auto")                     \
@@ -56,7 +57,8 @@
 #define WIRE_LIST(ROW)                          \
   ROW(WIRE_NONE, "none")                        \
   ROW(WIRE_FP16, "fp16")                        \
-  ROW(WIRE_BF16, "bf16")
+  ROW(WIRE_BF16, "bf16")                        \
+  ROW(WIRE_FP8, "fp8")
 /* Why a world has failed. */
 #define CAUSE_LIST(ROW)                         \
   ROW(CAUSE_NONE, "none")                       \

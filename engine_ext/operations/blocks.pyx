@@ -1,0 +1,443 @@
+"""An allreduce whose sums travel block-scaled between hosts: as float8 e4m3, with a power of two for each ENGINE_BLOCK elements.
+
+What is computed of a tensor does not depend on what travels with it, nor on who computes it:
+
+1. Each rank's value as float32, times the prescale factor.
+2. The sum of each host's ranks, in float32 in their order; a rank without a tensor adds zero.
+3. That sum, encoded and decoded.
+4. The sum of these over hosts, in float32 in the order of hosts; divided, and times the postscale factor.
+5. That, encoded and decoded, rounded to the tensor's dtype.
+
+So a value is rounded twice, however many hosts there are. Blocks begin at a tensor's first element. The logical buffer counts
+one byte for an element, so pieces begin, and chunks are cut, between blocks: PIECE_ALIGNMENT is the block.
+
+*Blocks*: a chunk is cut into a share for each host, and a share into a part for each rank of a host. In the first *leg* a rank adds
+up what its host has of its part of every share, and sends that to the share's host. In the second the ranks of that host add up what
+all hosts have of their parts, and send the result to all. The second leg follows LAG chunks behind, in the same stages, as legs of
+a chain do (chain.pyx), by whose argument slots are free again in time. Where each host has one rank the first leg needs nobody
+else's values, and is done while packing: then nothing follows behind.
+
+*One-shot*, for what is small, and for groups that also have other dtypes: every rank offers its float32 values, and each does all
+five steps. A block is cut nowhere there, because tensors begin at multiples of ENGINE_BLOCK float32.
+
+A slot holds the float32 values for the ranks of the own host, if there are several; then for each host the rank's part of its share;
+then the rank's part of the result. A part is its codes, then its scales, so that a reader takes them as one.
+"""
+from libc.stdint cimport uint32_t, uint64_t, uint8_t
+from libc.string cimport memset
+
+from engine_ext.data.executor cimport (
+    Blocks, Steps, chunk_end, elements, executor_start, offer, offset, pack_range, reduce_range, share_start, slot,
+)
+from engine_ext.data.plan cimport PIECE_ALIGNMENT, Cut, Piece, cut_range, next_piece, plan_add
+from engine_ext.kernels.kernels cimport (
+    ENGINE_BLOCK, ENGINE_DTYPES, ENGINE_FLOAT32, ENGINE_FLOAT8_E4M3FN, ENGINE_SUM, dtype_bytes,
+)
+from engine_ext.operations.operation cimport CHUNK_UNIT, ONE_SHOT_BYTES, chunks_of_plan, give_target
+from engine_ext.shared.crews cimport crew_size, member
+from engine_ext.shared.layout cimport (
+    ALGORITHM_BLOCKS, ALGORITHM_ONE_SHOT, SLOT_BYTES, SLOTS, WIRE_FP8, engine_meta, wire_compresses,
+)
+from engine_ext.transport.transport cimport Stage
+
+cdef enum:
+    LAG = SLOTS // 2
+    STRETCH = 1024              # elements that are worked on at once, so that they stay in the nearest cache
+    STRETCH_BLOCKS = STRETCH // 64
+    FLOAT_BYTES = 4
+    CHUNKS = SLOTS              # at least, so that all slots are on the way
+
+cdef Steps BLOCKS = Steps(pack, reduce, copy, offer_parts, False, True)
+cdef Steps ONE_SHOT = Steps(pack_all, reduce_all, NULL, offer_all, False, True)
+
+cdef struct Part:               # what one rank codes of a share of a chunk
+    uint64_t low                # of the logical buffer
+    uint64_t high
+
+
+# ---- whether, and in which chunks --------------------------------------------------------------------------------------------
+
+cdef bint is_coded_whole(const engine_meta* meta) noexcept nogil:
+    """Whether a tensor, or every tensor of a group, is coded."""
+    cdef int d
+    for d in range(ENGINE_DTYPES if meta.group else 0):
+        if meta.dims[d] and not wire_compresses(WIRE_FP8, d):
+            return False
+    return meta.group != 0 or wire_compresses(WIRE_FP8, meta.dtype)
+
+
+cdef void choose_blocks(engine_entry* entry, const engine_knobs* knobs, const Crews* crews) noexcept nogil:
+    if entry.bytes * FLOAT_BYTES * <uint64_t>crews.size <= ONE_SHOT_BYTES or not is_coded_whole(&entry.meta):
+        entry.algorithm, entry.chunk = ALGORITHM_ONE_SHOT, SLOT_BYTES
+        return
+    entry.algorithm = ALGORITHM_BLOCKS
+    entry.chunk = <uint32_t>min(<uint64_t>knobs.chunk_bytes, entry.bytes // CHUNKS)
+
+
+cdef bint can_be_chosen(const engine_entry* entry) noexcept nogil:
+    """Whether a coded entry can travel by the algorithm that it names."""
+    return entry.algorithm == ALGORITHM_ONE_SHOT or (entry.algorithm == ALGORITHM_BLOCKS and is_coded_whole(&entry.meta))
+
+
+cdef inline uint64_t most_of(uint64_t nbytes, int shares) noexcept nogil:
+    """The most elements of a share."""
+    return (nbytes // PIECE_ALIGNMENT // <uint64_t>shares + 2) * PIECE_ALIGNMENT
+
+
+cdef inline uint64_t coded_bytes(uint64_t count) noexcept nogil:
+    """Bytes of so many elements, a multiple of ENGINE_BLOCK, with their scales."""
+    return count + count // ENGINE_BLOCK
+
+
+cdef bint lay_out_slot(Executor* x) noexcept nogil:
+    """Lay out the slot of a chunk of `chunk` elements; whether it is no larger than a slot."""
+    cdef Blocks* b = &x.blocks
+    cdef uint64_t room = coded_bytes(most_of(most_of(x.chunk, x.crews.hosts), x.crews.smallest))
+    b.packed = x.chunk * FLOAT_BYTES if x.crews.largest > 1 else 0
+    b.part = (room + PIECE_ALIGNMENT - 1) // PIECE_ALIGNMENT * PIECE_ALIGNMENT
+    return b.packed + <uint64_t>(x.crews.hosts + 1) * b.part <= SLOT_BYTES
+
+
+cdef bint add_tensor(Executor* x, const engine_entry* entry, const char* source, char* target, uint64_t nbytes,
+                     int dtype) noexcept nogil:
+    """Append a tensor to the plan. False without memory."""
+    cdef uint64_t block = ENGINE_BLOCK * FLOAT_BYTES
+    cdef int wire = dtype
+    if entry.algorithm == ALGORITHM_BLOCKS:
+        wire = ENGINE_FLOAT8_E4M3FN
+    elif wire_compresses(WIRE_FP8, dtype):
+        wire = ENGINE_FLOAT32
+        x.plan.total = (x.plan.total + block - 1) // block * block
+    return plan_add(&x.plan, source, target, nbytes, dtype, wire, -1) != NULL
+
+
+cdef bint plan_blocks(Executor* x, Op** batch, const engine_entry* entry) noexcept nogil:
+    """Begin the entry. A group's tensors each have blocks of their own, so ranks that have joined are told of them
+    (ENTRY_MEMBERS). False without memory."""
+    cdef uint32_t i, k
+    cdef Op* op
+    for i in range(entry.items):
+        op = batch[i]
+        if not give_target(op) or (op.meta.group and op.members == NULL):
+            return False
+        if not op.meta.group and not add_tensor(x, entry, op.source, op.target, op.nbytes, op.meta.dtype):
+            return False
+        for k in range(op.meta.group):
+            if op.members[k].nbytes and not add_tensor(x, entry, op.members[k].source, op.members[k].target,
+                                                       op.members[k].nbytes, op.members[k].dtype):
+                return False
+    if entry.algorithm == ALGORITHM_BLOCKS:
+        blocks_start(x)
+    else:
+        executor_start(x, &ONE_SHOT, chunks_of_plan(x))
+    return True
+
+
+cdef void blocks_start(Executor* x) noexcept nogil:
+    while not lay_out_slot(x):
+        x.chunk -= CHUNK_UNIT
+    x.blocks.lag = LAG if x.crews.largest > 1 else 0
+    x.blocks.chunks = chunks_of_plan(x)
+    executor_start(x, &BLOCKS, x.blocks.chunks + x.blocks.lag if x.blocks.chunks else 0)
+    if x.blocks.lag:
+        x.reduce_lag = x.blocks.lag
+
+
+# ---- values of ranks, and sums of hosts --------------------------------------------------------------------------------------
+
+cdef const float* own_values(Executor* x, const Piece* piece, uint64_t first, uint64_t count, float* room) noexcept nogil:
+    """This rank's elements of a piece from `first` on, as float32 and scaled: in the tensor, or in `room`."""
+    if piece.source == NULL:
+        memset(room, 0, count * FLOAT_BYTES)
+        return room
+    if piece.dtype == ENGINE_FLOAT32 and x.reduction.prescale == 1:
+        return <const float*>piece.source + first
+    x.kernels.to_float(piece.dtype, x.reduction.prescale, room, piece.source + first * <uint64_t>dtype_bytes(piece.dtype), count)
+    return room
+
+
+cdef const float* sum_of_host(Executor* x, int host, uint64_t n, uint64_t place_in_slot, const Piece* piece, uint64_t first,
+                              uint64_t count, float* room, float* own) noexcept nogil:
+    """The sum of what the ranks of `host` have of a piece from element `first` on: others at `place_in_slot` of their slots. It
+    is in `room`, unless the host has one rank."""
+    cdef int place, rank
+    cdef const float* values
+    cdef const float* total = NULL
+    for place in range(crew_size(x.crews, host)):
+        rank = member(x.crews, host, place)
+        if rank == x.rank:
+            values = own_values(x, piece, first, count, own)
+        else:
+            values = <const float*>(slot(x, rank, n) + place_in_slot)
+        if total == NULL:
+            total = values
+        else:
+            x.kernels.types[ENGINE_FLOAT32].ops[ENGINE_SUM].combine(room, total, values, count)
+            total = room
+    return total
+
+
+cdef inline void finish_sum(Executor* x, float* total, uint64_t count) noexcept nogil:
+    """Divide and scale the sum of all hosts."""
+    if x.reduction.divisor != 1 or x.reduction.postscale != 1:
+        x.kernels.types[ENGINE_FLOAT32].ops[ENGINE_SUM].finish(
+            total, total, x.reduction.divisor, x.reduction.postscale, count)
+
+
+# ---- where things lie --------------------------------------------------------------------------------------------------------
+
+cdef inline int own_host(const Executor* x) noexcept nogil:
+    return x.crews.host_of[x.rank]
+
+
+cdef inline Part part_of(const Executor* x, uint64_t n, int k, int host, int place) noexcept nogil:
+    """What the rank of `host` at `place` codes of the share of host `k` of chunk `n` of the logical buffer."""
+    cdef Part part
+    cdef uint64_t begin = n * x.chunk, end = chunk_end(x, begin)
+    cdef uint64_t low = share_start(begin, end, k, x.crews.hosts), high = share_start(begin, end, k + 1, x.crews.hosts)
+    part.low = share_start(low, high, place, crew_size(x.crews, host))
+    part.high = share_start(low, high, place + 1, crew_size(x.crews, host))
+    return part
+
+
+cdef inline Part own_part(const Executor* x, uint64_t n, int k) noexcept nogil:
+    return part_of(x, n, k, own_host(x), x.crews.place_of[x.rank])
+
+
+cdef inline uint64_t floats_at(const Executor* x, uint64_t n, uint64_t at) noexcept nogil:
+    """Where in a slot the float32 of element `at` of the logical buffer lies, which is in chunk `n`."""
+    return (at - n * x.chunk) * FLOAT_BYTES
+
+
+cdef inline uint64_t sums_at(const Executor* x, int k) noexcept nogil:
+    """Where in a slot a rank's part of the share of host `k` begins."""
+    return x.blocks.packed + <uint64_t>k * x.blocks.part
+
+
+cdef inline uint64_t result_at(const Executor* x) noexcept nogil:
+    """Where in a slot a rank's part of the result begins."""
+    return sums_at(x, x.crews.hosts)
+
+
+cdef inline uint8_t* codes_in(const Part* part, char* region, uint64_t at) noexcept nogil:
+    """Where in the region of a part the code of element `at` lies."""
+    return <uint8_t*>region + (at - part.low)
+
+
+cdef inline uint8_t* scales_in(const Part* part, char* region, uint64_t at) noexcept nogil:
+    """Where in the region of a part the scale of the block that begins at `at` lies."""
+    return <uint8_t*>region + (part.high - part.low) + (at - part.low) // ENGINE_BLOCK
+
+
+# ---- the stages --------------------------------------------------------------------------------------------------------------
+
+cdef void pack(Executor* x, uint64_t n) noexcept nogil:
+    """Offer the ranks of this host what they add up; with none, encode at once."""
+    cdef Part part
+    cdef int k, place
+    if x.blocks.lag == 0:
+        encode_sums(x, n)
+        return
+    if n >= x.blocks.chunks:
+        return
+    for k in range(x.crews.hosts):
+        for place in range(crew_size(x.crews, own_host(x))):
+            part = part_of(x, n, k, own_host(x), place)
+            if place != x.crews.place_of[x.rank] and part.low < part.high:
+                pack_floats(x, n, part)
+
+
+cdef void pack_floats(Executor* x, uint64_t n, Part part) noexcept nogil:
+    """Write this rank's values of another rank's part to the slot."""
+    cdef Cut cut = cut_range(&x.plan, part.low, part.high)
+    cdef float* into
+    cdef const float* values
+    cdef uint64_t count
+    while next_piece(&x.plan, &cut):
+        into = <float*>(slot(x, x.rank, n) + floats_at(x, n, cut.low))
+        count = cut.high - cut.low
+        values = own_values(x, cut.piece, cut.low - cut.piece.start, count, into)
+        if values != into:
+            x.kernels.copy(into, values, count * FLOAT_BYTES)
+
+
+cdef void reduce(Executor* x, uint64_t n) noexcept nogil:
+    if x.blocks.lag and n < x.blocks.chunks:
+        encode_sums(x, n)
+    if n >= x.blocks.lag:
+        encode_result(x, n)
+
+
+cdef void encode_sums(Executor* x, uint64_t n) noexcept nogil:
+    """The first leg of chunk `n`: what this host has of this rank's part of every share."""
+    cdef float[STRETCH] room
+    cdef float[STRETCH] own
+    cdef char* region
+    cdef const float* total
+    cdef Cut cut
+    cdef Part part
+    cdef uint64_t at, count
+    cdef int k
+    for k in range(x.crews.hosts):
+        part = own_part(x, n, k)
+        if part.low >= part.high:
+            continue
+        region = slot(x, x.rank, n) + sums_at(x, k)
+        cut = cut_range(&x.plan, part.low, part.high)
+        while next_piece(&x.plan, &cut):
+            at = cut.low
+            while at < cut.high:
+                count = min(cut.high - at, <uint64_t>STRETCH)
+                total = sum_of_host(x, own_host(x), n, floats_at(x, n, at), cut.piece, at - cut.piece.start, count, room, own)
+                x.kernels.encode(scales_in(&part, region, at), codes_in(&part, region, at), total, count)
+                at += count
+
+
+cdef void encode_result(Executor* x, uint64_t n) noexcept nogil:
+    """The second leg of the chunk that is LAG before `n`: what all hosts have of this rank's part of the own share."""
+    cdef float[STRETCH] total
+    cdef uint64_t first = n - x.blocks.lag, at, count
+    cdef Part part = own_part(x, first, own_host(x))
+    cdef char* region = slot(x, x.rank, n) + result_at(x)
+    cdef Cut cut
+    cdef int host
+    if part.low >= part.high:
+        return
+    cut = cut_range(&x.plan, part.low, part.high)
+    while next_piece(&x.plan, &cut):
+        at = cut.low
+        while at < cut.high:
+            count = min(cut.high - at, <uint64_t>STRETCH)
+            for host in range(x.crews.hosts):
+                add_host(x, first, host, at, count, total)
+            finish_sum(x, total, count)
+            x.kernels.encode(scales_in(&part, region, at), codes_in(&part, region, at), total, count)
+            at += count
+
+
+cdef void add_host(Executor* x, uint64_t n, int host, uint64_t at, uint64_t count, float* total) noexcept nogil:
+    """Add what `host` has of the own share from element `at` on, the first one in place of what is there. Its ranks may have cut
+    the share otherwise than those of this host."""
+    cdef uint64_t low, high
+    cdef Part part
+    cdef char* region
+    cdef int place
+    for place in range(crew_size(x.crews, host)):
+        part = part_of(x, n, own_host(x), host, place)
+        low, high = max(at, part.low), min(at + count, part.high)
+        if low >= high:
+            continue
+        region = slot(x, member(x.crews, host, place), n) + sums_at(x, own_host(x))
+        if host == 0:
+            x.kernels.decode(total + (low - at), scales_in(&part, region, low), codes_in(&part, region, low), high - low)
+        else:
+            x.kernels.decode_add(total + (low - at), scales_in(&part, region, low), codes_in(&part, region, low), high - low)
+
+
+cdef void copy(Executor* x, uint64_t n) noexcept nogil:
+    """Take the results that all ranks have made, this one too, which so holds what the others do."""
+    cdef uint64_t first = n - x.blocks.lag
+    cdef Part part
+    cdef int host, place
+    if n < x.blocks.lag:
+        return
+    for host in range(x.crews.hosts):
+        for place in range(crew_size(x.crews, host)):
+            part = part_of(x, first, host, host, place)
+            if part.low < part.high:
+                decode_result(x, part, slot(x, member(x.crews, host, place), n) + result_at(x))
+
+
+cdef void decode_result(Executor* x, Part part, char* region) noexcept nogil:
+    """Decode a part of the result into the tensors."""
+    cdef float[STRETCH] room
+    cdef Cut cut = cut_range(&x.plan, part.low, part.high)
+    cdef char* target
+    cdef uint64_t at, count
+    while next_piece(&x.plan, &cut):
+        at = cut.low
+        while at < cut.high:
+            target = cut.piece.target + offset(x, cut.piece, at)
+            if cut.piece.dtype == ENGINE_FLOAT32:
+                count = cut.high - at
+                x.kernels.decode(<float*>target, scales_in(&part, region, at), codes_in(&part, region, at), count)
+            else:
+                count = min(cut.high - at, <uint64_t>STRETCH)
+                x.kernels.decode(room, scales_in(&part, region, at), codes_in(&part, region, at), count)
+                x.kernels.from_float(cut.piece.dtype, target, room, count)
+            at += count
+
+
+cdef void offer_parts(Executor* x, Stage stage, uint64_t n) noexcept nogil:
+    """To each other host this rank's part of its share, and to all this rank's part of the result."""
+    cdef Part part
+    cdef int k
+    if stage == (Stage.REDUCED if x.blocks.lag else Stage.PACKED) and n < x.blocks.chunks:
+        for k in range(x.crews.hosts):
+            part = own_part(x, n, k)
+            if k != own_host(x):
+                offer(x, member(x.crews, k, 0), n, sums_at(x, k), sums_at(x, k) + coded_bytes(part.high - part.low))
+    if stage == Stage.REDUCED and n >= x.blocks.lag:
+        part = own_part(x, n - x.blocks.lag, own_host(x))
+        offer(x, -1, n, result_at(x), result_at(x) + coded_bytes(part.high - part.low))
+
+
+# ---- one-shot ----------------------------------------------------------------------------------------------------------------
+
+cdef void pack_all(Executor* x, uint64_t n) noexcept nogil:
+    cdef uint64_t begin = n * x.chunk, first, count
+    cdef Cut cut = cut_range(&x.plan, begin, chunk_end(x, begin))
+    cdef char* into
+    cdef const float* values
+    while next_piece(&x.plan, &cut):
+        into = slot(x, x.rank, n) + (cut.low - begin)
+        if not wire_compresses(WIRE_FP8, cut.piece.dtype):
+            pack_range(x, into, cut.low, cut.low, cut.high)
+            continue
+        first, count = elements(x, cut.piece, cut.low - cut.piece.start), elements(x, cut.piece, cut.high - cut.low)
+        values = own_values(x, cut.piece, first, count, <float*>into)
+        if <const char*>values != into:
+            x.kernels.copy(into, values, count * FLOAT_BYTES)
+
+
+cdef void reduce_all(Executor* x, uint64_t n) noexcept nogil:
+    cdef uint64_t begin = n * x.chunk
+    cdef Cut cut = cut_range(&x.plan, begin, chunk_end(x, begin))
+    while next_piece(&x.plan, &cut):
+        if wire_compresses(WIRE_FP8, cut.piece.dtype):
+            reduce_floats(x, n, begin, &cut)
+        else:
+            reduce_range(x, n, begin, cut.low, cut.high, 1)
+
+
+cdef void reduce_floats(Executor* x, uint64_t n, uint64_t begin, const Cut* cut) noexcept nogil:
+    """All five steps, for a range of a tensor that begins with a block."""
+    cdef float[STRETCH] total
+    cdef float[STRETCH] room
+    cdef float[STRETCH] own
+    cdef uint8_t[STRETCH] codes
+    cdef uint8_t[STRETCH_BLOCKS] scales
+    cdef const float* values
+    cdef uint64_t at = cut.low, first, count
+    cdef int host
+    while at < cut.high:
+        first = elements(x, cut.piece, at - cut.piece.start)
+        count = min(elements(x, cut.piece, cut.high - at), <uint64_t>STRETCH)
+        for host in range(x.crews.hosts):
+            values = sum_of_host(x, host, n, at - begin, cut.piece, first, count, room, own)
+            x.kernels.encode(scales, codes, values, count)
+            if host == 0:
+                x.kernels.decode(total, scales, codes, count)
+            else:
+                x.kernels.decode_add(total, scales, codes, count)
+        finish_sum(x, total, count)
+        x.kernels.encode(scales, codes, total, count)
+        x.kernels.decode(total, scales, codes, count)
+        x.kernels.from_float(cut.piece.dtype, cut.piece.target + offset(x, cut.piece, at), total, count)
+        at += count * FLOAT_BYTES
+
+
+cdef void offer_all(Executor* x, Stage stage, uint64_t n) noexcept nogil:
+    cdef uint64_t begin = n * x.chunk
+    if stage == Stage.PACKED:
+        offer(x, -1, n, 0, chunk_end(x, begin) - begin)
