@@ -1,4 +1,4 @@
-"""Cost of compression on a fast transport: allreduces over shared memory, uncompressed and as halves, in turns."""
+"""Cost of compression on a fast transport: allreduces over shared memory, uncompressed, as halves and as fp8."""
 
 from __future__ import annotations
 
@@ -17,9 +17,6 @@ from benchmarks.common.tables import Table, format_duration, format_size
 BOUND = 1.1
 """Maximum time of a compressed allreduce, in multiples of the uncompressed one."""
 
-FIRST = 10
-"""Number of untimed iterations of each variant before the rounds."""
-
 
 @dataclass(frozen=True)
 class CompressionSettings:
@@ -30,6 +27,8 @@ class CompressionSettings:
     rounds: int = 48
     warmup: int = 1
     iterations: int = 4
+    first: int = 10
+    """Number of untimed iterations of each variant before the rounds."""
 
 
 def run(settings: CompressionSettings, console: Console) -> Path:
@@ -55,7 +54,7 @@ def measure_cases(
     cases = contender.cases
     blocks: dict[str, list[list[float]]] = {case: [] for case in cases}
     for case in cases:  # lets the engine choose the kind of store
-        contender.time_block(case, settings.nbytes, 0, FIRST)
+        contender.time_block(case, settings.nbytes, 0, settings.first)
     for number in range(settings.rounds):
         for k in range(len(cases)):
             case = cases[(number + k) % len(cases)]

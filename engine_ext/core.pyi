@@ -109,8 +109,8 @@ class Engine:
         """
 
     # `blocking` submits and waits in one native call, so that nobody is woken: `wait` then returns at once.
-    # `wire`: float32 and float64 travel as `float16` or `bfloat16`, or, with `tuned`, as the knob `compression` says;
-    # other dtypes as they are.
+    # `wire`: float32 and float64 travel as `float16` or `bfloat16`, floats between hosts as `float8`, or, with `tuned`
+    # or `tuned8`, as the knob `compression` says; other dtypes as they are.
     def allreduce(
         self,
         tensor: Any,
@@ -231,6 +231,9 @@ class Engine:
     @property
     def compressible(self) -> bool:
         """On the coordinator: whether tensors have been defined that travel as the knob `compression` says."""
+    @property
+    def codable(self) -> bool:
+        """On the coordinator: whether tensors have been defined that travel as `fp8` where that knob says so."""
     @property
     def sockets_per_lane(self) -> int:
         """How many connections were opened between two ranks on different hosts; 0 with one host."""

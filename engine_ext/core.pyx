@@ -618,6 +618,10 @@ cdef class Engine:
         return load_relaxed(&self.state.coordinator.tuned) != 0
 
     @property
+    def codable(self):
+        return load_relaxed(&self.state.coordinator.tuned_coded) != 0
+
+    @property
     def sockets_per_lane(self):
         cdef Network* network = self.state.network
         return network.list[0].count if network != NULL and network.list != NULL else 0

@@ -73,6 +73,7 @@ def options() -> argparse.Namespace:
     add = parser.add_argument
     add("--steps", type=int, default=300)
     add("--batch", type=int, default=100, help="pictures in a step, over all ranks (default 100)")
+    add("--compression", default="none", choices=["none", "fp16", "bf16", "fp8"], help="how gradients travel")
     add("--bucket-view", action="store_true", help="keep gradients in shared memory")
     add("--no-wrap", action="store_true", help="leave DistributedOptimizer out, to see that it is needed")
     add("--log", type=Path, help="write a line of JSON for each step to this file")
@@ -91,8 +92,12 @@ def main() -> None:
     model = CNN()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     if not args.no_wrap:
-        views = args.bucket_view
-        optimizer = engine.DistributedOptimizer(optimizer, model.named_parameters(), gradient_as_bucket_view=views)
+        optimizer = engine.DistributedOptimizer(
+            optimizer,
+            model.named_parameters(),
+            compression=getattr(engine.Compression, args.compression),
+            gradient_as_bucket_view=args.bucket_view,
+        )
     engine.torch.broadcast_parameters(model.state_dict(), root_rank=0)
 
     pictures, labels = digits()

@@ -95,7 +95,7 @@ class CompressionBackend(EngineCollectiveBackend):
     Sums of small whole numbers are exact.
     """
 
-    cases = ("none", "fp16", "bf16")
+    cases = ("none", "fp16", "bf16", "fp8")
     _tensor: Any = None
 
     def prepare(self, case: str, nbytes: int) -> Prepared:

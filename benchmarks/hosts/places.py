@@ -31,6 +31,8 @@ class Cable:
     delay: float = 0.0
     burst: str = ""
     """Burst that a limited cable carries at once after a pause."""
+    most: int = 100 << 20
+    """Bytes of the largest compressed allreduce that is measured over it."""
 
 
 CABLES = {
@@ -39,6 +41,7 @@ CABLES = {
         Cable("plain", "a plain veth pair"),
         # With a smaller burst the kernel's timers miss a gigabit.
         Cable("gigabit", "1 Gbit/s and 1 ms each way", "1gbit", 1.0, "128kb"),
+        Cable("distant", "100 Mbit/s and 20 ms each way", "100mbit", 20.0, "32kb", 16 << 20),
     )
 }
 

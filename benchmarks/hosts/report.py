@@ -25,6 +25,14 @@ Row = dict[str, Any]
 KIB, MIB = 1 << 10, 1 << 20
 LABELS = {"engine": "engine", "gloo": "gloo", "mpi": "Open MPI", "sockets": "bare sockets"}
 COLORS = {"engine": "tab:blue", "gloo": "tab:red", "mpi": "tab:orange", "sockets": "0.4"}
+FP8_LIMITS = {
+    ("gigabit", 1, 100 * MIB): {"none": 0.30, "fp16": 0.60},
+    ("gigabit", 1, 16 * MIB): {"none": 0.35, "fp16": 0.68},
+    ("gigabit", 2, 100 * MIB): {"none": 0.30, "fp16": 0.50},
+    ("distant", 1, 16 * MIB): {"none": 0.33, "fp16": 0.65},
+    ("distant", 2, 16 * MIB): {"none": 0.33, "fp16": 0.50},
+}
+"""Largest time of an allreduce with fp8 in multiples of another's, by cable, ranks on a host and bytes of float32."""
 IDLE_LIMIT = 1e-3
 """Cores up to which a job counts as idle."""
 
@@ -123,13 +131,18 @@ def _build_ratio_table(rows: Sequence[Row], cable: str, per_host: int) -> Table:
     )
 
 
+def _make_compression_key(row: Row) -> tuple[str, int, int]:
+    """Return what rows have in common that differ in compression alone."""
+    return row["cable"], row["per_host"], row["bytes"]
+
+
 def _build_compression_table(rows: Sequence[Row]) -> Table:
-    plain = {row["cable"]: row for row in rows if row["case"] == "none"}
-    title = f"Compression, {HOSTS} hosts x 1"
-    table = Table(title, ["cable, size", "compression", "median (p99)", "times as fast"], left=("compression",))
+    plain = {_make_compression_key(row): row for row in rows if row["case"] == "none"}
+    title = f"Compression, {HOSTS} hosts"
+    table = Table(title, ["hosts, size", "compression", "median (p99)", "times as fast"], left=("compression",))
     for row in rows:
-        faster = stats.estimate_ratio(plain[row["cable"]]["round_medians"], row["round_medians"])
-        cells = [f"{CABLES[row['cable']].title}, {format_size(row['bytes'])}", row["case"]]
+        faster = stats.estimate_ratio(plain[_make_compression_key(row)]["round_medians"], row["round_medians"])
+        cells = [f"{_describe_world(row['cable'], row['per_host'])}, {format_size(row['bytes'])}", row["case"]]
         cells += [f"{format_duration(row['median'])} ({format_duration(row['p99'])})", _format_interval(faster)]
         table.rows.append(cells)
     return table
@@ -187,11 +200,15 @@ def _check_requirements(rows: Sequence[Row]) -> Iterator[Requirement]:
             ours, base = (of.get((cable, per_host, nbytes, name)) for name in ("engine", other))
             work = f"allreduce, {format_size(nbytes)}, {_describe_world(cable, per_host)}"
             yield from compare_rows(work, ours, base, factor, LABELS[other])
-    halves = {row["case"]: row for row in _select_part(rows, "compression")}
-    if {"none", "fp16"} <= halves.keys():
-        where = f"{HOSTS} hosts x 1, {CABLES[halves['none']['cable']].title}"
-        work = f"fp16, {format_size(halves['none']['bytes'])}, {where}"
-        yield from compare_rows(work, halves["fp16"], halves["none"], 1 / 1.7, "none")
+    compressed = _select_part(rows, "compression")
+    for cable, per_host, nbytes in dict.fromkeys(map(_make_compression_key, compressed)):
+        own = {row["case"]: row for row in compressed if _make_compression_key(row) == (cable, per_host, nbytes)}
+        work = f"{format_size(nbytes)}, {_describe_world(cable, per_host)}"
+        if cable == "gigabit" and (per_host, nbytes) == (1, 16 * MIB) and {"none", "fp16"} <= own.keys():
+            yield from compare_rows(f"fp16, {work}", own["fp16"], own["none"], 1 / 1.7, "none")
+        for base, factor in FP8_LIMITS.get((cable, per_host, nbytes), {}).items():
+            if {base, "fp8"} <= own.keys():
+                yield from compare_rows(f"fp8, {work}", own["fp8"], own[base], factor, base)
     for row in _select_part(rows, "training"):
         ratio = compute_ratio_to_peer(row, "engine")
         if ratio:

@@ -23,7 +23,8 @@ KIB, MIB = 1 << 10, 1 << 20
 HOSTS = 2
 SIZES = (4, 4 * KIB, 64 * KIB, MIB, 16 * MIB, 100 * MIB)
 PARTS = ("sizes", "compression", "training", "idle")
-COMPRESSIONS = ("none", "fp16")
+COMPRESSIONS = ("none", "fp16", "fp8")
+DEFAULT_CABLES = ("plain", "gigabit")
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class HostsSettings:
     """Measurements to make, and their duration."""
 
     parts: tuple[str, ...] = PARTS
-    cables: tuple[str, ...] = tuple(CABLES)
+    cables: tuple[str, ...] = DEFAULT_CABLES
     per_host: tuple[int, ...] = (1, 2)
     sizes: tuple[int, ...] = SIZES
     contenders: tuple[str, ...] = NAMES
@@ -40,7 +41,7 @@ class HostsSettings:
     workloads: tuple[str, ...] = training.WORKLOADS
     rounds: int = 5
     block_seconds: float = 0.15
-    compressed: int = 16 * MIB
+    compressed: tuple[int, ...] = (16 * MIB, 100 * MIB)
     training_rounds: int = 6
     training_block_seconds: float = 1.0
     idle_seconds: float = 10.0
@@ -96,7 +97,8 @@ def run(settings: HostsSettings, console: Console, merge: bool = False) -> Path:
         for per_host in settings.per_host:
             rows += _measure_sizes(settings, cable, per_host, console)
         if "compression" in settings.parts and CABLES[cable].rate:
-            rows += _measure_compression(settings, cable, console)
+            for per_host in settings.per_host:
+                rows += _measure_compression(settings, cable, per_host, console)
     if "training" in settings.parts:
         rows += _measure_training(settings, console)
     if "idle" in settings.parts:
@@ -136,16 +138,24 @@ def _measure_sizes(settings: HostsSettings, cable: str, per_host: int, console: 
     return [{"part": "sizes", "cable": cable, "per_host": per_host, **row} for row in rows]
 
 
-def _measure_compression(settings: HostsSettings, cable: str, console: Console) -> list[dict[str, Any]]:
-    """Measure the engine's allreduce, uncompressed and as halves, over a slow cable."""
-    with create_hosts(HOSTS, 1, CABLES[cable]) as places, contextlib.ExitStack() as stack:
+def _measure_compression(
+    settings: HostsSettings, cable: str, per_host: int, console: Console
+) -> list[dict[str, Any]]:
+    """Measure the engine's allreduce over a slow cable: uncompressed, as halves and in 8 bits."""
+    rows: list[dict[str, Any]] = []
+    with create_hosts(HOSTS, per_host, CABLES[cable]) as places, contextlib.ExitStack() as stack:
         contender = _close_at_exit(
             stack, HostContender(ContenderVariant("compression", "compression"), places, COMPRESSIONS)
         )
-        how = compression.CompressionSettings(HOSTS, settings.compressed, settings.rounds)
-        with progress.show_progress(console, f"compression, {cable}", len(COMPRESSIONS) * how.rounds) as advance:
-            rows = compression.measure_cases(how, contender, advance)
-    return [{"part": "compression", "cable": cable, "per_host": 1, "bytes": how.nbytes, **row} for row in rows]
+        for nbytes in settings.compressed:
+            if nbytes > CABLES[cable].most:
+                continue
+            how = compression.CompressionSettings(places.ranks, nbytes, settings.rounds, first=2)
+            title = f"compression, {HOSTS} hosts x {per_host}, {cable}"
+            with progress.show_progress(console, title, len(COMPRESSIONS) * how.rounds) as advance:
+                found = compression.measure_cases(how, contender, advance)
+            rows += [{"part": "compression", "cable": cable, "per_host": per_host, "bytes": nbytes, **row} for row in found]
+    return rows
 
 
 def _measure_training(settings: HostsSettings, console: Console) -> list[dict[str, Any]]:

@@ -70,8 +70,8 @@ def allreduce(
     prescale_factor, postscale_factor : float, optional
         Factors for the inputs, and for the result.
     compression : optional
-        `Compression.none`, `fp16`, `bf16` or `tuned`, or a compressor of one's own (`engine.Compressor`). Equal on all
-        ranks.
+        `Compression.none`, `fp16`, `bf16`, `fp8`, `tuned` or `tuned8`, or a compressor of one's own
+        (`engine.Compressor`). Equal on all ranks.
 
     Returns
     -------

@@ -154,10 +154,10 @@ class Config:
     compression: str = define_setting(
         "none",
         "",
-        Words("none", "bf16", "fp16"),
-        "Dtype in which tensors with `Compression.tuned` travel; others are not affected.",
+        Words("none", "bf16", "fp16", "fp8"),
+        "How tensors with `Compression.tuned` and `tuned8` travel; others are not affected.",
         option=Option(),
-        knob=Knob(words=("none", "bf16")),  # fp16 overflows: a user may choose it, not the tuner
+        knob=Knob(words=("none", "bf16", "fp8")),  # fp16 overflows: a user may choose it, not the tuner
     )
     sockets_per_lane: int = define_setting(
         1,

@@ -192,6 +192,16 @@ def compute_growth(compression: str) -> int:
     return 1 if compression == "none" else 2
 
 
+def direct_share(batch: Batch, hosts: int, ranks: int) -> float:
+    """Return the bytes that a host sends for each byte of an entry that passes along no chain.
+
+    Sums that travel as `fp8` are made on each host first, so the number of its ranks does not matter.
+    """
+    if batch.kind == "allreduce" and batch.compression == "fp8":
+        return 2 * (hosts - 1) / hosts
+    return link_share(batch.kind, hosts, ranks)
+
+
 def chain_share(hosts: int, compression: str = "none") -> float:
     """Return the bytes that a chain's busiest host sends for each byte of an allreduce: a sum, and the result."""
     return compute_growth(compression) + (0.0 if hosts == 2 else 1.0)
@@ -199,7 +209,7 @@ def chain_share(hosts: int, compression: str = "none") -> float:
 
 def goes_by_chain(batch: Batch, rules: Rules, hosts: int, ranks: int) -> bool:
     """Return whether the sums of an entry go along a chain of hosts."""
-    if batch.kind != "allreduce" or hosts == 1 or rules.between_hosts == "direct":
+    if batch.kind != "allreduce" or hosts == 1 or rules.between_hosts == "direct" or batch.compression == "fp8":
         return False
     if rules.between_hosts == "chain":
         return True
@@ -341,8 +351,8 @@ def _cross_network(batch: Batch, late: float, free: float, rules: Rules, cluster
     some trips. As many chunks as there are slots do so at once.
     """
     network = cluster.network
-    chunks = max(1, math.ceil(batch.nbytes / rules.chunk_bytes))
-    nbytes = batch.nbytes * link_share(batch.kind, cluster.hosts, cluster.ranks)
+    chunks = max(1, math.ceil(batch.nbytes / _direct_chunk(batch, rules)))
+    nbytes = batch.nbytes * direct_share(batch, cluster.hosts, cluster.ranks)
     passing = 8 * nbytes / chunks / network.bandwidth
     crossing = passing + network_steps(batch.kind) * network.latency
     begin = _compute_begin(batch, late, free, network)
@@ -350,6 +360,13 @@ def _cross_network(batch: Batch, late: float, free: float, rules: Rules, cluster
     each = max(passing, crossing / SLOTS)
     last = max(begin + local / chunks + (chunks - 1) * each, begin + local)
     return last + crossing, nbytes
+
+
+def _direct_chunk(batch: Batch, rules: Rules) -> int:
+    """Return the bytes of a chunk of an entry that passes along no chain. `fp8` has chunks for all slots."""
+    if batch.compression != "fp8":
+        return rules.chunk_bytes
+    return max(SMALLEST_CHUNK, min(rules.chunk_bytes, int(batch.nbytes) // SLOTS))
 
 
 def _cross_chain(batch: Batch, late: float, free: float, rules: Rules, cluster: Cluster) -> tuple[float, float]:

@@ -86,7 +86,8 @@ DOCUMENTATION = {
     name : str, optional
         Name of the operation, equal on all ranks.
     compression : optional
-        `Compression.none`, `fp16`, `bf16`, `tuned`, or a user-defined compressor. See `engine.Compressor`.
+        `Compression.none`, `fp16`, `bf16`, `fp8`, `tuned`, `tuned8`, or a user-defined compressor. See
+        `engine.Compressor`.
     op : Op, optional
         Operation; `Average` by default.
     prescale_factor, postscale_factor : float, optional

@@ -41,7 +41,8 @@ _REDUCED = f"""    op : Op, optional
         Operation; `Average` by default.
 {_NAMED}
     compression : optional
-        `Compression.none`, `fp16`, `bf16`, `tuned`, or a user-defined compressor. See `engine.Compressor`.
+        `Compression.none`, `fp16`, `bf16`, `fp8`, `tuned`, `tuned8`, or a user-defined compressor. See
+        `engine.Compressor`.
     prescale_factor, postscale_factor : float, optional
         Factors of the inputs and of the result."""
 _RAISES = """    Raises

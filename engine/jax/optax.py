@@ -73,7 +73,8 @@ def distributed(
         Number of gradients that a rank accumulates before a reduction and a step of `optimizer`, which is required if
         it is above 1. In between, the updates are zeros, and the state of `optimizer` does not change.
     compression : optional
-        `Compression.none`, `fp16`, `bf16` or `tuned`, or a compressor of one's own. See `engine.Compressor`.
+        `Compression.none`, `fp16`, `bf16`, `fp8`, `tuned` or `tuned8`, or a compressor of one's own. See
+        `engine.Compressor`.
     process_set : ProcessSet
         Process set whose ranks reduce with each other. On other ranks gradients are unchanged.
     prescale_factor, postscale_factor : float

@@ -164,7 +164,7 @@ def DistributedOptimizer(
     name, device_dense, device_sparse : optional
         Accepted for existing scripts, and without effect.
     compression : optional
-        `Compression.none`, `fp16`, `bf16` or `tuned`.
+        `Compression.none`, `fp16`, `bf16`, `fp8`, `tuned` or `tuned8`.
     sparse_as_dense : bool
         Whether to convert `tf.IndexedSlices` to dense tensors before their reduction. Otherwise they stay sparse, and
         their rows are gathered.

@@ -134,6 +134,17 @@ _METRICS = (
     Metric("engine_network_sent_bytes_total", "counter", "Bytes that the rank sent to other hosts.", scope="far"),
     Metric("engine_network_received_bytes_total", "counter", "Bytes that the rank got from other hosts.", scope="far"),
     Metric(
+        "engine_compression_saved_bytes_total",
+        "counter",
+        "Bytes of tensors that were compressed, less what travelled of them.",
+    ),
+    Metric(
+        "engine_compression_not_finite_total",
+        "counter",
+        "Blocks of 64 elements that `fp8` made NaN, since they held an infinity or a NaN; each on one rank.",
+        scope="far",
+    ),
+    Metric(
         "engine_crossing_seconds_total",
         "counter",
         "Time in which collectives waited for data from another host, `peer`: large for a slow connection.",

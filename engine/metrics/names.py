@@ -8,11 +8,11 @@ from __future__ import annotations
 STATES = ("new", "running", "ended", "failed", "resetting")
 CAUSES = ("none", "died", "raised", "left", "stalled", "lost")
 OPERATIONS = ("allreduce", "broadcast", "allgather", "barrier", "alltoall", "reducescatter")
-ALGORITHMS = ("one-shot", "two-shot", "shared", "scatter", "adasum", "chain", "ring", "mpi", "device")
+ALGORITHMS = ("one-shot", "two-shot", "shared", "scatter", "adasum", "chain", "ring", "mpi", "device", "blocks")
 REASONS = ("full", "whole_step", "awaited", "cycle_time", "frozen")  # why a batch was closed
 STORES = ("cached", "streaming", "auto")
 BETWEEN_HOSTS = ("auto", "direct", "chain", "ring", "mpi")
-COMPRESSIONS = ("none", "fp16", "bf16")
+COMPRESSIONS = ("none", "fp16", "bf16", "fp8")
 STAGES = ("queue", "pack", "nccl", "unpack", "exposed")  # stages that are timed for tensors on a GPU
 PHASES = ("off", "waiting", "searching", "watching", "lost", "left", "resting")  # of the tuner
 

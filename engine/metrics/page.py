@@ -316,6 +316,7 @@ def count_needed_words(names: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
         "collective_durations": len(names["operations"]) * DURATIONS,
         **dict.fromkeys("exposed_ns fused_bytes fusion_capacity queue_ns queued negotiation_ns negotiated".split(), 1),
         **dict.fromkeys("lag_ns lags completed mismatches last_ns".split(), 1),
+        **dict.fromkeys("compression_saved_bytes compression_not_finite".split(), 1),
         **dict.fromkeys(("knob_version", *(gauge.field for gauge in GAUGES)), 1),
         **dict.fromkeys("submitted requests blocked_ns steps step_ns".split(), 1),
         "step_durations": DURATIONS,

@@ -137,7 +137,7 @@ def DistributedOptimizer(
     process_set : ProcessSet
         Process set whose ranks reduce their gradients with each other. A rank that is not in it trains by itself.
     compression : optional
-        `Compression.none`, `fp16`, `bf16` or `tuned`, or a compressor of one's own.
+        `Compression.none`, `fp16`, `bf16`, `fp8`, `tuned` or `tuned8`, or a compressor of one's own.
     op : Op
         `Average`, `Sum`, `Min`, `Max` or `Product`.
 

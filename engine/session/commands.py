@@ -29,7 +29,8 @@ def set_knobs(
     ----------
     fusion_threshold, cycle_time_ms, stores, chunk_bytes, between_hosts, compression, sockets_per_lane : optional
         Settings of `engine.config.Config` that are knobs, with the values that `init` takes, such as 65536 or `"64K"`.
-        None leaves a knob unchanged. `compression` changes the results of tensors with `Compression.tuned`.
+        None leaves a knob unchanged. `compression` changes the results of tensors with
+        `Compression.tuned` or `tuned8`.
         `sockets_per_lane` is at most the number of sockets that were opened at the start.
 
     Returns

@@ -118,7 +118,8 @@ def DistributedOptimizer(
     device_dense, device_sparse : str
         Accepted for existing scripts, and without effect.
     compression : optional
-        `Compression.none`, `fp16`, `bf16` or `tuned`, or a compressor of one's own. See `engine.Compressor`.
+        `Compression.none`, `fp16`, `bf16`, `fp8`, `tuned` or `tuned8`, or a compressor of one's own. See
+        `engine.Compressor`.
     sparse_as_dense : bool
         Whether to convert `tf.IndexedSlices` to dense tensors before their reduction. Otherwise they stay sparse, with
         `Sum` and `Average`: each rank adds up its own rows, and sends these.

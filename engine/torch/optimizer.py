@@ -250,8 +250,8 @@ def DistributedOptimizer(
         `model.named_parameters()`: names for messages, by which ranks match their gradients. By default the names that
         the optimizer itself has, or else positions.
     compression : optional
-        `Compression.none`, `fp16`, `bf16` or `tuned`; a compressor of one's own; or a `Scheme` such as `PowerSGD()`,
-        which then belongs to this optimizer. See `engine.Compressor`.
+        `Compression.none`, `fp16`, `bf16`, `fp8`, `tuned` or `tuned8`; a compressor of one's own; or a `Scheme` such as
+        `PowerSGD()`, which then belongs to this optimizer. See `engine.Compressor`.
     backward_passes_per_step : int
         Number of backward passes that this rank accumulates before a reduction. `step()` after fewer passes, as at the
         end of an epoch, reduces the incomplete sum. The sum is not divided by the number of passes.

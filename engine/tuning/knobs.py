@@ -45,7 +45,8 @@ def on_gpus(engine: core.Engine) -> bool:
 def space_of(engine: core.Engine, held: Collection[str]) -> dict[str, dict[str, Any]]:
     """Return the knobs that can matter in a job, except those that the user has fixed.
 
-    Whether compression matters is known only after tensors were reduced. The setting `sockets_per_lane` fixes how many
+    Whether compression matters is known only after tensors were reduced, and so is whether some of them can travel as
+    `fp8`: those with `Compression.tuned8`, on several hosts. The setting `sockets_per_lane` fixes how many
     sockets are opened; the number in use is tuned nevertheless. The algorithm between hosts is not tuned if a chain of
     hosts would change bits of the results. Knobs of host memory are not tuned if tensors are on GPUs.
     """
@@ -54,6 +55,8 @@ def space_of(engine: core.Engine, held: Collection[str]) -> dict[str, dict[str, 
         left["sockets_per_lane"] = KNOBS["sockets_per_lane"] | {"high": engine.sockets_per_lane}
     if not engine.compressible:
         left.pop("compression", None)
+    elif "compression" in left and not engine.codable:
+        left["compression"] = left["compression"] | {"values": ["none", "bf16"]}
     if not engine.chainable:
         left.pop("between_hosts", None)
     if on_gpus(engine):
@@ -77,12 +80,12 @@ def describe_misfit(name: str, value: Any) -> str:
 
 
 def clamp_knobs(knobs: Mapping[str, Any], space: Mapping[str, Mapping[str, Any]]) -> Knobs:
-    """Return the knobs that are in a space, with numbers clamped to its ranges."""
+    """Return the knobs that are in a space, with numbers clamped to its ranges, and without words that it lacks."""
     found = {}
     for name, about in space.items():
         value = knobs.get(name)
         if isinstance(value, int | float) and "low" in about and value != about.get("off"):
             value = min(max(value, about["low"]), about["high"])
-        if value is not None:
+        if value is not None and value in about.get("values", (value,)):
             found[name] = value
     return found

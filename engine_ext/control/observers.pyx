@@ -1,5 +1,5 @@
 """What the observers do with an event. Who tells it, and whether the lock is held, stands in observers.pxd."""
-from libc.stdint cimport int32_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset, strncpy
 
 from engine_ext.control.overlap cimport Overlap, overlap_entry_begins, overlap_entry_ends
@@ -9,7 +9,7 @@ from engine_ext.control.trace cimport (
     trace_sample, trace_step,
 )
 from engine_ext.hosts.connections cimport traffic_count
-from engine_ext.operations.kinds cimport operation_of
+from engine_ext.operations.kinds cimport operation_of, wire_bytes
 from engine_ext.operations.op cimport OP_STAND_IN, Record
 from engine_ext.operations.operation cimport Operation
 from engine_ext.platform.atomics cimport now_ns, store32_relaxed, store32_release
@@ -18,7 +18,7 @@ from engine_ext.shared.counters cimport (
     COUNTED_FAILED, COUNTED_RESETTING, GROUPS, STAGE_NCCL, STAGES, counters_arrival, counters_entry, counters_find_place,
     counters_name_group, counters_step,
 )
-from engine_ext.shared.layout cimport ENTRY_BATCH, ENTRY_FROZEN, ENTRY_SKIP, engine_knobs, entry_ids
+from engine_ext.shared.layout cimport ENTRY_BATCH, ENTRY_FROZEN, ENTRY_SKIP, WIRE_FP8, WIRE_NONE, engine_knobs, entry_ids
 from engine_ext.shared.segment cimport from_coordinator_time
 
 cdef enum:
@@ -134,12 +134,25 @@ cdef inline uint64_t arrival_since(const State* e, const engine_entry* entry, co
     return max(earliest, op.unblocked) if earliest else 0
 
 
+cdef void count_compression(State* e, const engine_entry* entry) noexcept nogil:
+    """The operations in `batch` have travelled compressed. There is a page of counters."""
+    cdef int64_t saved = 0
+    cdef uint32_t i
+    for i in range(entry.items):
+        saved += wire_bytes(&e.batch[i].meta, WIRE_NONE) - wire_bytes(&e.batch[i].meta, entry.meta.wire)
+    tally(e.counters_page.compression_saved_bytes, <uint64_t>saved)
+    if entry.meta.wire == WIRE_FP8:
+        tally(e.counters_page.compression_not_finite, e.executor.blocks.not_finite)
+
+
 cdef void observe_completions(State* e, const engine_entry* entry) noexcept nogil:
     """The operations in `batch` are done, and about to lose their names."""
     cdef const Op* last = e.batch[entry.items - 1]
     count_up(&e.counters.tensors, entry.items)
     if e.counters_page != NULL:
         count_completed(e, entry.items)
+        if entry.meta.wire and entry.type == ENTRY_BATCH:
+            count_compression(e, entry)
         if entry.earliest and not load32_relaxed(&last.flags) & OP_STAND_IN:
             counters_arrival(e.counters_page, arrival_since(e, entry, last), last.submitted, e.entry_begun)
     if observes_stages(e, entry) and not entry.meta.device:     # whose stages only the device knows

@@ -97,6 +97,7 @@ cdef struct Coordinator:
     Writer writer
     engine_knobs knobs          # in force: stamped on every entry
     uint64_t tuned              # atomic: number of definitions with WIRE_TUNED or WIRE_TUNED8
+    uint64_t tuned_coded        # atomic: of these, those that a knob of fp8 has travel so
     StoreChooser[2] choosers    # [0] for uncompressed batches, [1] for compressed ones
     Names names                 # NameState by text
     NameState** by_id           # NULL: the id is free

@@ -145,6 +145,8 @@ cdef bint resolve_requests(Coordinator* c, NameState* name) noexcept nogil:
         frozen_dissolve(c, name)
         if (meta.wire == WIRE_TUNED or meta.wire == WIRE_TUNED8) and operation_of(&meta).reduces:
             store_relaxed(&c.tuned, c.tuned + 1)        # the tuner looks
+            if meta.wire == WIRE_TUNED8 and can_be_coded(&meta) and c.segment.hosts > 1:
+                store_relaxed(&c.tuned_coded, c.tuned_coded + 1)
     if first:
         c.free_count -= 1
         c.by_id[id] = name

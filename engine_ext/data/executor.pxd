@@ -42,6 +42,7 @@ cdef struct Blocks:         # state of an entry whose sums travel block-scaled (
     uint64_t chunks         # number of chunks of the logical buffer
     uint64_t packed         # bytes of a slot for the float32 values of the ranks of one host
     uint64_t part           # likewise for a rank's part of a share: codes and scales
+    uint64_t not_finite     # number of blocks of the result that this rank has coded as NaN
 
 cdef struct Executor:
     int rank

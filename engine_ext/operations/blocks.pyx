@@ -36,7 +36,7 @@ from engine_ext.kernels.kernels cimport (
 from engine_ext.operations.operation cimport CHUNK_UNIT, ONE_SHOT_BYTES, chunks_of_plan, give_target
 from engine_ext.shared.crews cimport crew_size, member
 from engine_ext.shared.layout cimport (
-    ALGORITHM_BLOCKS, ALGORITHM_ONE_SHOT, SLOT_BYTES, SLOTS, WIRE_FP8, engine_meta, wire_compresses,
+    ALGORITHM_BLOCKS, ALGORITHM_ONE_SHOT, COORDINATOR, SLOT_BYTES, SLOTS, WIRE_FP8, engine_meta, wire_compresses,
 )
 from engine_ext.transport.transport cimport Stage
 
@@ -45,6 +45,7 @@ cdef enum:
     STRETCH = 1024              # elements that are worked on at once, so that they stay in the nearest cache
     STRETCH_BLOCKS = STRETCH // 64
     FLOAT_BYTES = 4
+    NAN_SCALE = 255             # the scale of a block that is NaN (kernels_blocks.h)
     CHUNKS = SLOTS              # at least, so that all slots are on the way
 
 cdef Steps BLOCKS = Steps(pack, reduce, copy, offer_parts, False, True)
@@ -116,6 +117,7 @@ cdef bint plan_blocks(Executor* x, Op** batch, const engine_entry* entry) noexce
     (ENTRY_MEMBERS). False without memory."""
     cdef uint32_t i, k
     cdef Op* op
+    x.blocks.not_finite = 0
     for i in range(entry.items):
         op = batch[i]
         if not give_target(op) or (op.meta.group and op.members == NULL):
@@ -177,11 +179,15 @@ cdef const float* sum_of_host(Executor* x, int host, uint64_t n, uint64_t place_
     return total
 
 
-cdef inline void finish_sum(Executor* x, float* total, uint64_t count) noexcept nogil:
-    """Divide and scale the sum of all hosts."""
+cdef void encode_total(Executor* x, uint8_t* scales, uint8_t* codes, float* total, uint64_t count) noexcept nogil:
+    """Divide, scale and encode the sum of all hosts. Blocks of NaN are counted."""
+    cdef uint64_t k
     if x.reduction.divisor != 1 or x.reduction.postscale != 1:
         x.kernels.types[ENGINE_FLOAT32].ops[ENGINE_SUM].finish(
             total, total, x.reduction.divisor, x.reduction.postscale, count)
+    x.kernels.encode(scales, codes, total, count)
+    for k in range((count + ENGINE_BLOCK - 1) // ENGINE_BLOCK):
+        x.blocks.not_finite += scales[k] == NAN_SCALE
 
 
 # ---- where things lie --------------------------------------------------------------------------------------------------------
@@ -310,8 +316,7 @@ cdef void encode_result(Executor* x, uint64_t n) noexcept nogil:
             count = min(cut.high - at, <uint64_t>STRETCH)
             for host in range(x.crews.hosts):
                 add_host(x, first, host, at, count, total)
-            finish_sum(x, total, count)
-            x.kernels.encode(scales_in(&part, region, at), codes_in(&part, region, at), total, count)
+            encode_total(x, scales_in(&part, region, at), codes_in(&part, region, at), total, count)
             at += count
 
 
@@ -411,7 +416,7 @@ cdef void reduce_all(Executor* x, uint64_t n) noexcept nogil:
 
 
 cdef void reduce_floats(Executor* x, uint64_t n, uint64_t begin, const Cut* cut) noexcept nogil:
-    """All five steps, for a range of a tensor that begins with a block."""
+    """All five steps, for a range of a tensor that begins with a block. Every rank makes the same result, and one counts."""
     cdef float[STRETCH] total
     cdef float[STRETCH] room
     cdef float[STRETCH] own
@@ -430,11 +435,12 @@ cdef void reduce_floats(Executor* x, uint64_t n, uint64_t begin, const Cut* cut)
                 x.kernels.decode(total, scales, codes, count)
             else:
                 x.kernels.decode_add(total, scales, codes, count)
-        finish_sum(x, total, count)
-        x.kernels.encode(scales, codes, total, count)
+        encode_total(x, scales, codes, total, count)
         x.kernels.decode(total, scales, codes, count)
         x.kernels.from_float(cut.piece.dtype, cut.piece.target + offset(x, cut.piece, at), total, count)
         at += count * FLOAT_BYTES
+    if x.rank != COORDINATOR:
+        x.blocks.not_finite = 0
 
 
 cdef void offer_all(Executor* x, Stage stage, uint64_t n) noexcept nogil:

@@ -74,6 +74,8 @@ enum { STAGE_LIST(AS_NUMBER) STAGES };
   FIELD(compression, 1)           /* engine_meta.wire */                                                                     \
   FIELD(sockets_per_lane, 1)                                                                                                 \
   FIELD(between_hosts, 1)         /* BETWEEN_* */                                                                            \
+  FIELD(compression_saved_bytes, 1) /* bytes of tensors that were compressed, less what travelled of them */                 \
+  FIELD(compression_not_finite, 1) /* blocks of results that this rank coded as NaN */                                       \
   LINE(submitted, 1)              /* operations (cache line written by callers, under the engine's lock) */                  \
   FIELD(requests, 1)              /* submissions as full requests: of new names and changed tensors */                       \
   FIELD(blocked_ns, 1)            /* time in which some caller was blocked, added up over engines */                         \

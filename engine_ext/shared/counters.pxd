@@ -47,6 +47,8 @@ cdef extern from "engine_ext/shared/counters.h" nogil:
         uint64_t* compression
         uint64_t* sockets_per_lane
         uint64_t* between_hosts
+        uint64_t* compression_saved_bytes
+        uint64_t* compression_not_finite
         uint64_t* submitted
         uint64_t* requests
         uint64_t* blocked_ns

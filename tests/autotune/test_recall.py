@@ -276,6 +276,7 @@ class Asked:
 
     size = 2
     compressible = False
+    codable = False
     sockets_per_lane = 0
     chainable = False
 

@@ -216,7 +216,7 @@ def test_compression_of_a_log_is_for_tensors_that_allow_it_and_gives_way_to_the_
         ({"autotune_from": "/nowhere"}, r"autotune_from is '/nowhere', which cannot be used: .*No such file"),
         ({"autotune_from": __file__}, r"autotune_from is .* cannot be used: .* line 1: expected a row in JSON"),
         ({"autotune_from": "LOG"}, r"cannot be used: it has stores='fast'; one of auto, cached, streaming is"),
-        ({"autotune_from": "FP16"}, r"cannot be used: it has compression='fp16'; one of none, bf16 is expected"),
+        ({"autotune_from": "FP16"}, r"cannot be used: it has compression='fp16'; one of none, bf16, fp8 is expected"),
         ({"autotune": 1, "autotune_log": "/proc/a/b"}, r"autotune_log is '/proc/a/b', where rank 0 cannot write"),
         ({"autotune": 1, "autotune_log": "/proc"}, r"autotune_log is '/proc', where rank 0 cannot write: it is a dir"),
     ],
@@ -251,6 +251,7 @@ class FakeEngine:
     """Engine that returns the marks that it is given, and remembers the last four."""
 
     compressible = False
+    codable = False
     sockets_per_lane = 0
     chainable = False
     on_device = 0
@@ -396,7 +397,7 @@ def test_compression_is_tuned_where_the_program_allows_it(tmp_path: Path) -> Non
     finished = run_ranks(2, tuned_programs.search_compression, str(log), options=options, env=held)
     assert finished.values == [{"none", "bf16"}] * 2
     opening = journal.read(log)[0]
-    assert opening["space"] == {"compression": KNOBS["compression"]} and opening["default"] == {"compression": "none"}
+    assert opening["space"] == {"compression": KNOBS["compression"] | {"values": ["none", "bf16"]}} and opening["default"] == {"compression": "none"}
     assert {row["knobs"]["compression"] for row in rows_of(log, "ask")} == {"none", "bf16"}
     final = next(row for row in rows_of(log, "decide") if row.get("final"))
     assert final["knobs"] == {"compression": "bf16"}
@@ -421,6 +422,19 @@ def test_compression_is_taken_up_when_tensors_tell_that_it_matters(held: tuple[s
     assert search._space.keys() == search._default.keys() == (DEFAULT | new).keys()
     assert search._default == search._running == search._best == DEFAULT | new
     assert search._first == [DEFAULT | {"stores": "cached"} | ({"compression": "bf16"} if tried else {})]
+
+
+def test_fp8_is_tried_where_tensors_allow_it_and_is_left_out_of_a_log_elsewhere() -> None:
+    """Tensors with Compression.tuned8 on several hosts make the engine `codable`."""
+    fake: Any = FakeEngine()
+    fake.compressible = True
+    without = space_of(fake, ())
+    assert without["compression"]["values"] == ["none", "bf16"]
+    assert "compression" not in clamp_knobs({"compression": "fp8"}, without)
+    fake.codable = True
+    assert space_of(fake, ())["compression"]["values"] == ["none", "bf16", "fp8"]
+    assert clamp_knobs({"compression": "fp8"}, space_of(fake, ())) == {"compression": "fp8"}
+    assert "compression" not in space_of(fake, ("compression",))
 
 
 def test_knobs_of_a_log_are_moved_into_the_ranges() -> None:

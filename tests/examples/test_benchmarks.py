@@ -155,7 +155,7 @@ def test_hosts_are_measured_beside_bare_sockets(console: Console) -> None:
         also=("small:ENGINE_CHUNK_BYTES=65536",),
         rounds=2,
         block_seconds=0.0,
-        compressed=1 << 16,
+        compressed=(1 << 16,),
         idle_seconds=0.1,
     )
     path = hosts.run(settings, console)
@@ -166,7 +166,7 @@ def test_hosts_are_measured_beside_bare_sockets(console: Console) -> None:
     content = json.loads(hosts.run(settings, console, merge=True).read_text())
     rows = content["results"]
     assert [row["contender"] for row in rows if row["part"] == "sizes"] == ["engine", "small", "sockets"]
-    assert [row["case"] for row in rows if row["part"] == "compression"] == ["none", "fp16"]
+    assert [row["case"] for row in rows if row["part"] == "compression"] == ["none", "fp16", "fp8"]
     assert [row["where"] for row in rows if row["part"] == "idle"] == ["0", "1", "launcher"]
     # Nothing is faster than the cable: a round trip takes 2 ms, and each rank has to hear from the others.
     assert all(row["least"] > 1e-3 for row in rows if row["part"] == "sizes")

@@ -22,7 +22,8 @@ assert got.tolist() == [60000.0, 1.0], got
 @pytest.mark.slow
 @pytest.mark.skipif(not DOCS.exists(), reason="the documentation is not part of this copy")
 def test_the_examples_run() -> None:
-    compressor, scheme = read_programs("how-to/compression.md")
+    coded, compressor, scheme = read_programs("how-to/compression.md")
+    run_ranks(2, coded + "hvd.check_consistency(model.state_dict())\n")
     run_ranks(2, compressor + USE)
     done = run_ranks(2, scheme + "hvd.check_consistency(dict(model.named_parameters()))\n")
     (loss,) = re.findall(r"loss ([0-9.]+)", done.ranks[0].stdout)

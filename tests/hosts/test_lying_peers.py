@@ -112,6 +112,40 @@ def test_requests_whose_position_wraps_end_with_the_rank_that_sent_them(position
     assert "rank 1 failed: it has sent what no rank can mean" in said[0], said
 
 
+ALGORITHM, CHUNK, META_DTYPE, META_OP, META_WIRE, META_DEVICE = 6, 64, 97, 98, 128, 130  # offsets in engine_entry
+
+
+@pytest.mark.parametrize(
+    ("coded", "at", "form", "value"),
+    [
+        *((True, ALGORITHM, "=B", number) for number in (1, 3, 4, 5, 6, 7, 8, 10, 255)),
+        *((True, META_WIRE, "=B", wire) for wire in (0, 1, 2, 4, 200, 254, 255)),
+        *((True, META_OP, "=B", op) for op in (2, 3, 4, 5)),
+        *((True, CHUNK, "=I", nbytes) for nbytes in (0, 64, 4096, 65_537, (1 << 20) + 4096, 1 << 31)),
+        *((True, META_DTYPE, "=B", dtype) for dtype in (8, 10, 16)),
+        (True, META_DEVICE, "=B", 1),
+        *((False, ALGORITHM, "=B", number) for number in (9, 10)),
+        (False, META_WIRE, "=B", 3),
+    ],
+)
+def test_a_coded_entry_that_cannot_be_ends_the_world(coded: bool, at: int, form: str, value: int) -> None:
+    """Algorithm and wire belong together: kernels have no row for a dtype that only travels."""
+
+    def work(rank: int) -> None:
+        compression = engine.Compression.fp8 if coded else None
+        for turn in range(200):
+            engine.allreduce(np.ones(50_000, np.float32), engine.Sum, f"{turn % 3}", compression=compression)
+
+    def forge(frame: Frame) -> list[Frame]:
+        struct.pack_into(form, frame.payload, entry_of(frame, "allreduce") + at, value)
+        return [frame]
+
+    change = once(lambda frame: entry_of(frame, "allreduce") >= 0, forge)
+    for said in errors_of(2, work, change):
+        wrong = "what no rank can mean" in said or "an entry that does not go with what this rank has submitted" in said
+        assert wrong or "its connection ended" in said, said
+
+
 @pytest.mark.parametrize("rows", [0, 2, 5, 1000, 1 << 40, (1 << 47) - 1])
 def test_rows_of_an_entry_that_are_not_the_rank_s_own_name_the_coordinator(rows: int) -> None:
     def change_rows(frame: Frame) -> list[Frame]:
@@ -234,7 +268,7 @@ def test_an_entry_that_is_not_what_was_submitted_names_the_coordinator(field: st
     places = {"kind": 5, "items": 8, "knobs": 57, "chunk": 64, "dtype": 97, "op": 98, "id": ENTRY_BYTES}
 
     def spoil(frame: Frame) -> list[Frame]:
-        frame.payload[entry_of(frame, "allreduce") + places[field]] ^= 3
+        frame.payload[entry_of(frame, "allreduce") + places[field]] ^= 7 if field == "knobs" else 3
         return [frame]
 
     change = once(lambda frame: entry_of(frame, "allreduce") >= 0, spoil)

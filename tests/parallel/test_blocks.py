@@ -6,6 +6,7 @@ Ranks are threads of this process, and hosts are segments in it (thread_world.py
 from __future__ import annotations
 
 import random
+import socket
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,9 +15,11 @@ import pytest
 
 import engine
 from engine import Compression
+from engine.metrics import page
 from engine.session import runtime
 
 from ..block_reference import BLOCK, blocks_of_ranks
+from ..waiting import be_late
 from .arrays import refused
 from .operation_table import Array, same
 from .thread_world import ThreadWorld
@@ -491,3 +494,121 @@ def test_a_knob_of_fp8_on_one_host_is_nothing() -> None:
     with ThreadWorld(2, compression="fp8") as world:
         for found in world.run(work):
             assert len(set(found)) == 1
+
+
+# ---- what it does to training
+
+PARAMETERS, STEPS = 1024, 250
+
+
+def distance_of_small_parameters(rank: int, seed: int, ratio: float, compression: Any) -> float:
+    """Train a separable problem, and return the mean square distance of its small parameters to their targets.
+
+    Every other parameter of a block has gradients `ratio` times as large as its neighbours', and noise as large as the
+    signal. Adam makes steps of one size of both, if the small ones survive.
+    """
+    rng = np.random.default_rng(seed)
+    targets = rng.choice([-1.0, 1.0], PARAMETERS).astype(np.float32)
+    sizes = np.where(np.arange(PARAMETERS) % 2, ratio, 1.0).astype(np.float32)
+    noise = np.random.default_rng([seed, rank + 1])
+    weights, first, second = (np.zeros(PARAMETERS, np.float32) for _ in range(3))
+    for step in range(1, STEPS + 1):
+        gradient = sizes * (weights - targets + noise.standard_normal(PARAMETERS).astype(np.float32))
+        gradient = engine.allreduce(gradient.astype(np.float32), engine.Average, f"g {seed}", compression=compression)
+        first = 0.9 * first + 0.1 * gradient
+        second = 0.999 * second + 0.001 * gradient**2
+        update = first / (1 - 0.9**step) / (np.sqrt(second / (1 - 0.999**step)) + 1e-12)
+        weights = (weights - 0.02 * (1 - step / (STEPS + 1)) * update).astype(np.float32)
+    return float(((weights - targets)[1::2] ** 2).mean())
+
+
+@pytest.mark.parametrize("ratio", [1e-2, 1e-3, 1e-4])
+def test_small_parameters_beside_large_ones_learn_as_with_float32(ratio: float) -> None:
+    """Row 18: losses of trainings would not show that small gradients are lost beside their block's largest."""
+    hosts = (0, 1, 2, 3)
+
+    def work(rank: int) -> list[tuple[float, float]]:
+        return [
+            (distance_of_small_parameters(rank, seed, ratio, FP8), distance_of_small_parameters(rank, seed, ratio, None))
+            for seed in range(3)
+        ]
+
+    with ThreadWorld(4, hosts) as world:
+        found = world.run(work)
+    assert all(each == found[0] for each in found), "ranks hold other parameters"
+    coded, plain = (float(np.mean([pair[k] for pair in found[0]])) for k in range(2))
+    assert plain < 0.1, "the problem is not solved without compression either"
+    assert coded < 1.1 * plain, (coded, plain)
+
+
+def test_infinities_make_a_loss_scaler_skip_the_step_on_all_ranks() -> None:
+    """Row 5: whichever rank has one, all see a NaN."""
+
+    def work(rank: int) -> list[bool]:
+        found = []
+        for culprit in range(3):
+            mine = values(70_001, rank)
+            if rank == culprit:
+                mine[-1] = np.inf
+            result = engine.allreduce(mine, engine.Average, f"scaled {culprit}", compression=FP8)
+            found.append(bool(np.isfinite(result).all()))
+        return found
+
+    with ThreadWorld(3, (0, 1, 1)) as world:
+        assert world.run(work) == [[False] * 3] * 3
+
+
+# ---- slots
+
+
+def connect_narrowly() -> tuple[socket.socket, socket.socket]:
+    """Return connected sockets that take little at a time."""
+    ends = socket.socketpair()
+    for end in ends:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 20_000)
+    return ends
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("hosts", [(0, 1), (0, 0, 1, 1), (0, 1, 1, 2, 2)], ids=["01", "0011", "01122"])
+@pytest.mark.parametrize("narrow", [False, True])
+def test_slots_are_not_written_while_they_are_read(hosts: tuple[int, ...], narrow: bool) -> None:
+    """Row 9: many chunks, new values in each turn, ranks that are late in turn, and connections that take little."""
+    size, turns = len(hosts), 6
+    counts = [1_100_000, 300_007]
+
+    def work(rank: int) -> list[list[Array]]:
+        found = []
+        for turn in range(turns):
+            if turn % size == rank:
+                be_late(0.05)
+            handles = [
+                engine.allreduce_async(values(count, rank, turn), engine.Sum, f"{count}", compression=FP8) for count in counts
+            ]
+            found.append([engine.synchronize(handle) for handle in handles])
+        return found
+
+    with ThreadWorld(size, hosts, connect_narrowly if narrow else socket.socketpair, chunk_bytes=65_536) as world:
+        found = world.run(work)
+    for turn in range(turns):
+        for k, count in enumerate(counts):
+            want = blocks_of_ranks([values(count, rank, turn) for rank in range(size)], hosts)
+            check_bits([each[turn][k] for each in found], want, (turn, count))
+
+
+def test_counters_tell_what_was_saved_and_what_was_not_finite() -> None:
+    def work(rank: int) -> None:
+        for name, count in (("large", 100_000), ("small", 130)):
+            mine = values(count, rank)
+            mine[[3, 100]] = np.nan
+            engine.allreduce(mine, engine.Sum, name, compression=FP8)
+        engine.allreduce(np.ones(640, np.float32), engine.Sum, "half", compression=Compression.fp16)
+        engine.allreduce(np.ones(640, np.float32), engine.Sum, "plain")
+
+    with ThreadWorld(3, (0, 1, 1)) as world:
+        world.run(work)
+        pages = [page.read(each) for each in world.pages]
+    coded = 4 * 100_130 - (100_000 + 100_000 // 64) - (130 + 2)
+    assert all(each is not None for each in pages)
+    assert [each["compression_saved_bytes"] for each in pages] == [coded + 2 * 640] * 3
+    assert sum(each["compression_not_finite"] for each in pages) == 4, "each block is counted by one rank"

@@ -369,6 +369,8 @@ READERS: dict[str, Reader] = {
     "engine_device_sampled_bytes_total": _make_field_reader("device_sampled_bytes"),
     "engine_network_sent_bytes_total": _make_field_reader("network_sent"),
     "engine_network_received_bytes_total": _make_field_reader("network_received"),
+    "engine_compression_saved_bytes_total": _make_field_reader("compression_saved_bytes"),
+    "engine_compression_not_finite_total": _make_field_reader("compression_not_finite"),
     "engine_crossing_seconds_total": _read_crossing_waits,
     "engine_group_collectives_total": _make_group_reader("collectives"),
     "engine_group_bytes_total": _make_group_reader("nbytes"),

@@ -1,0 +1,31 @@
+"""`Compression.fp8` in every binding, with ranks on two hosts: the bits of the formula, on all ranks."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+from ..ranks import run_ranks
+from . import fp8_programs
+
+NEEDS = {
+    "reduce_numpy": "numpy",
+    "reduce_torch": "torch",
+    "reduce_grouped_torch": "torch",
+    "reduce_tensorflow": "tensorflow",
+    "reduce_jax": "jax",
+    "reduce_optax": "optax",
+    "reduce_keras": "keras",
+}
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("program", NEEDS)
+def test_gradients_travel_in_8_bits_between_hosts(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if importlib.util.find_spec(NEEDS[program]) is None:
+        pytest.skip(f"needs {NEEDS[program]}")
+    monkeypatch.setenv("PRETENDED_HOSTS", str(fp8_programs.HOSTS))
+    env = {"TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": "torch"}
+    travelled = run_ranks(3, getattr(fp8_programs, program), env=env).values
+    assert all("fp8" in each for each in travelled)
