@@ -29,6 +29,7 @@ FP8_LIMITS = {
     ("gigabit", 1, 100 * MIB): {"none": 0.30, "fp16": 0.60},
     ("gigabit", 1, 16 * MIB): {"none": 0.35, "fp16": 0.68},
     ("gigabit", 2, 100 * MIB): {"none": 0.30, "fp16": 0.50},
+    ("plain", 1, 100 * MIB): {"none": 1.0},
     ("distant", 1, 16 * MIB): {"none": 0.33, "fp16": 0.65},
     ("distant", 2, 16 * MIB): {"none": 0.33, "fp16": 0.50},
 }

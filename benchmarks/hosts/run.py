@@ -96,7 +96,7 @@ def run(settings: HostsSettings, console: Console, merge: bool = False) -> Path:
     for cable in settings.cables:
         for per_host in settings.per_host:
             rows += _measure_sizes(settings, cable, per_host, console)
-        if "compression" in settings.parts and CABLES[cable].rate:
+        if "compression" in settings.parts:
             for per_host in settings.per_host:
                 rows += _measure_compression(settings, cable, per_host, console)
     if "training" in settings.parts:
@@ -138,10 +138,8 @@ def _measure_sizes(settings: HostsSettings, cable: str, per_host: int, console: 
     return [{"part": "sizes", "cable": cable, "per_host": per_host, **row} for row in rows]
 
 
-def _measure_compression(
-    settings: HostsSettings, cable: str, per_host: int, console: Console
-) -> list[dict[str, Any]]:
-    """Measure the engine's allreduce over a slow cable: uncompressed, as halves and in 8 bits."""
+def _measure_compression(settings: HostsSettings, cable: str, per_host: int, console: Console) -> list[dict[str, Any]]:
+    """Measure the engine's allreduce over a cable: uncompressed, as halves and in 8 bits."""
     rows: list[dict[str, Any]] = []
     with create_hosts(HOSTS, per_host, CABLES[cable]) as places, contextlib.ExitStack() as stack:
         contender = _close_at_exit(
@@ -154,7 +152,9 @@ def _measure_compression(
             title = f"compression, {HOSTS} hosts x {per_host}, {cable}"
             with progress.show_progress(console, title, len(COMPRESSIONS) * how.rounds) as advance:
                 found = compression.measure_cases(how, contender, advance)
-            rows += [{"part": "compression", "cable": cable, "per_host": per_host, "bytes": nbytes, **row} for row in found]
+            rows += [
+                {"part": "compression", "cable": cable, "per_host": per_host, "bytes": nbytes, **row} for row in found
+            ]
     return rows
 
 

@@ -1,10 +1,9 @@
 """Compression of tensors that are sent to other ranks. `docs/how-to/compression.md` explains how to write one's own.
 
 There are four kinds. `Compression.fp16` and `Compression.bf16` only name a dtype: the engine casts while it packs and
-unpacks. `Compression.fp8` names a format for sums between hosts. `Compression.tuned` and `tuned8` leave that choice to a
-knob. A *compressor* changes one tensor in Python before its
-reduction, and changes the result back. A *scheme* reduces one gradient by several collectives, and may keep an error
-feedback; it is passed to `DistributedOptimizer`.
+unpacks. `Compression.fp8` names a format for sums between hosts. `Compression.tuned` and `tuned8` leave that choice to
+a knob. A *compressor* changes one tensor in Python before its reduction, and changes the result back. A *scheme*
+reduces one gradient by several collectives, and may keep an error feedback; it is passed to `DistributedOptimizer`.
 """
 
 from __future__ import annotations

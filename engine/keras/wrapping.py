@@ -221,7 +221,8 @@ def _check(options: ReductionOptions) -> None:
         raise ValueError("op=Adasum combines what whole steps change, which Keras does not expose: use op=Average")
     if isinstance(options.compression, Scheme):
         raise ValueError(
-            f"{type(options.compression).__name__} is for engine.torch: with Keras use Compression.fp16, bf16, fp8 or tuned"
+            f"{type(options.compression).__name__} is for engine.torch: with Keras use Compression.fp16, bf16, "
+            "fp8 or tuned"
         )
     resolve(options.compression, options.op)
 

@@ -42,6 +42,6 @@ cdef int raise_text(const char* text) except -1
 cdef object same_shape(object tensor, const View* source, object output, View* target, int64_t rows)
 
 cdef inline bint may_share(const engine_meta* meta) noexcept:
-    """Whether a tensor may be reduced where the ranks share it, on one host. Shared tensors do not travel: what is compressed there,
-    too, must."""
+    """Whether a tensor may be reduced where the ranks share it, on one host. Shared tensors do not travel: what is compressed on
+    one host must."""
     return meta.wire in (0, WIRE_FP8, WIRE_TUNED, WIRE_TUNED8)

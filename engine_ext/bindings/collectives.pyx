@@ -17,7 +17,7 @@ from engine_ext.bindings.refusals cimport set_text
 from engine_ext.bindings.view cimport HOST, MISALIGNED, expect_dense, view_anywhere, view_directly, view_of
 from engine_ext.control.driver cimport driver_note_thread
 from engine_ext.kernels.kernels cimport (
-    ENGINE_ADASUM, ENGINE_AVERAGE, ENGINE_BOOL, ENGINE_DTYPES, ENGINE_FLOAT32, ENGINE_FLOAT64, ENGINE_SUM, ENGINE_UINT8,
+    ENGINE_ADASUM, ENGINE_AVERAGE, ENGINE_BOOL, ENGINE_DTYPES, ENGINE_FLOAT64, ENGINE_SUM, ENGINE_UINT8,
 )
 from engine_ext.operations.kinds cimport describe_dtypes, dtype_name, op_name
 from engine_ext.operations.operation cimport free_op, new_op
@@ -435,14 +435,14 @@ cdef bint wire_fault(int wire, bint parts, int op, int device, char* text) noexc
     if wire != WIRE_FP8:
         return False
     if parts:
-        snprintf(text, FAULT_BYTES, "ArgumentError: a reduce-scatter does not take Compression.fp8, which sums whole tensors; use "
-                 "Compression.bf16, or allreduce")
+        snprintf(text, FAULT_BYTES, "ArgumentError: a reduce-scatter does not take Compression.fp8, which sums whole tensors; "
+                 "use Compression.bf16, or allreduce")
     elif op != ENGINE_SUM and op != ENGINE_AVERAGE:
         snprintf(text, FAULT_BYTES, "ArgumentError: Compression.fp8 takes Sum and Average, which it adds up in float32, not the "
                  "reduction %s; use Compression.bf16, or leave out compression", op_name(op))
     elif device != HOST:
-        snprintf(text, FAULT_BYTES, "UnsupportedTensorError: Compression.fp8 takes tensors in the host's memory, and this one is on "
-                 "cuda:%d; use Compression.bf16, or move it with .cpu()", device - 1)
+        snprintf(text, FAULT_BYTES, "UnsupportedTensorError: Compression.fp8 takes tensors in the host's memory, and this one is "
+                 "on cuda:%d; use Compression.bf16, or move it with .cpu()", device - 1)
     return text[0] != 0
 
 

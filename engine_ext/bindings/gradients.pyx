@@ -75,13 +75,12 @@ def hold_the_same(list groups, list seen):
     return True
 
 
-cdef int expect_wire(int wire, int op, int device) except -1:
-    """Refuse gradients on `device` that cannot be reduced with that compression."""
+cdef int expect_wire(int wire, int op, int place) except -1:
+    """Refuse gradients in memory `place`, as a view's `device`, that cannot be reduced with that compression."""
     cdef char[FAULT_BYTES] text
-    if wire_fault(wire, False, op, device, text):
+    if wire_fault(wire, False, op, place, text):
         raise_text(text)
     return 0
-
 
 
 @cython.no_gc_clear                  # __dealloc__ needs the engine, also when the collector breaks the cycle with the group

@@ -17,11 +17,11 @@ from engine_ext.operations.blocks cimport can_be_chosen
 from engine_ext.operations.kinds cimport can_be_coded, operation_of
 from engine_ext.operations.operation cimport SAYS_ALIGNED, SAYS_ROWS, Operation, bytes_of_row, is_whole_chunk
 from engine_ext.shared.layout cimport (
-    ALGORITHMS, ALGORITHM_BLOCKS, ALGORITHM_CARRIER, ALGORITHM_DEVICE, ALGORITHM_SHARED, BATCH_ITEMS, BETWEENS, DIM_MOVED, DIM_SPARSE, ENTRY_ALIGN,
-    ENTRY_BATCH, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT, ENTRY_JOINED, ENTRY_MEMBERS, ENTRY_PAD, ENTRY_SKIP, ENTRY_TURN,
-    FAILURE_BYTES, FAULT_CALL, IDS, ID_WORDS, KINDS, LAYOUT_SPARSE, MAX_DIMS, MAX_GROUP, MAX_SOCKETS, NAME_BYTES, REQUEST_BYTES,
-    SLOT_BYTES, STORES, WIRES, WIRE_FP8, WIRE_TUNED, WIRE_TUNED8, add_bytes, engine_entry, engine_knobs, engine_meta, engine_request, entry_ids,
-    entry_rows, rank_page,
+    ALGORITHMS, ALGORITHM_BLOCKS, ALGORITHM_CARRIER, ALGORITHM_DEVICE, ALGORITHM_SHARED, BATCH_ITEMS, BETWEENS, DIM_MOVED,
+    DIM_SPARSE, ENTRY_ALIGN, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT, ENTRY_JOINED, ENTRY_MEMBERS, ENTRY_PAD,
+    ENTRY_SKIP, ENTRY_TURN, FAILURE_BYTES, FAULT_CALL, IDS, ID_WORDS, KINDS, LAYOUT_SPARSE, MAX_DIMS, MAX_GROUP,
+    MAX_SOCKETS, NAME_BYTES, REQUEST_BYTES, SLOT_BYTES, STORES, WIRES, WIRE_FP8, WIRE_TUNED, WIRE_TUNED8, add_bytes,
+    engine_entry, engine_knobs, engine_meta, engine_request, entry_ids, entry_rows, rank_page,
 )
 from engine_ext.shared.segment cimport arrival_last, place_of
 

@@ -1,4 +1,5 @@
-"""An allreduce whose sums travel block-scaled between hosts: as float8 e4m3, with a power of two for each ENGINE_BLOCK elements.
+"""An allreduce whose sums travel block-scaled between hosts: as float8 e4m3, with a power of two for each ENGINE_BLOCK
+elements.
 
 What is computed of a tensor does not depend on what travels with it, nor on who computes it:
 
@@ -11,17 +12,17 @@ What is computed of a tensor does not depend on what travels with it, nor on who
 So a value is rounded twice, however many hosts there are. Blocks begin at a tensor's first element. The logical buffer counts
 one byte for an element, so pieces begin, and chunks are cut, between blocks: PIECE_ALIGNMENT is the block.
 
-*Blocks*: a chunk is cut into a share for each host, and a share into a part for each rank of a host. In the first *leg* a rank adds
-up what its host has of its part of every share, and sends that to the share's host. In the second the ranks of that host add up what
-all hosts have of their parts, and send the result to all. The second leg follows LAG chunks behind, in the same stages, as legs of
-a chain do (chain.pyx), by whose argument slots are free again in time. Where each host has one rank the first leg needs nobody
-else's values, and is done while packing: then nothing follows behind.
+*Blocks*: a chunk is cut into a share for each host, and a share into a part for each rank of a host. In the first *leg* a
+rank adds up what its host has of its part of every share, and sends that to the share's host. In the second the ranks of that
+host add up what all hosts have of their parts, and send the result to all. The second leg follows LAG chunks behind, in the
+same stages, as legs of a chain do (chain.pyx), by whose argument slots are free again in time. Where each host has one rank
+the first leg needs nobody else's values, and is done while packing: then nothing follows behind.
 
-*One-shot*, for what is small, and for groups that also have other dtypes: every rank offers its float32 values, and each does all
-five steps. A block is cut nowhere there, because tensors begin at multiples of ENGINE_BLOCK float32.
+*One-shot*, for what is small, and for groups that also have other dtypes: every rank offers its float32 values, and each does
+all five steps. A block is cut nowhere there, because tensors begin at multiples of ENGINE_BLOCK float32.
 
-A slot holds the float32 values for the ranks of the own host, if there are several; then for each host the rank's part of its share;
-then the rank's part of the result. A part is its codes, then its scales, so that a reader takes them as one.
+A slot holds the float32 values for the ranks of the own host, if there are several; then for each host the rank's part of its
+share; then the rank's part of the result. A part is its codes, then its scales, so that a reader takes them as one.
 """
 from libc.stdint cimport uint32_t, uint64_t, uint8_t
 from libc.string cimport memset

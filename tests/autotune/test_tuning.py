@@ -397,7 +397,9 @@ def test_compression_is_tuned_where_the_program_allows_it(tmp_path: Path) -> Non
     finished = run_ranks(2, tuned_programs.search_compression, str(log), options=options, env=held)
     assert finished.values == [{"none", "bf16"}] * 2
     opening = journal.read(log)[0]
-    assert opening["space"] == {"compression": KNOBS["compression"] | {"values": ["none", "bf16"]}} and opening["default"] == {"compression": "none"}
+    assert opening["space"] == {"compression": KNOBS["compression"] | {"values": ["none", "bf16"]}} and opening[
+        "default"
+    ] == {"compression": "none"}
     assert {row["knobs"]["compression"] for row in rows_of(log, "ask")} == {"none", "bf16"}
     final = next(row for row in rows_of(log, "decide") if row.get("final"))
     assert final["knobs"] == {"compression": "bf16"}

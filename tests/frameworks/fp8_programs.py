@@ -37,7 +37,8 @@ def check(found: dict[str, Any], **options: Any) -> list[str]:
     for name, each in found.items():
         want = expected(name, **options)
         assert np.asarray(each).dtype == want.dtype
-        assert np.asarray(each).tobytes() == want.tobytes(), f"{name} has other bits than the formula's"
+        # A step from zero loses the sign of zeros.
+        assert (np.asarray(each) == want).all(), f"{name} has other values than the formula's"
     rows = engine.session.runtime.current_engine().history()
     return sorted({row["compression"] for row in rows if row["type"] == "batch" and row["kind"] == "allreduce"})
 
@@ -124,7 +125,7 @@ def reduce_optax() -> list[str]:
 
     hvd.init()
     mine = {name: jnp.asarray(values(name, hvd.rank())) for name in SHAPES}
-    optimizer = hvd.distributed(optax.sgd(-1.0), compression=hvd.Compression.fp8, check_parameters=False)
+    optimizer = hvd.distributed(optax.sgd(-1.0), compression=hvd.Compression.fp8)
     updates, _ = optimizer.update(mine, optimizer.init(mine), mine)
     return check({name: np.asarray(each) for name, each in updates.items()})
 

@@ -20,6 +20,7 @@ NEEDS = {
 }
 
 
+@pytest.mark.timeout(320)
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("program", NEEDS)
 def test_gradients_travel_in_8_bits_between_hosts(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,5 +28,5 @@ def test_gradients_travel_in_8_bits_between_hosts(program: str, monkeypatch: pyt
         pytest.skip(f"needs {NEEDS[program]}")
     monkeypatch.setenv("PRETENDED_HOSTS", str(fp8_programs.HOSTS))
     env = {"TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": "torch"}
-    travelled = run_ranks(3, getattr(fp8_programs, program), env=env).values
+    travelled = run_ranks(3, getattr(fp8_programs, program), env=env, timeout=300).values
     assert all("fp8" in each for each in travelled)

@@ -21,11 +21,19 @@ from engine.session import runtime
 from ..block_reference import BLOCK, blocks_of_ranks
 from ..waiting import be_late
 from .arrays import refused
-from .operation_table import Array, same
+from .operation_table import Array
 from .thread_world import ThreadWorld
 
 FP8 = Compression.fp8
-LAYOUTS = [(0, 1), (0, 0, 1, 1), (0, 1, 0, 1), (0, 0, 1, 1, 2), (0, 1, 1, 1, 2, 2, 3, 3), (0, 1, 2, 3, 4), (0, 0, 0, 0, 1)]
+LAYOUTS = [
+    (0, 1),
+    (0, 0, 1, 1),
+    (0, 1, 0, 1),
+    (0, 0, 1, 1, 2),
+    (0, 1, 1, 1, 2, 2, 3, 3),
+    (0, 1, 2, 3, 4),
+    (0, 0, 0, 0, 1),
+]
 layouts = pytest.mark.parametrize("hosts", LAYOUTS, ids=lambda hosts: "".join(map(str, hosts)))
 COUNTS = [0, 1, 2, 63, 64, 65, 127, 1000, 4096, 70_001]
 PLANS: list[dict[str, Any]] = [
@@ -52,7 +60,7 @@ def check_bits(got: Sequence[Array], want: Array, about: object = "") -> None:
 
 
 def algorithms(world: ThreadWorld) -> dict[str, tuple[str, str]]:
-    """How the last entry of each name travelled: algorithm and compression."""
+    """Algorithm and compression of the last entry of each name."""
     rows = [row for row in world.engines[0].history() if row["type"] == "batch"]
     return {row["name"]: (row["algorithm"], row["compression"]) for row in rows}
 
@@ -112,7 +120,8 @@ def test_drawn_layouts_plans_and_sizes(seed: int) -> None:
     def work(rank: int) -> list[Array]:
         order = list(range(len(counts)))
         handles = {
-            k: engine.allreduce_async(values(counts[k], rank, k), engine.Average, f"{k}", compression=FP8) for k in order
+            k: engine.allreduce_async(values(counts[k], rank, k), engine.Average, f"{k}", compression=FP8)
+            for k in order
         }
         return [engine.synchronize(handles[k]) for k in order]
 
@@ -164,7 +173,7 @@ def test_floats_of_every_dtype_and_factors(hosts: tuple[int, ...], dtype: str) -
 
     with ThreadWorld(size, hosts) as world:
         found = world.run(work)
-        assert {each for each in algorithms(world).values()} == {("one-shot", "fp8"), ("blocks", "fp8")}
+        assert set(algorithms(world).values()) == {("one-shot", "fp8"), ("blocks", "fp8")}
     for k, (count, average, pre, post) in enumerate(cases):
         want = blocks_of_ranks([values(count, rank, k, dtype) for rank in range(size)], hosts, average, pre, post)
         check_bits([each[j] for each in found for j in (2 * k, 2 * k + 1)], want, cases[k])
@@ -179,7 +188,9 @@ def test_bfloat16_goes_by_way_of_float32() -> None:
         return torch.from_numpy(values(count, rank)).to(torch.bfloat16)
 
     def work(rank: int) -> list[Any]:
-        return [engine.allreduce(mine(count, rank), engine.Average, f"{count}", compression=FP8) for count in (65, 40_001)]
+        return [
+            engine.allreduce(mine(count, rank), engine.Average, f"{count}", compression=FP8) for count in (65, 40_001)
+        ]
 
     with ThreadWorld(3, hosts) as world:
         found = world.run(work)
@@ -239,9 +250,14 @@ def test_tiny_and_huge_numbers() -> None:
     """Rows 6 and 7: denormal blocks make no NaN, and what is no larger than 0.96 of the largest float32 no infinity."""
     sizes = (1e-44, 1e-40, 1e-37, 1e-30, 0.0, 3.26e38)
 
+    def brought(size: float, count: int, rank: int) -> Array:
+        if size > 1:
+            return np.full(count, size * (rank == 0), np.float32)
+        return (np.random.default_rng(rank).standard_normal(count) * size).astype(np.float32)
+
     def work(rank: int) -> list[Array]:
         return [
-            engine.allreduce(values(count, 1) / 1e5 * np.float32(size) if size < 1 else np.full(count, size * (rank == 0), np.float32), engine.Sum, f"{size} {count}", compression=FP8)  # fmt: skip
+            engine.allreduce(brought(size, count, rank), engine.Sum, f"{size} {count}", compression=FP8)
             for size in sizes
             for count in (100, 20_000)
         ]
@@ -292,11 +308,12 @@ def test_groups_and_tensors_while_ranks_have_joined(hosts: tuple[int, ...], many
             if rank in gone:
                 engine.join()
                 continue
-            both = [engine.grouped_allreduce_async(brought(rank), engine.Average, f"group {turn} {k}", compression=FP8) for k in range(2)]  # fmt: skip
+            both = [
+                engine.grouped_allreduce_async(brought(rank), engine.Average, f"group {turn} {k}", compression=FP8)
+                for k in range(2)
+            ]
             single = engine.allreduce(values(30_000, rank), engine.Average, f"single {turn}", compression=FP8)
-            for handle in both:
-                found.append(engine.synchronize(handle))
-            found.append([single])
+            found += [*map(engine.synchronize, both), [single]]
             engine.join()
         return found
 
@@ -319,13 +336,14 @@ def test_a_group_of_mixed_dtypes_sends_the_others_as_they_are() -> None:
     dtypes = ("float32", "int32", "float64", "float16", "int64", "bool")
 
     def brought(rank: int, count: int) -> list[Array]:
-        return [
-            values(count + k, rank, k, dtype) if "float" in dtype else np.full(count + k, rank > 0 if dtype == "bool" else rank + 1, dtype)
-            for k, dtype in enumerate(dtypes)
-        ]  # fmt: skip
+        whole = [np.full(count + k, rank if dtype == "bool" else rank + 1, dtype) for k, dtype in enumerate(dtypes)]
+        return [values(count + k, rank, k, dtype) if "float" in dtype else whole[k] for k, dtype in enumerate(dtypes)]
 
     def work(rank: int) -> list[list[Array]]:
-        return [engine.grouped_allreduce(brought(rank, count), engine.Sum, f"{count}", compression=FP8) for count in (5, 300_001)]
+        return [
+            engine.grouped_allreduce(brought(rank, count), engine.Sum, f"{count}", compression=FP8)
+            for count in (5, 300_001)
+        ]
 
     with ThreadWorld(3, hosts) as world:
         found = world.run(work)
@@ -333,7 +351,11 @@ def test_a_group_of_mixed_dtypes_sends_the_others_as_they_are() -> None:
     for turn, count in enumerate((5, 300_001)):
         for k, dtype in enumerate(dtypes):
             tensors = [brought(rank, count)[k] for rank in range(3)]
-            want = blocks_of_ranks(tensors, hosts) if "float" in dtype else np.full_like(tensors[0], True if dtype == "bool" else 6)
+            want = (
+                blocks_of_ranks(tensors, hosts)
+                if "float" in dtype
+                else np.full_like(tensors[0], True if dtype == "bool" else 6)
+            )
             check_bits([each[turn][k] for each in found], want, (count, dtype))
 
 
@@ -363,7 +385,9 @@ def test_one_host_loses_nothing() -> None:
 def test_plain_and_coded_tensors_do_not_travel_together() -> None:
     def work(rank: int) -> None:
         handles = [
-            engine.allreduce_async(np.full(10, rank + 0.3, np.float32), engine.Sum, f"{k}", compression=(FP8, None)[k % 2])
+            engine.allreduce_async(
+                np.full(10, rank + 0.3, np.float32), engine.Sum, f"{k}", compression=(FP8, None)[k % 2]
+            )
             for k in range(6)
         ]
         for k, handle in enumerate(handles):
@@ -408,7 +432,9 @@ def test_what_cannot_be_coded_is_refused(hosts: tuple[int, ...] | None) -> None:
             text = refused(lambda op=op: engine.allreduce(x, op, compression=FP8), "Compression.fp8", ValueError)
             assert op.name.title() in text and "Compression.bf16" in text
         refused(lambda: engine.grouped_allreduce([x], engine.Max, compression=FP8), "Compression.fp8", ValueError)
-        refused(lambda: engine.reducescatter(x, engine.Sum, compression=FP8), "a reduce-scatter does not take", ValueError)
+        refused(
+            lambda: engine.reducescatter(x, engine.Sum, compression=FP8), "a reduce-scatter does not take", ValueError
+        )
         refused(lambda: engine.grouped_reducescatter([x], engine.Sum, compression=FP8), "reduce-scatter", ValueError)
         refused(lambda: engine.allreduce(x, engine.Adasum, compression=FP8), "Adasum", ValueError)
         assert engine.allreduce(x, engine.Sum, "goes on", compression=FP8).tolist() == [2, 2, 2]
@@ -455,7 +481,9 @@ def test_a_knob_that_is_turned_while_entries_are_on_the_way() -> None:
                         values(3000, rank, k), engine.Sum, f"{label} {turn % 5} {k}", compression=marker
                     )
                     found.append(engine.synchronize(handle))
-            halves = engine.allreduce(values(3000, rank, 1, "float16"), engine.Sum, f"h {turn}", compression=Compression.tuned8)
+            halves = engine.allreduce(
+                values(3000, rank, 1, "float16"), engine.Sum, f"h {turn}", compression=Compression.tuned8
+            )
             least = engine.allreduce(values(3000, rank), engine.Min, f"m {turn}", compression=Compression.tuned8)
             part = engine.reducescatter(values(3000, rank), engine.Sum, f"r {turn}", compression=Compression.tuned8)
             found += [halves, least, engine.allgather(part, f"g {turn}")]
@@ -529,7 +557,10 @@ def test_small_parameters_beside_large_ones_learn_as_with_float32(ratio: float) 
 
     def work(rank: int) -> list[tuple[float, float]]:
         return [
-            (distance_of_small_parameters(rank, seed, ratio, FP8), distance_of_small_parameters(rank, seed, ratio, None))
+            (
+                distance_of_small_parameters(rank, seed, ratio, FP8),
+                distance_of_small_parameters(rank, seed, ratio, None),
+            )
             for seed in range(3)
         ]
 
@@ -583,7 +614,8 @@ def test_slots_are_not_written_while_they_are_read(hosts: tuple[int, ...], narro
             if turn % size == rank:
                 be_late(0.05)
             handles = [
-                engine.allreduce_async(values(count, rank, turn), engine.Sum, f"{count}", compression=FP8) for count in counts
+                engine.allreduce_async(values(count, rank, turn), engine.Sum, f"{count}", compression=FP8)
+                for count in counts
             ]
             found.append([engine.synchronize(handle) for handle in handles])
         return found

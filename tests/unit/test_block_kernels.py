@@ -29,7 +29,11 @@ def encoded(kernels: Kernels, x: Floats, offset: int = 0) -> tuple[Bytes, Bytes]
 
 
 def decoded(kernels: Kernels, scales: Bytes, codes: Bytes, offset: int = 0) -> Floats:
-    out, factors, source = Buffer(FLOAT, len(codes), offset % 16), buffer_of(scales, offset), buffer_of(codes, offset + 3)
+    out, factors, source = (
+        Buffer(FLOAT, len(codes), offset % 16),
+        buffer_of(scales, offset),
+        buffer_of(codes, offset + 3),
+    )
     kernels.decode(out.address, factors.address, source.address, len(codes))
     out.assert_guards()
     return out.values.copy()
@@ -94,7 +98,7 @@ def test_coding_twice_changes_nothing(kernels: Kernels) -> None:
 
 
 def test_errors_are_those_of_four_significant_bits(kernels: Kernels) -> None:
-    """What is no smaller than 2^-13 of its block's largest has a relative error of at most 1/16; below 2^-17 is zero."""
+    """Numbers above 2^-13 of their block's largest have an error of at most 1/16; those below 2^-17 are zero."""
     x = gradients(100 * BLOCK, 1)
     got = decoded(kernels, *encoded(kernels, x)).astype(np.float64)
     largest = np.repeat(np.abs(x.reshape(-1, BLOCK)).max(1), BLOCK)
