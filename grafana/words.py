@@ -7,4 +7,6 @@ from engine.metrics.names import COMPRESSIONS, PHASES, STORES
 _COLORS = ("text", "blue", "orange", "green", "red", "purple", "yellow")
 PHASE_WORDS = {code: (name, _COLORS[code]) for code, name in enumerate(PHASES)}
 STORE_WORDS = {code: (name, ("blue", "orange", "green")[code]) for code, name in enumerate(STORES)}
-COMPRESSION_WORDS = {code: (name, ("blue", "orange", "green")[code]) for code, name in enumerate(COMPRESSIONS)}
+COMPRESSION_WORDS = {
+    code: (name, ("blue", "orange", "green", "purple")[code]) for code, name in enumerate(COMPRESSIONS)
+}
