@@ -20,6 +20,7 @@ assert got.tolist() == [60000.0, 1.0], got
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.skipif(not DOCS.exists(), reason="the documentation is not part of this copy")
 def test_the_examples_run() -> None:
     coded, compressor, scheme = read_programs("how-to/compression.md")
