@@ -154,3 +154,53 @@ def reduce_numpy() -> list[str]:
         for name in SHAPES
     }
     return check(found)
+
+
+def train_digits(steps: int, seeds: int) -> dict[str, list[float]]:
+    """Train a network on handwritten digits, and return its mean loss over the last steps for each seed.
+
+    Keys are an optimizer and a compression, such as `adamw fp8`. Each rank has its own part of every batch.
+    """
+    import torch
+    from sklearn.datasets import load_digits
+    from torch.nn import functional
+
+    import engine.torch as hvd
+
+    hvd.init()
+    data = load_digits()
+    pictures, labels = torch.tensor(data.images, dtype=torch.float32).flatten(1) / 16, torch.tensor(data.target)
+    found: dict[str, list[float]] = {}
+    for kind in ("sgd", "adamw"):
+        for compression in ("none", "fp8"):
+            for seed in range(seeds):
+                torch.manual_seed(seed)
+                layers = (
+                    torch.nn.Linear(64, 96),
+                    torch.nn.Tanh(),
+                    torch.nn.Linear(96, 96),
+                    torch.nn.Tanh(),
+                    torch.nn.Linear(96, 10),
+                )
+                model = torch.nn.Sequential(*layers)
+                inner = (
+                    torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+                    if kind == "sgd"
+                    else torch.optim.AdamW(model.parameters(), lr=2e-3)
+                )
+                optimizer = hvd.DistributedOptimizer(
+                    inner, model.named_parameters(), compression=getattr(hvd.Compression, compression)
+                )
+                losses = []
+                order = torch.Generator().manual_seed(seed)
+                for _ in range(steps):
+                    batch = torch.randint(len(labels), (64,), generator=order)[hvd.rank() :: hvd.size()]
+                    optimizer.zero_grad()
+                    loss = functional.cross_entropy(model(pictures[batch]), labels[batch])
+                    loss.backward()
+                    optimizer.step()
+                    losses.append(hvd.allreduce(loss.detach(), name="loss").item())
+                hvd.check_consistency(model.state_dict())
+                found.setdefault(f"{kind} {compression}", []).append(float(np.mean(losses[-20:])))
+                optimizer.unwrap()
+    return found

@@ -628,6 +628,33 @@ def test_slots_are_not_written_while_they_are_read(hosts: tuple[int, ...], narro
             check_bits([each[turn][k] for each in found], want, (turn, count))
 
 
+def test_gaps_between_tensors_send_nothing_that_anybody_reads() -> None:
+    """Row 22: slots are full of NaN from an earlier entry, and tensors of odd lengths leave gaps in the next one."""
+    counts = [1, 63, 65, 100, 4097, 30_001]
+    hosts = (0, 0, 1, 1)
+
+    def work(rank: int) -> list[Array]:
+        assert np.isnan(
+            engine.allreduce(np.full(3_000_000, np.nan, np.float32), engine.Sum, "NaN", compression=FP8)
+        ).all()
+        return engine.grouped_allreduce([values(count, rank) for count in counts], engine.Sum, "gaps", compression=FP8)
+
+    with ThreadWorld(4, hosts) as world:
+        found = world.run(work)
+    for k, count in enumerate(counts):
+        check_bits(
+            [each[k] for each in found], blocks_of_ranks([values(count, rank) for rank in range(4)], hosts), count
+        )
+
+
+def test_results_after_a_change_of_hosts_are_those_of_the_new_ones() -> None:
+    """Row 20: there is no state, so the same ranks on other hosts have other bits, and all the same."""
+    for hosts in ((0, 0, 1, 1), (0, 1, 1, 1), (0, 1, 2, 3)):
+        with ThreadWorld(4, hosts) as world:
+            found = world.run(lambda rank: engine.allreduce(values(40_001, rank), engine.Average, "x", compression=FP8))
+        check_bits(found, blocks_of_ranks([values(40_001, rank) for rank in range(4)], hosts, True), hosts)
+
+
 def test_counters_tell_what_was_saved_and_what_was_not_finite() -> None:
     def work(rank: int) -> None:
         for name, count in (("large", 100_000), ("small", 130)):
