@@ -25,12 +25,11 @@ def _e4m3_values() -> NDArray[np.float64]:
 VALUES = _e4m3_values()
 
 
-def scale_exponent(largest: float) -> int:
-    """The least `e`, of at least -117, for which 448 * 2^e is not below `largest`."""
-    exponent = LEAST_EXPONENT
-    while largest > 448.0 * 2.0**exponent:
-        exponent += 1
-    return exponent
+def scale_exponents(largest: NDArray[np.float64]) -> NDArray[np.int64]:
+    """The least `e`, of at least -117, for which 448 * 2^e is not below each number; 448 is 0.875 * 2^9."""
+    fractions, exponents = np.frexp(largest)
+    least = np.where(largest > 0, exponents - 9 + (fractions > 0.875), LEAST_EXPONENT)
+    return np.maximum(least, LEAST_EXPONENT).astype(np.int64)
 
 
 def _codes(x: NDArray[np.float64]) -> Bytes:
@@ -45,18 +44,13 @@ def _codes(x: NDArray[np.float64]) -> Bytes:
 
 def encode(x: Floats) -> tuple[Bytes, Bytes]:
     """Return the scale byte of each block and the code of each element."""
-    scales = np.zeros(-(-len(x) // BLOCK), np.uint8)
-    codes = np.zeros(len(x), np.uint8)
-    for k in range(len(scales)):
-        part = slice(k * BLOCK, (k + 1) * BLOCK)
-        block = x[part].astype(np.float64)
-        if not np.isfinite(block).all():
-            scales[k] = NAN_SCALE
-            continue
-        exponent = scale_exponent(float(np.abs(block).max()))
-        scales[k] = exponent + 127
-        codes[part] = _codes(block * 2.0**-exponent)
-    return scales, codes
+    blocks = np.zeros((-(-len(x) // BLOCK), BLOCK))
+    blocks.flat[: len(x)] = x
+    finite = np.isfinite(blocks).all(axis=1)
+    blocks[~finite] = 0
+    exponents = scale_exponents(np.abs(blocks).max(axis=1, initial=0))
+    codes = _codes((blocks * 2.0 ** -exponents[:, None].astype(np.float64)).reshape(-1))[: len(x)]
+    return np.where(finite, exponents + 127, NAN_SCALE).astype(np.uint8), codes
 
 
 def decode(scales: Bytes, codes: Bytes) -> Floats:
