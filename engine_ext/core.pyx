@@ -740,16 +740,20 @@ cdef class Engine:
         cdef Goal goal
         cdef uint64_t begun, limit
         cdef bint settled, over = True
+        cdef int status
         if self.state.closed or e.alive == NULL or e.alive[0] != 1 or e.segment.header == NULL:
             return
         memset(&goal, 0, sizeof(Goal))
         goal.idle = True
         begun, limit = patience_at(e.clock, now_ns()), seconds_ns(timeout)
-        driver_wait_for_all(e, True)
+        with nogil:                     # here as below: who has the lock may wait for the GIL
+            driver_wait_for_all(e, True)
         try:
-            while age_ns(patience_look(e.clock), begun) < limit and not all_are_aside(e):
+            while True:
+                status = Status.OK
                 with nogil:
-                    status = driver_wait(e, &goal, TICK_NS)
+                    if age_ns(patience_look(e.clock), begun) < limit and not all_are_aside(e):
+                        status = driver_wait(e, &goal, TICK_NS)
                 if status == Status.OK:
                     break
                 PyErr_CheckSignals()

@@ -112,7 +112,7 @@ cdef Op* direct_allreduce_op(State* e, object tensor, int op, double prescale, d
     cdef char[FAULT_BYTES] text
     cdef View view
     cdef Op* brought
-    if not view_directly(tensor, &view) or reduction_fault(False, &view, op, prescale, postscale, e.segment.size, text):
+    if not view_directly(tensor, &view) or reduction_fault(False, &view, op, 0, prescale, postscale, e.segment.size, text):
         return NULL
     brought = tensor_op(KIND_ALLREDUCE, &view, &view, tensor)
     fill_reduction(brought, op, prescale, postscale)
