@@ -18,7 +18,7 @@ cdef class Engine:
     cdef uint64_t formed            # process sets that the world has formed together
     cdef uint64_t offset            # where its segment lies there
     cdef uint64_t regions
-    cdef uint64_t prepared          # allreduces that were prepared, for the names of those without one
+    cdef uint64_t prepared          # allreduces that were prepared without a name
     cdef list shared                # this rank's parts of the arena
     cdef object opening             # opens a GPU by its number; None: none can be opened
     cdef object lane                # of the open GPU, which stays as long as the engine; or None

@@ -510,6 +510,10 @@ cdef class Engine:
         expect_open(self.state)
         return reduce_directly(self, self.state, tensor, name, op, prescale, postscale)
 
+    def count_prepared(self):
+        self.prepared += 1
+        return self.prepared
+
     def allreduce_group(self, list tensors, list outputs, name, int op, double prescale, double postscale, bint blocking=False,
                         wire=None):
         cdef State* e = self.state

@@ -7,6 +7,7 @@ from typing import Any
 from ..native import prepared
 from .adapters import adapter_of
 from .collectives import number_of
+from .failures import announce_failure
 from .process_sets import ProcessSet, global_process_set
 from .reduce_ops import Average
 
@@ -44,7 +45,7 @@ def prepare_allreduce(
     ------
     UnsupportedTensorError
         The tensor is read-only, not contiguous, on a GPU, or of a type that has no memory of its own, such as a
-        TensorFlow or JAX array.
+        TensorFlow or JAX array. The other ranks' first call raises an error that says so.
 
     Examples
     --------
@@ -54,6 +55,14 @@ def prepare_allreduce(
     ...     norm[0] = (gradient**2).sum()
     ...     add_up()
     """
-    target = adapter_of(tensor).as_target(tensor)
-    number, native = number_of(op), process_set.engine
-    return prepared.PreparedAllreduce(native, tensor, target, name, number, prescale_factor, postscale_factor)
+    native = process_set.engine
+    if name is None:
+        name = f"allreduce.prepared.{native.count_prepared()}"
+    try:
+        target = adapter_of(tensor).as_target(tensor)
+        return prepared.PreparedAllreduce(
+            native, tensor, target, name, number_of(op), prescale_factor, postscale_factor
+        )
+    except Exception as error:
+        announce_failure(process_set, "allreduce", name, error)
+        raise

@@ -4,8 +4,9 @@ from libc.string cimport memset
 from engine_ext.bindings.collectives cimport barrier_op, direct_allreduce_op, expect_name
 from engine_ext.bindings.handles cimport Handle
 from engine_ext.bindings.memory cimport abandon_op, let_go
-from engine_ext.bindings.submit cimport catch_up, submit_when_room
+from engine_ext.bindings.submit cimport catch_up, fail_call, submit_when_room
 from engine_ext.control.driver cimport Target, driver_note_thread
+from engine_ext.operations.kinds cimport kind_name
 from engine_ext.operations.op cimport OP_DONE, Op
 from engine_ext.platform.atomics cimport load32_acquire
 from engine_ext.shared.layout cimport Status
@@ -25,7 +26,10 @@ cdef bint reduce_directly(object engine, State* e, object tensor, object name, i
             target.text = expect_name(name, &target.text_bytes)
         except (TypeError, ValueError):
             return False
-    brought = direct_allreduce_op(e, tensor, op, prescale, postscale)
+    try:
+        brought = direct_allreduce_op(e, tensor, op, prescale, postscale)
+    except Exception:           # the usual way meets it, too
+        return False
     if brought == NULL:
         return False
     driver_note_thread(e)
@@ -48,15 +52,23 @@ cdef int call(object engine, State* e, Op* op, Target* target, object output, ob
     cdef Handle handle
     try:
         submit_when_room(e, target, op, True, name)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, MemoryError):          # other ranks hear of all else by themselves
+            fail_call(e, kind_name(op.meta.kind).decode(), name, f"MemoryError: {error}")
         abandon_op(e, op)
         raise
     if load32_acquire(&op.flags) & OP_DONE and op.status == Status.OK:
-        if op.rows:                     # a barrier behind which ranks align
-            catch_up(e, op.meta.dims)
-        let_go(e, op)
+        try:
+            if op.rows:                 # a barrier behind which ranks align
+                catch_up(e, op.meta.dims)
+        finally:
+            let_go(e, op)
         return 0
-    handle = Handle.__new__(Handle)
+    try:
+        handle = Handle.__new__(Handle)
+    except BaseException:
+        abandon_op(e, op)
+        raise
     handle.engine, handle.state, handle.output, handle.op = engine, e, output, op
     handle.name = target.label[:target.text_bytes].decode() if name is None else name
     handle.wait()

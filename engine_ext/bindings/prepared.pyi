@@ -12,7 +12,7 @@ class PreparedAllreduce:
     """
 
     def __init__(
-        self, engine: Engine, tensor: Any, target: Any, name: str | None, op: int, prescale: float, postscale: float
+        self, engine: Engine, tensor: Any, target: Any, name: str, op: int, prescale: float, postscale: float
     ) -> None: ...
     @property
     def tensor(self) -> Any:

@@ -28,36 +28,34 @@ cdef class PreparedAllreduce:
     """A blocking allreduce of one tensor in place."""
     cdef Engine engine
     cdef State* state
-    cdef Op* op                     # NULL between a call that failed and the next
+    cdef Op* op                     # it keeps the tensor only while it is submitted; NULL: a call has failed, the next makes one
     cdef Target target              # pinned
-    cdef object keeper              # what keeps the tensor's memory in place, if that is not the tensor
+    cdef View first                 # of the tensor, when it was prepared
     cdef bint inside                # whether a thread is in a call
     cdef int reduction
     cdef double prescale, postscale
     cdef readonly object tensor
     cdef readonly str name
 
-    def __init__(self, Engine engine not None, tensor, target, name, int op, double prescale, double postscale):
-        cdef View view, given
+    def __init__(self, Engine engine not None, tensor, target, str name not None, int op, double prescale, double postscale):
+        cdef View given
         cdef uint32_t length = 0
         cdef const char* text
         if self.engine is not None:
             raise EngineError("an allreduce is prepared once")
         expect_open(engine.state)
-        self.engine, self.state, self.tensor = engine, engine.state, tensor
+        self.engine, self.state, self.tensor, self.name = engine, engine.state, tensor, name
         self.reduction, self.prescale, self.postscale = op, prescale, postscale
-        engine.prepared += 1
-        self.name = f"allreduce.prepared.{engine.prepared}" if name is None else name
         view_anywhere(target, &given)
-        self.keeper = view_anywhere(tensor, &view)
-        expect_dense(tensor, &view, "the tensor")
-        if view.device != HOST or view.data != given.data or view.readonly:
+        view_anywhere(tensor, &self.first)
+        expect_dense(tensor, &self.first, "the tensor")
+        if self.first.device != HOST or self.first.data != given.data or self.first.readonly:
             raise UnsupportedTensorError(
                 "an allreduce is prepared for a tensor in the host's memory that is writable and used as it lies there; use "
                 "allreduce_() for others"
             )
         self.make_op()
-        text = expect_name(self.name, &length)
+        text = expect_name(name, &length)
         self.target.record = driver_pin(self.state, text, length)
         if self.target.record == NULL:
             raise MemoryError("no memory for a name")
@@ -71,6 +69,7 @@ cdef class PreparedAllreduce:
     cdef int make_op(self) except -1:
         self.op = allreduce_op(self.state, self.tensor, self.tensor, self.reduction, self.prescale, self.postscale, None)
         self.op.flags = OP_DONE         # as long as it is not submitted
+        keep_alive(self.op, None)       # a reference that the garbage collector does not see would keep cycles for ever
         return 0
 
     def __call__(self):
@@ -79,12 +78,13 @@ cdef class PreparedAllreduce:
             raise EngineError("this allreduce was not prepared: use prepare_allreduce()")
         expect_open(e)
         if self.inside:
-            raise EngineError(f"'{self.name}' is called by another thread: prepare an allreduce for each thread")
+            raise EngineError(f"'{self.name}' is under way already, in another thread or below a signal handler: prepare an "
+                              "allreduce for each")
         self.inside = True
         try:
             try:
                 self.look_at_tensor()
-            except (ArgumentError, UnsupportedTensorError) as error:
+            except Exception as error:
                 fail_call(e, "allreduce", self.name, f"{type(error).__name__}: {error}")
                 raise
             driver_note_thread(e)
@@ -93,27 +93,27 @@ cdef class PreparedAllreduce:
                 self.finish()
         finally:
             self.inside = False
+            if self.op != NULL:
+                keep_alive(self.op, None)
         return self.tensor
 
     cdef int look_at_tensor(self) except -1:
         """Find the tensor's memory, which may have moved since the last call; refuse another shape, dtype or layout."""
         cdef View view
-        cdef Op* op
+        cdef object keeper = view_anywhere(self.tensor, &view)
+        if (view.dtype != self.first.dtype or view.layout != self.first.layout or view.ndim != self.first.ndim
+                or view.device != HOST or view.readonly
+                or memcmp(view.dims, self.first.dims, <size_t>view.ndim * sizeof(int64_t)) != 0):
+            raise ArgumentError(f"the tensor of '{self.name}' has another shape, dtype, layout or place than when the allreduce "
+                                "was prepared: prepare it anew")
         if self.op == NULL:
             self.make_op()
-        op = self.op
-        self.keeper = view_anywhere(self.tensor, &view)
-        if (view.dtype != op.meta.dtype or view.layout != <signed char>op.meta.layout or <uint32_t>view.ndim != op.meta.ndim
-                or view.device != HOST or view.readonly
-                or memcmp(view.dims, op.meta.dims, <size_t>view.ndim * sizeof(int64_t)) != 0):
-            raise ArgumentError(f"the tensor of '{self.name}' has another shape, dtype or layout than when the allreduce was "
-                                "prepared: prepare it anew")
-        if view.data != op.source:
-            op.source = op.target = view.data
-            if self.keeper is not None:
-                keep_alive(op, (self.tensor, self.keeper))
-            op.meta.shared = arena_locate(&self.state.arena, view.data, view.nbytes) if may_share(&op.meta) else -1
-            op.agreed = 0
+        keep_alive(self.op, self.tensor if keeper is None else (self.tensor, keeper))
+        if view.data != self.op.source:
+            self.op.source = self.op.target = view.data
+            if may_share(&self.op.meta):
+                self.op.meta.shared = arena_locate(&self.state.arena, view.data, view.nbytes)
+            self.op.agreed = 0
         return 0
 
     cdef int finish(self) except -1:

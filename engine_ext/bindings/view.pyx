@@ -323,8 +323,8 @@ cdef int add_direct_type(object kind, object is_negated) except -1:
 
 
 cdef bint view_directly(object tensor, View* view) except -1:
-    """Fill `view` of a tensor that lends its memory as it lies there: contiguous, writable, on the host, and kept by a reference
-    to the tensor. False, where that is not so, or not known."""
+    """Fill `view` of a tensor that lends its memory as it lies there: row-major, writable, on the host, and kept by a reference
+    to the tensor. False, where that is not so, or not known: other calls copy other layouts, and all have to agree."""
     cdef object keeper, kind = type(tensor)
     cdef Py_ssize_t k
     if <PyObject*>kind != array_type:
@@ -339,7 +339,7 @@ cdef bint view_directly(object tensor, View* view) except -1:
         keeper = view_anywhere(tensor, view)
     except UnsupportedTensorError:
         return False
-    return keeper is None and view.layout >= 0 and not view.readonly and view.device == HOST
+    return keeper is None and view.layout == LAYOUT_ROWS and not view.readonly and view.device == HOST
 
 
 cdef object view_anywhere(object tensor, View* view):

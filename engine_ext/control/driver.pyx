@@ -229,7 +229,7 @@ cdef void driver_note_done(State* e) noexcept nogil:
     if load32_relaxed(&world.calls_back):
         return
     pthread_mutex_lock(&world.lock)
-    store32_relaxed(&world.calls_back, 1)       # for sets that are formed later, too: pairs with process_set_enter
+    store32_relaxed(&world.calls_back, 1)       # for sets that are formed later, too: pairs with engines_enter
     note_another_thread(world)
     part = world.sets
     while part != NULL:
@@ -405,11 +405,13 @@ cdef int driver_call(State* e, Target* target, Op* op, uint64_t ns) noexcept nog
             if not coordinates(&e.segment):
                 notify_leader(e, id, op.nbytes, True)
             drive_until(e, &goal, tick)
-        ended = e.entry_ended           # just now, as a rule
+        ended = e.entry_ended           # just now, if an entry has completed it
         give_back(e)
         add32(&e.waiters, <uint32_t>-1)
         engine_float_leave(theirs)
-        observe_wait_ends(e, recording, tick - ns, ended if ended > tick - ns and is_goal_met(e, &goal) else now_ns())
+        if not (is_goal_met(e, &goal) and op.status == Status.OK and op.ticket == 0 and ended > tick - ns):
+            ended = now_ns()
+        observe_wait_ends(e, recording, tick - ns, ended)
     else:
         add32(&e.waiters, <uint32_t>-1)
         status = driver_submit(e, target, op)

@@ -4,6 +4,7 @@ The engine thread is started with the world's engine and ends with the last of t
 sleeps without a timeout unless a batch is open or an entry is in progress. It sleeps at one door for all engines: whoever rings
 an engine's own door, which says for which of them there is news, rings that door next (segment.pxd: ring).
 """
+from libc.errno cimport ESHUTDOWN
 from libc.stdint cimport uint32_t, uint64_t
 
 from engine_ext.control.driver cimport (
@@ -95,10 +96,12 @@ cdef int engines_enter(State* e) noexcept nogil:
         e.threaded = status == 0
         return status
     pthread_mutex_lock(&world.lock)
-    e.next_set, world.sets, e.many_threads = world.sets, e, world.calls_back        # pairs with driver_note_done
+    status = ESHUTDOWN if load32_acquire(&world.stop) else 0        # another thread has closed the world since
+    if status == 0:
+        e.next_set, world.sets, e.many_threads = world.sets, e, world.calls_back        # pairs with driver_note_done
     pthread_mutex_unlock(&world.lock)
     door_ring(&world.segment.mine.door[DOOR_THREAD], 1)
-    return 0
+    return status
 
 
 cdef void engines_leave(State* e) noexcept nogil:

@@ -266,7 +266,8 @@ cdef bint run_schedule(State* e) noexcept nogil:
             observe_entry_looks(e)
             moved |= executor_progress(&e.executor)
             if e.executor.active:
-                observe_entry_waits(e)
+                if e.executor.waits:
+                    observe_entry_waits(e)
                 return moved
             entry = e.entry
             if e.sending_members or entry.meta.device:

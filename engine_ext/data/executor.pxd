@@ -81,6 +81,7 @@ cdef struct Executor:
     bint sums                   # the transport sums what pack gives it: reduce waits for that alone
     Progress passed             # chunks of the schedule that each stage has passed here, as published to the other ranks
     const patience* clock
+    bint waits                  # whether it goes on only when other ranks have
     uint64_t begun              # when whoever starts it looked at the clock: nanoseconds, monotonic
     uint64_t progressed         # atomic: when a chunk last passed a stage: nanoseconds of the time that this process has seen
     bint timed                  # whether the entry is recorded; the next three, by stage, are valid then

@@ -148,11 +148,13 @@ cdef bint executor_progress(Executor* x) noexcept nogil:
     done on this rank."""
     cdef bint moved = False
     cdef int steps = 0
+    x.waits = False
     while x.active and steps < STEPS_AT_ONCE:
         if x.passed.copied == x.end:
             x.active = False
             break
         if not step(x):
+            x.waits = True
             break
         x.transport.publish(x.transport, &x.passed)
         steps += 1

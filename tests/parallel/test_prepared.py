@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -87,7 +88,9 @@ def test_other_ranks_may_call_allreduce(rank: int, size: int) -> None:
         assert (tensor == size * turn).all()
 
 
-def test_names_of_those_without_one_count_on(size: int) -> None:
+def test_names_of_those_without_one_count_on(rank: int, size: int) -> None:
+    if rank == 0:
+        engine.prepare_allreduce(np.ones(1), name="of one rank alone")
     tensors = [np.full(2, float(number)) for number in range(4)]
     prepared = [engine.prepare_allreduce(tensor, engine.Sum) for tensor in tensors]
     assert len({each.name for each in prepared}) == 4
@@ -137,6 +140,44 @@ def test_another_shape_is_refused_and_told(rank: int, size: int) -> None:
     tensor[:] = 1.0
     add_up()
     assert tensor.tolist() == [size] * 6
+
+
+@on_ranks(2, 3)
+def test_what_cannot_be_prepared_is_told(rank: int, size: int) -> None:
+    tensor: Any = [1.0] if rank == size - 1 else np.ones(1)
+    if rank == size - 1:
+        with pytest.raises(UnsupportedTensorError):
+            engine.prepare_allreduce(tensor, engine.Sum)
+    else:
+        with pytest.raises(CollectiveError, match="list is no tensor"):
+            engine.prepare_allreduce(tensor, engine.Sum)()
+    after = np.ones(2)
+    engine.prepare_allreduce(after, engine.Sum)()
+    assert after[0] == size
+
+
+@on_ranks(2, 3)
+def test_another_shape_after_a_failed_call(rank: int, size: int) -> None:
+    tensor = torch.ones(4, dtype=torch.float32 if rank else torch.float64)
+    add_up = engine.prepare_allreduce(tensor, engine.Sum, "fails, then changes")
+    with pytest.raises(MismatchError):
+        add_up()
+    tensor.resize_(5)
+    with pytest.raises((ArgumentError, CollectiveError), match="another shape"):
+        add_up()
+    works(size)
+
+
+def test_a_cycle_through_the_tensor_is_collected() -> None:
+    parameter = torch.nn.Parameter(torch.ones(2))
+    add_up = engine.prepare_allreduce(parameter, engine.Sum, "in a cycle")
+    parameter.register_hook(lambda gradient: add_up() and None)
+    parameter.add_up = add_up  # type: ignore[attr-defined]
+    add_up()
+    gone = weakref.ref(parameter)
+    del parameter, add_up
+    gc.collect()
+    assert gone() is None
 
 
 @on_ranks(2, 3)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import engine
+from engine.errors import CollectiveError
 
 from ..on_ranks import on_ranks, spare
 from .arrays import refused, small_numbers
@@ -88,6 +89,38 @@ def test_layouts_that_differ_between_ranks_are_no_mismatch(rank: int, size: int)
     mine = IMAGE(rank) if rank == 0 else IMAGE(rank).contiguous(memory_format=torch.channels_last)
     want = sum((IMAGE(other) for other in range(1, size)), IMAGE(0))
     assert torch.equal(engine.allreduce(mine, engine.Sum, "layouts"), want)
+    for turn in range(3):  # by every way, which a rank's earlier calls do not change
+        given = mine.clone(memory_format=torch.preserve_format)
+        way = (rank + turn) % 3
+        if way == 0:
+            given = engine.allreduce(given, engine.Sum, "layouts")
+        elif way == 1:
+            engine.allreduce_(given, engine.Sum, "layouts")
+        else:
+            engine.allreduce_(given, engine.Sum, "layouts", prescale_factor=1)
+        assert torch.equal(given, want)
+
+
+class Refusing(torch.overrides.TorchFunctionMode):  # type: ignore[name-defined,misc]
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.Tensor.is_neg:
+            raise ValueError("this mode refuses to look")
+        return function(*args, **(kwargs or {}))
+
+
+@on_ranks(2, 3)
+def test_what_a_mode_raises_is_told(rank: int, size: int) -> None:
+    tensor = torch.ones(3)
+    for _ in range(2):
+        engine.allreduce_(tensor, engine.Sum)
+    if rank == 0:
+        with Refusing(), pytest.raises(ValueError, match="refuses to look"):
+            engine.allreduce_(tensor, engine.Sum)
+    else:
+        with pytest.raises(CollectiveError, match="refuses to look"):
+            engine.allreduce_(tensor, engine.Sum)
+    after = torch.ones(2)
+    assert engine.allreduce_(after, engine.Sum).tolist() == [size] * 2
 
 
 def test_libraries_mixed_in_one_operation(rank: int, size: int) -> None:
