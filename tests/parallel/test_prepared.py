@@ -168,14 +168,17 @@ def test_another_shape_after_a_failed_call(rank: int, size: int) -> None:
     works(size)
 
 
-def test_a_cycle_through_the_tensor_is_collected() -> None:
+def make_cycle() -> weakref.ref[torch.nn.Parameter]:
     parameter = torch.nn.Parameter(torch.ones(2))
     add_up = engine.prepare_allreduce(parameter, engine.Sum, "in a cycle")
     parameter.register_hook(lambda gradient: add_up() and None)
     parameter.add_up = add_up  # type: ignore[attr-defined]
     add_up()
-    gone = weakref.ref(parameter)
-    del parameter, add_up
+    return weakref.ref(parameter)
+
+
+def test_a_cycle_through_the_tensor_is_collected() -> None:
+    gone = make_cycle()
     gc.collect()
     assert gone() is None
 
