@@ -97,6 +97,7 @@ __all__ = [
     "Max",
     "Min",
     "Op",
+    "OuterOptimizer",
     "ProcessSet",
     "Product",
     "Scheme",
@@ -189,12 +190,44 @@ def DistributedOptimizer(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
     framework = bindings.framework_of(optimizer)
     if framework is not None:
         return bindings.binding_of(framework).DistributedOptimizer(optimizer, *args, **kwargs)
-    if isinstance(optimizer, type):
-        given = f"the class {optimizer.__module__}.{optimizer.__qualname__}: call it to make an optimizer"
-    else:
-        given = f"an object of {type(optimizer).__module__}.{type(optimizer).__qualname__}"
     known = ", ".join(each.optimizers for each in bindings.BOUND.values())
+    given = _describe_given(optimizer)
     raise TypeError(f"DistributedOptimizer knows optimizers of these classes: {known}. It was given {given}")
+
+
+def OuterOptimizer(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Let ranks make steps by themselves, and average what these change now and then; for PyTorch.
+
+    Parameters
+    ----------
+    optimizer : torch.optim.Optimizer
+        Inner optimizer.
+    *args, **kwargs
+        Arguments of `engine.torch.OuterOptimizer`.
+
+    Returns
+    -------
+    engine.torch.OuterOptimizer
+
+    Raises
+    ------
+    TypeError
+        `optimizer` is not an optimizer of PyTorch.
+    """
+    from .collectives import bindings
+
+    framework = bindings.framework_of(optimizer)
+    if framework is not None and framework.package == "torch":
+        return bindings.binding_of(framework).OuterOptimizer(optimizer, *args, **kwargs)
+    known = bindings.BOUND["torch"].optimizers
+    raise TypeError(f"OuterOptimizer is for {known} alone. It was given {_describe_given(optimizer)}")
+
+
+def _describe_given(optimizer: Any) -> str:
+    """Describe what was given in place of an optimizer."""
+    if isinstance(optimizer, type):
+        return f"the class {optimizer.__module__}.{optimizer.__qualname__}: call it to make an optimizer"
+    return f"an object of {type(optimizer).__module__}.{type(optimizer).__qualname__}"
 
 
 def _find_version() -> str:

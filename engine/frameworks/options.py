@@ -129,7 +129,7 @@ class ReductionOptions:
     def __str__(self) -> str:
         """Return the options that must be equal on all ranks, as text."""
         return (
-            f"op={self.op.name.title()} compression={_describe_compression(self.compression)} "
+            f"op={self.op.name.title()} compression={describe_compression(self.compression)} "
             f"backward_passes_per_step={self.passes} average_aggregated_gradients={self.average_passes} "
             f"sparse_as_dense={self.sparse_as_dense} "
             f"gradient_as_bucket_view={self.views}{f' num_groups={self.num_groups}' if self.num_groups else ''}"
@@ -152,7 +152,7 @@ def _drop_compression(compression: Any, process_set: ProcessSet) -> Any:
     return Compression.none
 
 
-def _describe_compression(compression: Any) -> str:
+def describe_compression(compression: Any) -> str:
     """Describe a compression by its class, and by its attributes that are numbers or strings."""
     if compression is None or isinstance(compression, type):
         return str(getattr(compression or Compression.none, "__qualname__", compression))

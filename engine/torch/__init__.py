@@ -11,6 +11,7 @@ from ..frameworks import basics
 from ..frameworks.backward import mathematical_gradients
 from ..frameworks.basics import *  # noqa: F403
 from .compile import compile_backend
+from .host_sets import host_process_set
 from .learning_rate import gradual_warmup
 from .ops import (
     allgather,
@@ -37,6 +38,7 @@ from .ops import (
     reducescatter_async,
 )
 from .optimizer import DistributedOptimizer
+from .outer_optimizer import OuterOptimizer
 from .powersgd import PowerSGD
 from .sparse import sparse_allreduce, sparse_allreduce_async
 from .state import broadcast_optimizer_state, broadcast_parameters
@@ -45,6 +47,7 @@ from .sync_batch_norm import SyncBatchNorm
 __all__ = [
     "DistributedOptimizer",
     "Handle",
+    "OuterOptimizer",
     "PowerSGD",
     "Scheme",
     "SyncBatchNorm",
@@ -72,6 +75,7 @@ __all__ = [
     "grouped_allreduce_async_",
     "grouped_reducescatter",
     "grouped_reducescatter_async",
+    "host_process_set",
     "mathematical_gradients",
     "poll",
     "reducescatter",

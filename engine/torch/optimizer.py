@@ -22,6 +22,7 @@ from .adasum import Deltas
 from .freezing import FrozenReduction, Plan, expect_all_ranks
 from .hooks import TorchReducer
 from .optimizer_state import has_order
+from .outer_optimizer import OuterOptimizer
 from .rivals import expect_no_rival, warn_of_lone_library
 
 
@@ -301,6 +302,8 @@ def DistributedOptimizer(
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"expected a torch.optim.Optimizer, not {type(optimizer).__qualname__}")
     expect_unwrapped(optimizer)
+    if isinstance(optimizer, OuterOptimizer):
+        raise ValueError("DistributedOptimizer takes the inner optimizer of OuterOptimizer: wrap that one first")
     options = ReductionOptions.from_arguments(
         compression=compression,
         backward_passes_per_step=backward_passes_per_step,

@@ -1,0 +1,179 @@
+"""Parameters that `OuterOptimizer` keeps equal on all ranks, and their division into fragments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..errors import UnsupportedTensorError
+from .adapter import check
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """Part of a model whose parameters are synchronised in the same step.
+
+    Attributes
+    ----------
+    names : tuple of str
+        Names of its parameters, ascending.
+    offset : int
+        Step of the first synchronisation modulo the steps between two of them.
+    """
+
+    names: tuple[str, ...]
+    offset: int
+
+    def is_due(self, steps: int, every: int) -> bool:
+        """Return whether the fragment is synchronised after so many inner steps."""
+        return steps % every == self.offset
+
+
+def split_parameters(sizes: Mapping[str, int], count: int, every: int) -> list[Fragment]:
+    """Divide parameters into fragments of about equal size, due at even distances.
+
+    The largest parameter that is left goes to the smallest fragment. The result depends on names and sizes alone, so it
+    is the same on all ranks and in every world of an elastic job.
+
+    Parameters
+    ----------
+    sizes : mapping of str to int
+        Number of elements of each parameter, by name.
+    count : int
+        Number of fragments, from 1 to the number of parameters.
+    every : int
+        Inner steps between two synchronisations of a fragment.
+    """
+    parts: list[list[str]] = [[] for _ in range(count)]
+    filled = [0] * count
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+        # Of equally full fragments, the one with fewer parameters: so none stays empty.
+        least = min(range(count), key=lambda part: (filled[part], len(parts[part]), part))
+        parts[least].append(name)
+        filled[least] += sizes[name]
+    return [Fragment(tuple(sorted(part)), number * every // count) for number, part in enumerate(parts)]
+
+
+class SharedParameters:
+    """Copy of the parameters that is equal on all ranks, and the outer optimizer that changes it.
+
+    Parameters
+    ----------
+    local : dict of str to torch.Tensor
+        This rank's own parameters, by name.
+    make : callable
+        Makes the outer optimizer of a list of tensors.
+
+    Attributes
+    ----------
+    tensors : dict of str to torch.Tensor
+        Shared parameters, by name in ascending order: float32 for parameters of less precision, else of their dtype.
+    optimizer : torch.optim.Optimizer
+        Outer optimizer of these tensors.
+    begun : bool
+        Whether the tensors have a value; before the first step they have none.
+
+    Raises
+    ------
+    UnsupportedTensorError
+        A parameter is not a dense tensor of a floating dtype, on the CPU or a GPU.
+    TypeError, ValueError
+        `make` does not return an optimizer of these tensors.
+    """
+
+    def __init__(self, local: dict[str, torch.Tensor], make: Callable[[list[torch.Tensor]], Any]) -> None:
+        for name, parameter in local.items():
+            check(parameter, f"parameter {name!r}")
+            if not parameter.is_floating_point():
+                raise UnsupportedTensorError(
+                    f"parameter {name!r} is {parameter.dtype}; OuterOptimizer averages parameters of floating dtypes: "
+                    "leave it out of the inner optimizer"
+                )
+        self.local = {name: local[name] for name in sorted(local)}
+        self.tensors = {name: _copy_in_precision(parameter) for name, parameter in self.local.items()}
+        self.optimizer = make(list(self.tensors.values()))
+        self.begun = False
+        self._expect_optimizer()
+
+    def _expect_optimizer(self) -> None:
+        optimizer = self.optimizer
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(
+                "outer is a function that makes a torch.optim.Optimizer of a list of tensors, such as lambda shared: "
+                f"torch.optim.SGD(shared, lr=0.7); it has returned {type(optimizer).__qualname__}"
+            )
+        held = [each for group in optimizer.param_groups for each in group["params"]]
+        if {id(each) for each in held} != {id(each) for each in self.tensors.values()}:
+            raise ValueError(
+                f"outer has returned an optimizer of {len(held)} tensors, which are not the {len(self.tensors)} shared "
+                "parameters that it was given: make it of all of them"
+            )
+
+    def begin(self) -> None:
+        """Take the values of this rank's parameters, which are equal on all ranks before the first step."""
+        for name, tensor in self.tensors.items():
+            tensor.data = _copy_in_precision(self.local[name])
+        self.begun = True
+
+    def measure_changes(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
+        """Return outer gradients of this rank: what its inner steps have taken off the shared parameters."""
+        return {name: self.tensors[name] - self.local[name].detach() for name in names}
+
+    def apply_averages(self, averages: Mapping[str, torch.Tensor], mix: float) -> None:
+        """Make an outer step with averaged outer gradients, and give its result to this rank's parameters.
+
+        `mix` is the weight that this rank's own values keep.
+        """
+        for name, average in averages.items():
+            self.tensors[name].grad = average
+        try:
+            self.optimizer.step()
+        finally:
+            for name in averages:
+                self.tensors[name].grad = None
+        self.mix_in(averages, mix)
+
+    def mix_in(self, names: Iterable[str], mix: float) -> None:
+        """Replace this rank's parameters by shared ones, of which `mix` is the weight of their own values."""
+        for name in names:
+            local, shared = self.local[name].detach(), self.tensors[name]
+            local.copy_(torch.lerp(shared, local.to(shared.dtype), mix) if mix else shared)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the shared parameters, if they have values, and the state of the outer optimizer."""
+        return {"shared": dict(self.tensors) if self.begun else {}, "optimizer": self.optimizer.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load what `state_dict` has returned, on this rank or another.
+
+        Raises
+        ------
+        ValueError
+            The state is that of other parameters; nothing is changed then.
+        """
+        kept: dict[str, torch.Tensor] = state["shared"]
+        if kept:
+            odd = sorted(kept.keys() ^ self.tensors.keys()) or [
+                name for name, each in kept.items() if each.shape != self.tensors[name].shape
+            ]
+            if odd:
+                raise ValueError(
+                    "the state has other shared parameters than this optimizer, or other shapes of them: "
+                    f"{', '.join(map(repr, odd[:5]))}{' and more' if len(odd) > 5 else ''}"
+                )
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.begun = bool(kept)
+        for name, each in kept.items():
+            local, tensor = self.local[name], self.tensors[name]
+            if tensor.device != local.device:  # The model has been moved since the optimizer was made.
+                tensor.data = _copy_in_precision(local)
+            tensor.copy_(each)
+
+
+def _copy_in_precision(parameter: torch.Tensor) -> torch.Tensor:
+    """Return a copy in which small outer steps are not lost to rounding."""
+    dtype = torch.promote_types(parameter.dtype, torch.float32)
+    return parameter.detach().to(dtype, copy=True)
