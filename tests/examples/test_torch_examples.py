@@ -42,3 +42,12 @@ def test_as_on_gloo(name: str, tmp_path: Path) -> None:
     on_engine = trained(name, "engine", tmp_path)
     assert on_engine.count("loss") == 4
     assert on_engine == trained(name, "gloo", tmp_path)
+
+
+@pytest.mark.sample(1)
+def test_local_steps(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "engine.launch", "-np", "2", "--", sys.executable]
+    text = run([*command, EXAMPLES / "torch_local_steps.py", "--steps", 200], tmp_path)
+    found = re.search(r"2 ranks, 10 synchronisations of each parameter, loss (\d+\.\d+)", text)
+    assert found and float(found[1]) < 1.0, text
+    assert text.count(": loss") == 2, text

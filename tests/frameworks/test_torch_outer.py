@@ -16,7 +16,7 @@ from engine.errors import EngineError, MismatchError
 from engine.torch.elastic import TorchState
 from engine.torch.outer_shared import split_parameters
 
-from ..on_ranks import on_ranks, spare
+from ..on_ranks import Parts, on_ranks, spare
 from . import toy
 
 pytestmark = on_ranks(2, 3)
@@ -358,30 +358,30 @@ def test_ranks_with_other_options_or_parameters_are_an_error() -> None:
     assert "rank 0 has made 0 inner steps, rank 1 has made 7" in text, text
 
 
-@pytest.mark.parametrize(
-    ("options", "kind", "told"),
-    [
-        ({"every": 0}, ValueError, "every is 1 or more, not 0"),
-        ({"every": 2.5}, ValueError, "every is a whole number"),
-        ({"every": 4, "delay": 4}, ValueError, "delay is at most every - 1, which is 3"),
-        ({"every": 4, "fragments": 5}, ValueError, "fragments is at most every, which is 4"),
-        ({"fragments": 7}, ValueError, "fragments is at most the number of parameters, which is 6"),
-        ({"mix": 1.0}, ValueError, "mix is 1.0"),
-        ({"lr": 0.0}, ValueError, "lr is 0.0"),
-        ({"momentum": 1.0}, ValueError, "momentum is 1.0"),
-        ({"outer": torch.optim.SGD, "lr": 1.0}, ValueError, "not both"),
-        ({"outer": 0.7}, TypeError, "outer is a function"),
-        ({"outer": lambda shared: None}, TypeError, "it has returned NoneType"),
-        ({"outer": lambda shared: torch.optim.SGD(shared[:1], 1.0)}, ValueError, "an optimizer of 1 tensors"),
-        ({"compression": hvd.PowerSGD()}, TypeError, "PowerSGD is a scheme for gradients"),
-        ({"compression": "fp16"}, TypeError, "compression is Compression.none"),
-    ],
-    ids=str,
-)
+BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"every": 0}, ValueError, "every is 1 or more, not 0"),
+    ({"every": 2.5}, ValueError, "every is a whole number"),
+    ({"every": 4, "delay": 4}, ValueError, "delay is at most every - 1, which is 3"),
+    ({"every": 4, "fragments": 5}, ValueError, "fragments is at most every, which is 4"),
+    ({"fragments": 7}, ValueError, "fragments is at most the number of parameters, which is 6"),
+    ({"mix": 1.0}, ValueError, "mix is 1.0"),
+    ({"lr": 0.0}, ValueError, "lr is 0.0"),
+    ({"momentum": 1.0}, ValueError, "momentum is 1.0"),
+    ({"outer": torch.optim.SGD, "lr": 1.0}, ValueError, "not both"),
+    ({"outer": 0.7}, TypeError, "outer is a function"),
+    ({"outer": lambda shared: None}, TypeError, "it has returned NoneType"),
+    ({"outer": lambda shared: torch.optim.SGD(shared[:1], 1.0)}, ValueError, "an optimizer of 1 tensors"),
+    ({"compression": hvd.PowerSGD()}, TypeError, "PowerSGD is a scheme for gradients"),
+    ({"compression": "fp16"}, TypeError, "compression is Compression.none"),
+]
+
+
 @on_ranks(2)
-def test_bad_arguments(options: dict[str, Any], kind: type[Exception], told: str) -> None:
-    text = toy.raises(kind, lambda: outer(toy.mlp(), **options))
-    assert told in text, text
+def test_bad_arguments(parts: Parts) -> None:
+    for options, kind, told in BAD:
+        with parts.part(options):
+            text = toy.raises(kind, lambda given=options: outer(toy.mlp(), **given))  # type: ignore[misc]
+            assert told in text, text
 
 
 def test_what_is_refused() -> None:
