@@ -34,6 +34,7 @@ from benchmarks.hosts import run as hosts
 from benchmarks.hosts.contenders import NAMES as HOST_CONTENDERS
 from benchmarks.hosts.places import CABLES
 from benchmarks.hub import run as hub
+from benchmarks.local_steps import run as local_steps
 from benchmarks.scaling import measured
 from benchmarks.scaling import run as scaling
 from benchmarks.training import report as training_report
@@ -115,6 +116,14 @@ def _build_parser() -> argparse.ArgumentParser:
     )
     add("--ranks", type=int, nargs="+", help="world sizes (8 32 64 128 256)")
     add("--steps", type=int)
+
+    add = add_command(
+        "local-steps", "local steps and outer averaging: throughput over a slow cable, loss of a small GPT"
+    )
+    add("--parts", nargs="+", choices=local_steps.PARTS)
+    add("--rounds", type=int, help="rounds in which the variants of the throughput take turns")
+    add("--steps", type=int, help="inner steps of each training")
+    add("--seeds", type=int, nargs="+", help="seeds of the trainings")
 
     add = add_command("sets", "allreduce in process sets, beside the world's and other libraries' groups")
     add("--ranks", type=int, help="of the world; half of them in each set")
@@ -273,6 +282,13 @@ def _run_autotune_jobs(options: argparse.Namespace, console: Console) -> None:
     _print_results(console, jobs_report.build_tables(content), path, jobs_report.draw_figure(content))
 
 
+def _run_local_steps(options: argparse.Namespace, console: Console) -> None:
+    changes: dict[str, Any] = {name: getattr(options, name) for name in ("rounds", "steps") if getattr(options, name)}
+    changes |= {name: tuple(getattr(options, name)) for name in ("parts", "seeds") if getattr(options, name)}
+    path = local_steps.run(local_steps.LocalStepSettings(**changes), console)
+    _print_results(console, local_steps.build_tables(records.read("local-steps") or {}), path, None)
+
+
 def _run_sets(options: argparse.Namespace, console: Console) -> None:
     changes = {name: getattr(options, name) for name in ("ranks", "rounds") if getattr(options, name)}
     changes |= {name: tuple(getattr(options, name)) for name in ("sizes", "contenders") if getattr(options, name)}
@@ -337,6 +353,7 @@ REPORTS: dict[str, Any] = {
     "gpu": gpu_report,
     "start": start,
     "sets": sets,
+    "local-steps": local_steps,
     "c10d": c10d,
     "observing": observing,
     "autotune": autotune_report,
@@ -391,6 +408,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace, Console], None]] = {
     "collective": _run_collective,
     "training": _run_training,
     "sets": _run_sets,
+    "local-steps": _run_local_steps,
     "c10d": _run_c10d,
     "start": _run_start,
     "frameworks": _run_frameworks,

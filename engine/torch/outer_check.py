@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
-from ..collectives.handles import Handle
 from ..collectives.collectives import allgather_async
+from ..collectives.handles import Handle
 from ..collectives.process_sets import ProcessSet
 from ..errors import MismatchError
 from ..frameworks.first_step import compute_checksum

@@ -146,7 +146,9 @@ class OuterOptimizer(torch.optim.Optimizer):
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"expected a torch.optim.Optimizer, not {type(optimizer).__qualname__}")
         if isinstance(optimizer, OuterOptimizer):
-            raise ValueError("this optimizer is an OuterOptimizer already: give its inner optimizer, or use it as it is")
+            raise ValueError(
+                "this optimizer is an OuterOptimizer already: give its inner optimizer, or use it as it is"
+            )
         self.inner = optimizer
         self.__setstate__({})  # Makes torch's hooks; groups and state are those of the inner optimizer.
         named = _name_parameters(optimizer, named_parameters)

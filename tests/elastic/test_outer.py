@@ -30,13 +30,14 @@ def worlds_of(directory: Path) -> list[tuple[int, int, int, int, int]]:
     return sorted(found)
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("kills", [1, pytest.param(50, marks=pytest.mark.slow)])
 def test_kills_are_survived_and_newcomers_share_parameters(kills: int, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "engine.launch", "-np", "2", "--min-np", "1", "--"]
     program = [sys.executable, "-m", "tests.elastic.outer_program", str(tmp_path), "200"]
     environ = os.environ | {"OMP_NUM_THREADS": "1"}
     drawn = random.Random(1)
-    limit = 60 + 20 * kills
+    limit = 100  # seconds for a newcomer, which imports torch
 
     def full_world(after: int) -> list[tuple[int, int, int, int, int]]:
         entries = [each for each in worlds_of(tmp_path) if each[0] > after and each[2] == 2]

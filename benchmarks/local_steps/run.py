@@ -1,0 +1,150 @@
+"""Measurement of local steps: starts ranks on two hosts for the throughput, and on this machine for the losses."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks.common import environment, paths, records
+from benchmarks.common.processes import RankError
+from benchmarks.common.tables import Table, format_duration
+from benchmarks.hosts.places import Cable, create_hosts
+
+PARTS = ("steps", "loss")
+WORKER = "benchmarks.local_steps.worker"
+
+
+@dataclass(frozen=True)
+class LocalStepSettings:
+    """Measurements to make.
+
+    Attributes
+    ----------
+    parts : tuple of str
+        Among `PARTS`.
+    rate : str
+        Rate of the cable between the two hosts, in the form of tc(8).
+    parameters : int
+        Number of parameters of the model whose throughput is measured, a multiple of a million.
+    compute : float
+        Seconds that a step computes.
+    every, fragments, delay, compression
+        Options of `OuterOptimizer` for the throughput.
+    rounds : int
+        Rounds in which the variants take turns.
+    steps, batch : int
+        Inner steps of each training, and samples of a rank in a step.
+    loss_every : int
+        Inner steps between synchronisations of the trainings.
+    lr, momentum : float
+        Options of the outer optimizer of the trainings.
+    inner_lr : float
+        Learning rate of AdamW, in both ways to train.
+    seeds : tuple of int
+        Seeds of the trainings.
+    timeout : float
+        Longest time of a part in seconds.
+    """
+
+    parts: tuple[str, ...] = PARTS
+    rate: str = "100mbit"
+    parameters: int = 4_000_000
+    compute: float = 0.1
+    every: int = 40
+    fragments: int = 4
+    delay: int = 8
+    compression: str = "bf16"
+    rounds: int = 5
+    steps: int = 600
+    batch: int = 8
+    loss_every: int = 20
+    lr: float = 0.7
+    momentum: float = 0.9
+    inner_lr: float = 3e-3
+    seeds: tuple[int, ...] = (1, 2, 3)
+    timeout: float = 3600.0
+
+    def check(self) -> None:
+        """Raise ValueError if the throughput's model is not made of whole matrices."""
+        if self.parameters < 1_000_000 or self.parameters % 1_000_000:
+            raise ValueError(f"the model has a multiple of a million parameters, not {self.parameters}")
+
+
+def run(settings: LocalStepSettings, console: Console) -> Path:
+    """Measure, and write `out/local-steps.json`. Parts that are not measured stay as they were."""
+    settings.check()
+    before, begun = environment.record(), time.perf_counter()
+    results: dict[str, Any] = {}
+    if "steps" in settings.parts:
+        with create_hosts(2, 1, Cable("slow", settings.rate, settings.rate, 0.0, "64kb")) as places:
+            prefix = [*places.get_launch_prefix(), "env", f"--chdir={paths.ROOT}"]
+            results |= _run_ranks(prefix, ["-np", "2", *places.launch_options()], "steps", asdict(settings), settings)
+    if "loss" in settings.parts:
+        changed = asdict(settings) | {"every": settings.loss_every}
+        results |= _run_ranks([], ["-np", "2"], "loss", changed, settings)
+    console.print(f"{', '.join(settings.parts)}: {time.perf_counter() - begun:.0f} s")
+    kept = {name: value for name, value in (records.read("local-steps") or {}).items() if name in ("steps", "losses")}
+    results |= {"seconds": round(time.perf_counter() - begun, 1)}
+    return records.write("local-steps", asdict(settings), before, kept | results)
+
+
+def _run_ranks(
+    prefix: Sequence[str], options: Sequence[str], part: str, given: dict[str, Any], settings: LocalStepSettings
+) -> dict[str, Any]:
+    """Start two ranks, and return the result of the first."""
+    launch = [*prefix, sys.executable, "-m", "engine.launch", *options, "--quiet", "--"]
+    command = [*launch, sys.executable, "-m", WORKER, part, json.dumps(given)]
+    done = subprocess.run(
+        command, cwd=paths.ROOT, stdout=subprocess.PIPE, text=True, timeout=settings.timeout, check=False
+    )
+    lines = [line.partition("{")[2] for line in done.stdout.splitlines() if "{" in line]
+    if done.returncode or len(lines) != 1:
+        raise RankError(f"the measurement {part!r} ended with {done.returncode}: {done.stdout[-1000:]}")
+    found: dict[str, Any] = json.loads("{" + lines[0])
+    return found
+
+
+def build_tables(content: dict[str, Any]) -> list[Table]:
+    """Return the tables of `out/local-steps.json`."""
+    settings, tables = content["settings"], []
+    note = environment.describe(content["environment"])
+    if steps := content.get("steps"):
+        what = (
+            f"A step of {settings['parameters'] / 1e6:.0f} million parameters that computes {settings['compute']} s, "
+            f"two hosts over {settings['rate']}"
+        )
+        table = Table(what, ["variant", "median of a step", "throughput beside no communication"])
+        alone = statistics.median(row["alone"] for row in steps)
+        for name, title in (
+            ("alone", "no communication"),
+            ("local", "local steps"),
+            ("synchronous", "averaged gradients"),
+        ):
+            own = statistics.median(row[name] for row in steps)
+            table.rows.append([title, format_duration(own), f"{100 * alone / own:.1f} %"])
+        table.note = (
+            f"every={settings['every']} fragments={settings['fragments']} delay={settings['delay']} "
+            f"compression={settings['compression']}; {len(steps)} rounds. {note}"
+        )
+        tables.append(table)
+    if losses := content.get("losses"):
+        what = f"after {settings['steps']} steps of 2 ranks, every={settings['loss_every']}"
+        table = Table(
+            f"Loss of a small GPT on unseen text {what}",
+            ["seed", "averaged gradients", "local steps", "difference"],
+        )
+        for row in losses:
+            change = f"{100 * (row['local'] / row['synchronous'] - 1):+.2f} %"
+            table.rows.append([str(row["seed"]), f"{row['synchronous']:.4f}", f"{row['local']:.4f}", change])
+        table.note = note
+        tables.append(table)
+    return tables
