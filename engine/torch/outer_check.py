@@ -36,7 +36,7 @@ class SharedCheck:
 
     def send(self, tensors: dict[str, torch.Tensor], step: int) -> None:
         """Send checksums of tensors and the number of the step, after the previous comparison was completed."""
-        self.complete()
+        self.complete_comparison()
         if self._process_set.size() == 1:
             return
         self._names = list(tensors)
@@ -44,7 +44,7 @@ class SharedCheck:
         told = np.array([step, *sums], np.uint64).view(np.int64)
         self._handle = allgather_async(told, self._name, self._process_set)
 
-    def complete(self, hint: str = "") -> None:
+    def complete_comparison(self, hint: str = "") -> None:
         """Wait for the comparison in flight, if any.
 
         Raises

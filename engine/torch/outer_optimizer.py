@@ -225,13 +225,13 @@ class OuterOptimizer(torch.optim.Optimizer):
             "optimizer before OuterOptimizer is made"
         )
 
-    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         """Make an inner step, and synchronise what is due after it. Collective where something is due.
 
         Parameters
         ----------
         closure : callable, optional
-            For the inner optimizer.
+            Closure of the inner optimizer.
 
         Returns
         -------
@@ -250,7 +250,7 @@ class OuterOptimizer(torch.optim.Optimizer):
         taking_part = self._prepare_step()
         result = self._step_inner(closure)
         if taking_part:
-            self._advance()
+            self._count_step()
         return result
 
     def _prepare_step(self) -> bool:
@@ -261,12 +261,12 @@ class OuterOptimizer(torch.optim.Optimizer):
             return False
         self._expect_groups()
         if not self._shared.begun:
-            self._shared.begin()
+            self._shared.take_values()
         if not self._compared:
             self._compared = True
             if self._check is not None:
                 self._check.send(self._shared.tensors, self.steps)
-                self._check.complete(_UNEQUAL)
+                self._check.complete_comparison(_UNEQUAL)
         for each in self._pending:
             if not each.handles:
                 self._send_changes(each)
@@ -309,18 +309,18 @@ class OuterOptimizer(torch.optim.Optimizer):
                         parameter.grad.mul_(inverse.to(parameter.grad.device))
 
     @torch.no_grad()
-    def _advance(self) -> None:
+    def _count_step(self) -> None:
         """Count an inner step, and apply and start the synchronisations that are due."""
         self.steps += 1
         while self._pending and self._pending[0].due <= self.steps:
-            self._apply(self._pending.pop(0), self.mix)
+            self._apply_changes(self._pending.pop(0), self.mix)
         for fragment in self._fragments:
             if fragment.is_due(self.steps, self.every):
                 started = self._start(fragment.names, self.steps + self.delay)
                 if self.delay:
                     self._pending.append(started)
                 else:
-                    self._apply(started, self.mix)
+                    self._apply_changes(started, self.mix)
 
     def _start(self, names: Iterable[str], due: int) -> _Synchronization:
         """Start to average the changes of some parameters."""
@@ -334,10 +334,10 @@ class OuterOptimizer(torch.optim.Optimizer):
                 change, Average, self._prefix + name, process_set=self.process_set, compression=self.compression
             )
 
-    def _apply(self, arriving: _Synchronization, mix: float) -> None:
+    def _apply_changes(self, arriving: _Synchronization, mix: float) -> None:
         """Wait for a synchronisation, and make the outer step."""
         if self._check is not None:
-            self._check.complete()
+            self._check.complete_comparison()
         averages = {name: handle.wait() for name, handle in arriving.handles.items()}
         self._shared.apply_averages(averages, mix)
         if self._check is not None:
@@ -346,7 +346,7 @@ class OuterOptimizer(torch.optim.Optimizer):
     def _finish_pending(self) -> None:
         """Apply what is in flight, ahead of its step."""
         for each in self._pending:
-            self._apply(each, self.mix)
+            self._apply_changes(each, self.mix)
         self._pending.clear()
 
     @torch.no_grad()
@@ -371,11 +371,11 @@ class OuterOptimizer(torch.optim.Optimizer):
                 if not (self.steps and self.delay == 0 and each.is_due(self.steps, self.every))
             ]
             for each in started:
-                self._apply(each, 0.0)
+                self._apply_changes(each, 0.0)
             self._shared.mix_in(self._shared.tensors, 0.0)
             self._equal_at = self.steps
         if self._check is not None:
-            self._check.complete()
+            self._check.complete_comparison()
 
     @torch.no_grad()
     def join(self) -> int:
@@ -399,7 +399,7 @@ class OuterOptimizer(torch.optim.Optimizer):
             raise EngineError(f"join(): rank {runtime.current_session().world.rank} is not in {self.process_set}")
         self._finish_pending()
         if self._check is not None:
-            self._check.complete()
+            self._check.complete_comparison()
         last = int(self.process_set.engine.join())
         before = {name: each.clone() for name, each in self._shared.tensors.items()}
         self.steps = objects.broadcast_object(self.steps, last, None, self.process_set)
@@ -515,7 +515,7 @@ def _choose_outer(
     if outer is not None:
         if lr is not None or momentum is not None:
             raise ValueError("give outer, or lr and momentum of the default one: not both")
-        if not callable(outer) or isinstance(outer, torch.optim.Optimizer):
+        if not callable(outer):
             raise TypeError(
                 "outer is a function that makes the outer optimizer of a list of tensors, such as lambda shared: "
                 f"torch.optim.SGD(shared, lr=0.7), and not {type(outer).__qualname__}"

@@ -94,7 +94,7 @@ class SharedParameters:
                 )
         self.local = {name: local[name] for name in sorted(local)}
         self.tensors = {name: _copy_in_precision(parameter) for name, parameter in self.local.items()}
-        self.optimizer = make(list(self.tensors.values()))
+        self.optimizer: torch.optim.Optimizer = make(list(self.tensors.values()))
         self.begun = False
         self._expect_optimizer()
 
@@ -112,7 +112,7 @@ class SharedParameters:
                 "parameters that it was given: make it of all of them"
             )
 
-    def begin(self) -> None:
+    def take_values(self) -> None:
         """Take the values of this rank's parameters, which are equal on all ranks before the first step."""
         for name, tensor in self.tensors.items():
             tensor.data = _copy_in_precision(self.local[name])
