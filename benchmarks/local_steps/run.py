@@ -43,8 +43,8 @@ class LocalStepSettings:
         Rounds in which the variants take turns.
     steps, batch : int
         Inner steps of each training, and samples of a rank in a step.
-    loss_every : int
-        Inner steps between synchronisations of the trainings.
+    loss_every, loss_delay : int
+        Inner steps between synchronisations of the trainings, and for which one travels.
     lr, momentum : float
         Options of the outer optimizer of the trainings.
     inner_lr : float
@@ -64,9 +64,10 @@ class LocalStepSettings:
     delay: int = 8
     compression: str = "bf16"
     rounds: int = 5
-    steps: int = 600
+    steps: int = 1500
     batch: int = 8
     loss_every: int = 20
+    loss_delay: int = 2
     lr: float = 0.7
     momentum: float = 0.9
     inner_lr: float = 3e-3
@@ -89,7 +90,7 @@ def run(settings: LocalStepSettings, console: Console) -> Path:
             prefix = [*places.get_launch_prefix(), "env", f"--chdir={paths.ROOT}"]
             results |= _run_ranks(prefix, ["-np", "2", *places.launch_options()], "steps", asdict(settings), settings)
     if "loss" in settings.parts:
-        changed = asdict(settings) | {"every": settings.loss_every}
+        changed = asdict(settings) | {"every": settings.loss_every, "delay": settings.loss_delay}
         results |= _run_ranks([], ["-np", "2"], "loss", changed, settings)
     console.print(f"{', '.join(settings.parts)}: {time.perf_counter() - begun:.0f} s")
     kept = {name: value for name, value in (records.read("local-steps") or {}).items() if name in ("steps", "losses")}
@@ -137,7 +138,9 @@ def build_tables(content: dict[str, Any]) -> list[Table]:
         )
         tables.append(table)
     if losses := content.get("losses"):
-        what = f"after {settings['steps']} steps of 2 ranks, every={settings['loss_every']}"
+        what = (
+            f"after {settings['steps']} steps of 2 ranks, every={settings['loss_every']} delay={settings['loss_delay']}"
+        )
         table = Table(
             f"Loss of a small GPT on unseen text {what}",
             ["seed", "averaged gradients", "local steps", "difference"],

@@ -440,7 +440,7 @@ class OuterOptimizer(torch.optim.Optimizer):
         """
         state = dict(state_dict)
         own = state.pop("outer", None) or {"shared": {}, "optimizer": self._shared.optimizer.state_dict()}
-        self._drop_pending()
+        self.renew_pending()
         self._shared.load_state_dict(own)
         with torch.enable_grad():
             self.inner.load_state_dict(state)
@@ -449,15 +449,14 @@ class OuterOptimizer(torch.optim.Optimizer):
             _Synchronization(each["due"], {name: change.clone() for name, change in each["changes"].items()}, {})
             for each in own.get("pending", [])
         ]
-        self._compared = False
 
-    def _drop_pending(self) -> None:
-        """Drop what is in flight, once its names are free again."""
-        pending, self._pending = self._pending, []
-        for each in pending:
+    def renew_pending(self) -> None:
+        """Send again in the next step what is in flight, as ranks do that load the state of this one."""
+        for each in self._pending:
             for handle in each.handles.values():
                 with suppress(EngineError):  # The world has ended or failed, and this is to be restored.
-                    handle.wait()
+                    handle.wait()  # Its name is free then.
+            each.handles.clear()
 
     def _enter_world(self) -> None:
         """Agree with the other ranks on options and parameters. Collective."""

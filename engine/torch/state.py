@@ -163,6 +163,8 @@ def broadcast_optimizer_state(
         handle.wait()
     if not is_root:
         load_named_state(optimizer, _fill_tensors(skeleton, tensors), names)
+    elif renew := getattr(optimizer, "renew_pending", None):  # of OuterOptimizer: the other ranks send what they loaded
+        renew()
 
 
 def _expect_one_order(optimizer: torch.optim.Optimizer, names: list[list[str]], process_set: ProcessSet) -> None:

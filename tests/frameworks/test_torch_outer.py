@@ -226,12 +226,15 @@ def test_the_state_of_an_elastic_job_has_all_of_it() -> None:
     assert all(torch.equal(each, first[name]) for name, each in optimizer.shared_parameters().items())
     fresh = toy.mlp()
     other = outer(fresh, every=4, fragments=2, delay=3)
+    assert optimizer.state_dict()["outer"]["pending"]
     hvd.broadcast_parameters(model.state_dict(), 0)
     hvd.broadcast_optimizer_state(optimizer, 0)
     fresh.load_state_dict(model.state_dict())
     other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    train(fresh, other, range(9, 14))
-    toy.check_same_everywhere(other.shared_parameters())
+    for each, its in ((fresh, other), (model, optimizer)):
+        train(each, its, range(9, 14))
+        toy.check_same_everywhere(its.shared_parameters())
+    assert all(torch.equal(each, own) for each, own in zip(fresh.parameters(), model.parameters(), strict=True))
 
 
 def test_the_state_of_an_inner_optimizer_alone_starts_from_the_model() -> None:
