@@ -1,7 +1,8 @@
-"""Training with `OuterOptimizer` for `tests/elastic/test_outer.py`: `outer_program.py DIRECTORY STEPS`.
+"""Training with `OuterOptimizer` for `tests/elastic/test_outer.py`: `outer_program.py DIRECTORY STEPS [within]`.
 
 Each worker writes the number of its process, and a line for each world. It trains until the file `enough` exists, at
-least STEPS steps, and writes the loss of the shared parameters, and their checksum, at the end.
+least STEPS steps, and writes the loss of the shared parameters at the end. `within`: gradients are averaged within the
+host, by a wrapping that each world makes anew.
 """
 
 from __future__ import annotations
@@ -43,6 +44,16 @@ def main() -> None:
 
     @hvd.elastic.run
     def train(state: Any) -> None:
+        if sys.argv[3:] != ["within"]:
+            train_in_world(state)
+            return
+        hvd.DistributedOptimizer(inner, model.named_parameters(), process_set=hvd.host_process_set())
+        try:
+            train_in_world(state)
+        finally:
+            inner.unwrap()  # type: ignore[attr-defined]
+
+    def train_in_world(state: Any) -> None:
         engine.check_consistency(optimizer.shared_parameters())
         with (directory / f"worlds.{worker}").open("a") as file:
             file.write(f"{os.getpid()} {state.world} {engine.rank()} {engine.size()} {state.step}\n")

@@ -31,10 +31,15 @@ def worlds_of(directory: Path) -> list[tuple[int, int, int, int, int]]:
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("kills", [1, pytest.param(50, marks=pytest.mark.slow)])
-def test_kills_are_survived_and_newcomers_share_parameters(kills: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kills", "options"),
+    [(1, ()), pytest.param(1, ("within",), marks=pytest.mark.slow), pytest.param(50, (), marks=pytest.mark.slow)],
+)
+def test_kills_are_survived_and_newcomers_share_parameters(
+    kills: int, options: tuple[str, ...], tmp_path: Path
+) -> None:
     command = [sys.executable, "-m", "engine.launch", "-np", "2", "--min-np", "1", "--"]
-    program = [sys.executable, "-m", "tests.elastic.outer_program", str(tmp_path), "200"]
+    program = [sys.executable, "-m", "tests.elastic.outer_program", str(tmp_path), "200", *options]
     environ = os.environ | {"OMP_NUM_THREADS": "1"}
     drawn = random.Random(1)
     limit = 100  # seconds for a newcomer, which imports torch
