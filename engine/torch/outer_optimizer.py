@@ -170,6 +170,7 @@ class OuterOptimizer(torch.optim.Optimizer):
         self._prefix = ""
         self._why = ""  # reason why no step can be made
         self._equal_at = -1  # number of steps at the last `synchronize_all`, after which parameters are the shared ones
+        self._joined = False  # whether ranks may have changes of before a `join` that they have not sent
         if runtime.is_waiting():
             self._why = WAITING
         else:
@@ -312,15 +313,16 @@ class OuterOptimizer(torch.optim.Optimizer):
     def _count_step(self) -> None:
         """Count an inner step, and apply and start the synchronisations that are due."""
         self.steps += 1
-        while self._pending and self._pending[0].due <= self.steps:
-            self._apply_changes(self._pending.pop(0), self.mix)
         for fragment in self._fragments:
             if fragment.is_due(self.steps, self.every):
-                started = self._start(fragment.names, self.steps + self.delay)
-                if self.delay:
-                    self._pending.append(started)
-                else:
-                    self._apply_changes(started, self.mix)
+                self._pending.append(self._start(fragment.names, self.steps + self.delay))
+        self._apply_pending(self.steps)
+
+    def _apply_pending(self, steps: int | None = None) -> None:
+        """Apply what is due after so many steps; without a number, all that is in flight, ahead of its step."""
+        while self._pending and (steps is None or self._pending[0].due <= steps):
+            self._apply_changes(self._pending[0], self.mix)
+            del self._pending[0]  # Not before: a signal handler may interrupt the wait, and the next step goes on.
 
     def _start(self, names: Iterable[str], due: int) -> _Synchronization:
         """Start to average the changes of some parameters."""
@@ -343,12 +345,6 @@ class OuterOptimizer(torch.optim.Optimizer):
         if self._check is not None:
             self._check.send({name: self._shared.tensors[name] for name in averages}, arriving.due)
 
-    def _finish_pending(self) -> None:
-        """Apply what is in flight, ahead of its step."""
-        for each in self._pending:
-            self._apply_changes(each, self.mix)
-        self._pending.clear()
-
     @torch.no_grad()
     def synchronize_all(self) -> None:
         """Synchronise all parameters now, so that each rank's own are the shared ones. Collective.
@@ -363,17 +359,17 @@ class OuterOptimizer(torch.optim.Optimizer):
         """
         if not self._prepare_step():
             return
-        self._finish_pending()
+        self._apply_pending()
         if self._equal_at != self.steps:
             started = [
                 self._start(each.names, self.steps)
                 for each in self._fragments
-                if not (self.steps and self.delay == 0 and each.is_due(self.steps, self.every))
+                if self._joined or self.delay or not self.steps or not each.is_due(self.steps, self.every)
             ]
             for each in started:
                 self._apply_changes(each, 0.0)
             self._shared.mix_in(self._shared.tensors, 0.0)
-            self._equal_at = self.steps
+            self._equal_at, self._joined = self.steps, False
         if self._check is not None:
             self._check.complete_comparison()
 
@@ -397,7 +393,7 @@ class OuterOptimizer(torch.optim.Optimizer):
         """
         if not self._prepare_step():
             raise EngineError(f"join(): rank {runtime.current_session().world.rank} is not in {self.process_set}")
-        self._finish_pending()
+        self._apply_pending()
         if self._check is not None:
             self._check.complete_comparison()
         last = int(self.process_set.engine.join())
@@ -409,7 +405,7 @@ class OuterOptimizer(torch.optim.Optimizer):
         broadcast_optimizer_state(self._shared.optimizer, last, None, self.process_set)
         for name, local in self._shared.local.items():
             local.detach().add_((self._shared.tensors[name] - before[name]).to(local.dtype))
-        self._equal_at = -1
+        self._equal_at, self._joined = -1, True
         return last
 
     def shared_parameters(self) -> dict[str, torch.Tensor]:

@@ -279,6 +279,22 @@ def test_a_rank_that_joins_keeps_what_it_has_not_sent() -> None:
     toy.check_close(toy.parameters_of(model), expected)
     if engine.rank() == 0:
         assert any(not torch.equal(each, after[name]) for name, each in toy.parameters_of(model).items())
+    optimizer.synchronize_all()
+    toy.check_same_everywhere(toy.parameters_of(model))
+    sent = {name: engine.allreduce(after[name] - each, name=f"sent {name}") for name, each in expected.items()}
+    moved = {name: bool((each - after[name]).abs().sum()) for name, each in toy.parameters_of(model).items()}
+    assert all(moved.values()) and any(bool(each.abs().sum()) for each in sent.values())
+
+
+def test_an_interrupted_synchronisation_goes_on_in_the_next_step() -> None:
+    """A signal handler raises in the wait of rank 0; what it waited for is applied after its next step."""
+    model = toy.mlp()
+    optimizer = outer(model, every=2, check_parameters=False)
+    train(model, optimizer, [0])
+    toy.leave_waiting(lambda: train(model, optimizer, [1]), operations=6)
+    train(model, optimizer, [2])
+    toy.check_same_everywhere(optimizer.shared_parameters())
+    assert optimizer.steps == 3
 
 
 def test_a_scaler_clipping_and_a_scheduler() -> None:
