@@ -43,6 +43,8 @@ class LocalStepSettings:
         Rounds in which the variants take turns.
     steps, batch : int
         Inner steps of each training, and samples of a rank in a step.
+    synchronous_steps : int
+        Number of them with averaged gradients, before the local ones begin.
     loss_every, loss_delay : int
         Inner steps between synchronisations of the trainings, and for which one travels.
     lr, momentum : float
@@ -64,12 +66,13 @@ class LocalStepSettings:
     delay: int = 8
     compression: str = "bf16"
     rounds: int = 5
-    steps: int = 1500
+    steps: int = 600
+    synchronous_steps: int = 200
     batch: int = 8
-    loss_every: int = 20
-    loss_delay: int = 2
+    loss_every: int = 10
+    loss_delay: int = 1
     lr: float = 0.7
-    momentum: float = 0.9
+    momentum: float = 0.5
     inner_lr: float = 3e-3
     seeds: tuple[int, ...] = (1, 2, 3)
     timeout: float = 3600.0

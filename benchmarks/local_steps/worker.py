@@ -93,15 +93,17 @@ def train_model(seed: int, local: bool, settings: dict[str, Any]) -> float:
     torch.manual_seed(seed)
     model = TinyGPT()
     hvd.broadcast_parameters(model.state_dict(), 0)
-    optimizer: Any = torch.optim.AdamW(model.parameters(), lr=settings["inner_lr"], betas=(0.9, 0.95))
-    optimizer = build_outer(model, optimizer, settings) if local else hvd.DistributedOptimizer(optimizer)
+    inner: Any = torch.optim.AdamW(model.parameters(), lr=settings["inner_lr"], betas=(0.9, 0.95))
     steps, warm = settings["steps"], settings["steps"] // 20 + 1
     scheduler = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min(1.0, (step + 1) / warm) * max(0.1, 1.0 - step / steps)
+        inner, lambda step: min(1.0, (step + 1) / warm) * max(0.1, 1.0 - step / steps)
     )
+    optimizer: Any = hvd.DistributedOptimizer(inner)
     text, unseen = read_text()
     generator = torch.Generator().manual_seed(1000 * seed + engine.rank())
-    for _ in range(steps):
+    for step in range(steps):
+        if local and step == settings["synchronous_steps"]:
+            optimizer = build_outer(model, inner.unwrap(), settings)
         optimizer.zero_grad()
         compute_loss(model, draw_batch(text, generator, settings["batch"])).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
