@@ -95,7 +95,8 @@ class OuterOptimizer(torch.optim.Optimizer):
         Weight of a rank's own parameters when it takes shared ones, from 0 up to but without 1. The default is 0, or
         0.5 with a delay, which otherwise would undo the steps made meanwhile.
     compression : optional
-        `Compression.none`, `fp16`, `bf16`, `tuned` or a compressor of one's own, for the differences that travel.
+        `Compression.none`, `fp16`, `bf16`, `fp8`, `tuned`, `tuned8` or a compressor of one's own, for the differences
+        that travel.
     process_set : ProcessSet
         Process set whose ranks share parameters. A rank that is not in it trains by itself.
     check_parameters : bool
@@ -545,7 +546,7 @@ def _expect_compression(compression: Any) -> Any:
     if isinstance(compression, Scheme):
         raise TypeError(
             f"{type(compression).__name__} is a scheme for gradients, and OuterOptimizer sends differences of "
-            "parameters: give it Compression.none, fp16, bf16 or tuned, and the scheme to DistributedOptimizer"
+            "parameters: give it Compression.none, fp16, bf16, fp8 or tuned, and the scheme to DistributedOptimizer"
         )
     resolve(compression, Average)
     return compression

@@ -148,7 +148,7 @@ def test_another_outer_optimizer_and_its_scheduler() -> None:
     expect_simulated(optimizer, model, simulate([8] * engine.size(), 2, outer_step=decayed))
 
 
-@pytest.mark.parametrize("compression", ["none", "fp16", "bf16", "tuned", "own"])
+@pytest.mark.parametrize("compression", ["none", "fp16", "bf16", "fp8", "tuned", "tuned8", "own"])
 def test_shared_parameters_have_equal_bits_after_every_step(compression: str) -> None:
     class Halved(engine.Compressor):  # type: ignore[name-defined,misc]
         @staticmethod

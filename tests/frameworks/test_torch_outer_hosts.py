@@ -18,7 +18,7 @@ host = hvd.host_process_set()
 again = hvd.host_process_set()
 model = toy.mlp()
 inner = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), process_set=host)
-optimizer = hvd.OuterOptimizer(inner, every=3)
+optimizer = hvd.OuterOptimizer(inner, every=3, compression=hvd.Compression.fp8)
 differed = False
 for step in range(5):
     train(model, optimizer, [step])
