@@ -122,7 +122,9 @@ def distributed(
     if optimizer is not None and hasattr(optimizer.update, _REDUCES):
         raise ValueError("this optimizer reduces gradients already: give distributed the plain one, once")
     if isinstance(compression, Scheme):
-        raise ValueError(f"{type(compression).__name__} is not for JAX; use Compression.fp16, bf16, fp8 or tuned")
+        raise ValueError(
+            f"{type(compression).__name__} is not for JAX; use Compression.fp16, bf16, fp8, tuned or tuned8"
+        )
     if optimizer is None:
         if every != 1:
             raise ValueError(

@@ -222,7 +222,7 @@ def _check(options: ReductionOptions) -> None:
     if isinstance(options.compression, Scheme):
         raise ValueError(
             f"{type(options.compression).__name__} is for engine.torch: with Keras use Compression.fp16, bf16, "
-            "fp8 or tuned"
+            "fp8, tuned or tuned8"
         )
     resolve(options.compression, options.op)
 

@@ -21,14 +21,17 @@ from engine_ext.coordinator.names cimport names_find
 from engine_ext.data.executor cimport executor_progress
 from engine_ext.operations.kinds cimport operation_of
 from engine_ext.operations.op cimport OP_STAND_IN, OP_TAKEN, Op, Record, fails
-from engine_ext.operations.operation cimport SAYS_ROWS, WRONG_ROW_COUNTS, Operation, bytes_of_row, operation_begin
+from engine_ext.operations.operation cimport (
+    SAYS_ROWS, WRONG_ROW_COUNTS, Operation, bytes_of_row, has_one_dtype, is_coded_whole, operation_begin,
+)
 from engine_ext.platform.atomics cimport (
     add32, load32_relaxed, load_acquire, now_ns, store32_release, store_relaxed, store_release,
 )
 from engine_ext.platform.clock cimport age_ns
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
 from engine_ext.shared.layout cimport (
-    ALGORITHM_TWO_SHOT, CAUSE_RAISED, COORDINATOR, ENTRY_ALIGN, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT,
+    ALGORITHM_BLOCKS, ALGORITHM_CARRIER, ALGORITHM_TWO_SHOT, CAUSE_RAISED, COORDINATOR, ENTRY_ALIGN, ENTRY_BATCH, ENTRY_DEFINE,
+    ENTRY_ERROR, ENTRY_EVICT,
     ENTRY_JOINED, ENTRY_MEMBERS, ENTRY_SKIP, ENTRY_TURN, FAULT_CALL, LAYOUT_SPARSE, SLEEP_STUCK, WIRE_FP8, WIRE_TUNED,
     WIRE_TUNED8, Status, engine_entry, engine_meta, entry_ids, entry_rows,
 )
@@ -335,6 +338,9 @@ cdef bint matches_entry(const State* e, const engine_entry* entry, const Op* op)
     if (meta.dtype != entry.meta.dtype or meta.device != entry.meta.device or meta.root != entry.meta.root
             or meta.prescale != entry.meta.prescale or meta.postscale != entry.meta.postscale
             or not may_travel_as(&meta, entry.meta.wire)):
+        return False
+    if (entry.algorithm == ALGORITHM_BLOCKS and not is_coded_whole(&meta)) or (
+            entry.algorithm == ALGORITHM_CARRIER and not has_one_dtype(&meta)):
         return False
     if absent and meta.layout != LAYOUT_SPARSE and (meta.ndim != op.meta.ndim or meta.group != op.meta.group
                                                     or memcmp(meta.dims, op.meta.dims, sizeof(meta.dims)) != 0):

@@ -18,7 +18,9 @@ from engine_ext.shared.counters cimport (
     COUNTED_FAILED, COUNTED_RESETTING, GROUPS, STAGE_NCCL, STAGES, counters_arrival, counters_entry, counters_find_place,
     counters_name_group, counters_step,
 )
-from engine_ext.shared.layout cimport ENTRY_BATCH, ENTRY_FROZEN, ENTRY_SKIP, WIRE_FP8, WIRE_NONE, engine_knobs, entry_ids
+from engine_ext.shared.layout cimport (
+    ALGORITHM_BLOCKS, ENTRY_BATCH, ENTRY_FROZEN, ENTRY_SKIP, WIRE_FP8, WIRE_NONE, engine_knobs, entry_ids,
+)
 from engine_ext.shared.segment cimport from_coordinator_time
 
 cdef enum:
@@ -138,7 +140,7 @@ cdef void count_compression(State* e, const engine_entry* entry) noexcept nogil:
     """The operations in `batch` have travelled compressed. There is a page of counters."""
     cdef int64_t saved = 0
     cdef uint32_t i
-    for i in range(entry.items):
+    for i in range(entry.items if entry.meta.wire != WIRE_FP8 or entry.algorithm == ALGORITHM_BLOCKS else 0):    # else float32
         saved += wire_bytes(&e.batch[i].meta, WIRE_NONE) - wire_bytes(&e.batch[i].meta, entry.meta.wire)
     tally(e.counters_page.compression_saved_bytes, <uint64_t>saved)
     if entry.meta.wire == WIRE_FP8:

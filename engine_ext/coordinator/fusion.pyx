@@ -14,7 +14,7 @@ from engine_ext.coordinator.coordinator cimport (
 from engine_ext.coordinator.lateness cimport observe_append, observe_batch_closes, observed_words
 from engine_ext.coordinator.reports cimport bringer
 from engine_ext.operations.kinds cimport operation_of
-from engine_ext.operations.operation cimport SAYS_ROWS, Operation, whole_chunk
+from engine_ext.operations.operation cimport SAYS_ROWS, Operation, has_one_dtype, is_coded_whole, whole_chunk
 from engine_ext.platform.atomics cimport load32_relaxed, load_relaxed
 from engine_ext.platform.clock cimport age_ns
 from engine_ext.shared.counters cimport CLOSED_AWAITED, CLOSED_CYCLE_TIME, CLOSED_FULL, CLOSED_WHOLE_STEP
@@ -82,11 +82,19 @@ cdef bint can_fuse(Coordinator* c, const NameState* a, const NameState* b) noexc
     return are_compatible(c, x, y)
 
 
+cdef bint choose_alike(Coordinator* c, const engine_meta* x, const engine_meta* y) noexcept nogil:
+    """Whether the algorithm that is chosen for one of two can carry the other. A group is called by its first tensor's dtype, and
+    others of its tensors may have dtypes that can neither be coded nor be summed with that one by a carrier."""
+    if wire_now(c, x) == WIRE_FP8 and is_coded_whole(x) != is_coded_whole(y):
+        return False
+    return not c.segment.crews.summing or has_one_dtype(x) == has_one_dtype(y)
+
+
 cdef bint are_compatible(Coordinator* c, const engine_meta* x, const engine_meta* y) noexcept nogil:
     """Whether one pass can reduce, or one call move, tensors of two descriptions of the same kind."""
     return (x.dtype == y.dtype and x.device == y.device and wire_now(c, x) == wire_now(c, y) and x.op == y.op and x.root == y.root
             and x.prescale == y.prescale and x.postscale == y.postscale and in_place(c, x) == in_place(c, y)
-            ) or not operation_of(x).moves
+            and choose_alike(c, x, y)) or not operation_of(x).moves
 
 
 cdef void align_unnamed(Coordinator* c, engine_entry* entry) noexcept nogil:

@@ -117,7 +117,9 @@ static void to_float(int dtype, double factor, float *dst, const void *src, size
     else scale_f32(dst, src, factor, n);
     return;
   }
-  (dtype == ENGINE_FLOAT16 ? widen_f16_f32 : widen_bf16_f32)(dst, src, n);
+  if (dtype == ENGINE_FLOAT16) widen_f16_f32(dst, src, n);
+  else if (dtype == ENGINE_BFLOAT16) widen_bf16_f32(dst, src, n);
+  else return; /* nothing else is coded */
   if (factor != 1) scale_f32(dst, dst, factor, n);
 }
 
@@ -129,8 +131,10 @@ static void from_float(int dtype, void *dst, const float *src, size_t n) {
     REST wide[i] = s[i];
   } else if (dtype == ENGINE_FLOAT32) {
     copy(dst, src, n * sizeof(f32));
-  } else {
-    (dtype == ENGINE_FLOAT16 ? finish_f16 : finish_bf16)(dst, src, 1, 1, n);
+  } else if (dtype == ENGINE_FLOAT16) {
+    finish_f16(dst, src, 1, 1, n);
+  } else if (dtype == ENGINE_BFLOAT16) {
+    finish_bf16(dst, src, 1, 1, n);
   }
 }
 

@@ -222,7 +222,11 @@ cdef bint choose_carrier_sum(engine_entry* entry, const engine_knobs* knobs, con
 
 
 cdef bint carrier_sum_start(Executor* x) noexcept nogil:
-    """Begin the entry that the plan describes. False without memory."""
+    """Begin the entry that the plan describes. False without memory, or if its tensors are not of one dtype."""
+    cdef int k
+    for k in range(1, x.plan.count):
+        if x.plan.pieces[k].wire != x.plan.pieces[0].wire:
+            return False
     x.chunk = x.plan.total
     if x.plan.total and x.transport.sum_room(x.transport, x.plan.total) == NULL:
         return False

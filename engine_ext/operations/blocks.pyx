@@ -32,12 +32,12 @@ from engine_ext.data.executor cimport (
 )
 from engine_ext.data.plan cimport PIECE_ALIGNMENT, Cut, Piece, cut_range, next_piece, plan_add
 from engine_ext.kernels.kernels cimport (
-    ENGINE_BLOCK, ENGINE_DTYPES, ENGINE_FLOAT32, ENGINE_FLOAT8_E4M3FN, ENGINE_SUM, dtype_bytes,
+    ENGINE_BLOCK, ENGINE_FLOAT32, ENGINE_FLOAT8_E4M3FN, ENGINE_SUM, dtype_bytes,
 )
-from engine_ext.operations.operation cimport CHUNK_UNIT, ONE_SHOT_BYTES, chunks_of_plan, give_target
+from engine_ext.operations.operation cimport CHUNK_UNIT, ONE_SHOT_BYTES, chunks_of_plan, give_target, is_coded_whole
 from engine_ext.shared.crews cimport crew_size, member
 from engine_ext.shared.layout cimport (
-    ALGORITHM_BLOCKS, ALGORITHM_ONE_SHOT, COORDINATOR, SLOT_BYTES, SLOTS, WIRE_FP8, engine_meta, wire_compresses,
+    ALGORITHM_BLOCKS, ALGORITHM_ONE_SHOT, COORDINATOR, SLOT_BYTES, SLOTS, WIRE_FP8, wire_compresses,
 )
 from engine_ext.transport.transport cimport Stage
 
@@ -58,15 +58,6 @@ cdef struct Part:               # what one rank codes of a share of a chunk
 
 
 # ---- whether, and in which chunks --------------------------------------------------------------------------------------------
-
-cdef bint is_coded_whole(const engine_meta* meta) noexcept nogil:
-    """Whether a tensor, or every tensor of a group, is coded."""
-    cdef int d
-    for d in range(ENGINE_DTYPES if meta.group else 0):
-        if meta.dims[d] and not wire_compresses(WIRE_FP8, d):
-            return False
-    return meta.group != 0 or wire_compresses(WIRE_FP8, meta.dtype)
-
 
 cdef void choose_blocks(engine_entry* entry, const engine_knobs* knobs, const Crews* crews) noexcept nogil:
     if entry.bytes * FLOAT_BYTES * <uint64_t>crews.size <= ONE_SHOT_BYTES or not is_coded_whole(&entry.meta):
@@ -102,10 +93,12 @@ cdef bint lay_out_slot(Executor* x) noexcept nogil:
 
 cdef bint add_tensor(Executor* x, const engine_entry* entry, const char* source, char* target, uint64_t nbytes,
                      int dtype) noexcept nogil:
-    """Append a tensor to the plan. False without memory."""
+    """Append a tensor to the plan. False without memory, or if the entry cannot carry it."""
     cdef uint64_t block = ENGINE_BLOCK * FLOAT_BYTES
     cdef int wire = dtype
     if entry.algorithm == ALGORITHM_BLOCKS:
+        if not wire_compresses(WIRE_FP8, dtype):
+            return False            # its kernels would write more than it has
         wire = ENGINE_FLOAT8_E4M3FN
     elif wire_compresses(WIRE_FP8, dtype):
         wire = ENGINE_FLOAT32

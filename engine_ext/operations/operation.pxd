@@ -6,9 +6,10 @@ tensors that the entry names, and hands the executor the Steps by which chunks p
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from engine_ext.data.executor cimport Executor
+from engine_ext.kernels.kernels cimport ENGINE_DTYPES
 from engine_ext.operations.op cimport Op
 from engine_ext.shared.crews cimport Crews
-from engine_ext.shared.layout cimport engine_entry, engine_knobs, engine_meta
+from engine_ext.shared.layout cimport WIRE_FP8, engine_entry, engine_knobs, engine_meta, wire_compresses
 
 cdef enum:
     SMALLEST_CHUNK = 65536
@@ -56,6 +57,24 @@ cdef struct Operation:
 cdef bint operation_begin(
     const Operation* operation, Executor* x, Op** batch, const engine_entry* entry, int root, bint timed
 ) noexcept nogil
+
+# ---- groups, which are called by the dtype of their first tensor ---------------------------------------------------------------
+
+cdef inline bint is_coded_whole(const engine_meta* meta) noexcept nogil:
+    """Whether a tensor, or every tensor of a group, can be coded."""
+    cdef int d
+    for d in range(ENGINE_DTYPES if meta.group else 0):
+        if meta.dims[d] and not wire_compresses(WIRE_FP8, d):
+            return False
+    return meta.group != 0 or wire_compresses(WIRE_FP8, meta.dtype)
+
+cdef inline bint has_one_dtype(const engine_meta* meta) noexcept nogil:
+    """Whether all tensors of a group have the dtype that the group is called by, the first one's."""
+    cdef int d
+    for d in range(ENGINE_DTYPES if meta.group else 0):
+        if meta.dims[d] and d != meta.dtype:
+            return False
+    return True
 
 # ---- what several rows share -------------------------------------------------------------------------------------------------
 

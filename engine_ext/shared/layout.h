@@ -260,7 +260,7 @@ static inline int wire_compresses(int wire, int dtype) {
 static inline int wire_dtype(int wire, int dtype) {
   static const uint8_t dtypes[WIRES] = {
       [WIRE_FP16] = ENGINE_FLOAT16, [WIRE_BF16] = ENGINE_BFLOAT16, [WIRE_FP8] = ENGINE_FLOAT8_E4M3FN};
-  return wire_compresses(wire, dtype) ? dtypes[wire] : dtype;
+  return wire < WIRES && wire_compresses(wire, dtype) ? dtypes[wire] : dtype;
 }
 /* Add the bytes of `rows` rows to `total`. 0 if no rank can have so many, and `total` stays as it is: numbers that other ranks have
  * told are multiplied and added up here alone, so that nothing wraps. */

@@ -359,6 +359,34 @@ def test_a_group_of_mixed_dtypes_sends_the_others_as_they_are() -> None:
             check_bits([each[turn][k] for each in found], want, (count, dtype))
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "int32", "float16", "float64"])
+@pytest.mark.parametrize("first", range(3))
+def test_a_group_of_mixed_dtypes_beside_others(first: int, dtype: str) -> None:
+    """What leads an entry chooses how all in it travel: a group that it cannot carry must not be in it."""
+
+    def work(rank: int) -> None:
+        room = np.full(3000, 7, dtype)  # what lies behind the tensor is nobody's
+        odd, counts = room[:1000], np.full(100, rank + 1.0, np.float32)
+        pure = [np.full(count, rank + 1.0, np.float32) for count in (50, 70)]
+        plain = np.full(40_000, rank + 1.0, np.float32)
+        odd[:] = rank + 1
+        submit = [
+            lambda name: engine.grouped_allreduce_async_([counts, odd], engine.Sum, name, compression=FP8),
+            lambda name: engine.grouped_allreduce_async_(pure, engine.Sum, name, compression=FP8),
+            lambda name: engine.allreduce_async_(plain, engine.Sum, name, compression=FP8),
+        ]
+        handles = [submit[(first + k) % 3](f"{(first + k) % 3}") for k in range(3)]
+        for handle in reversed(handles):
+            handle.wait()
+        for tensor in (odd, counts, *pure, plain):
+            assert (tensor == 3).all(), (rank, dtype, first, tensor.dtype, tensor[tensor != 3][:5])
+        assert (room[1000:] == 7).all()
+
+    with ThreadWorld(2, (0, 1), cycle_time_ms=30.0) as world:
+        for _ in range(4):
+            world.run(work)
+
+
 # ---- where nothing is coded
 
 
@@ -667,7 +695,7 @@ def test_counters_tell_what_was_saved_and_what_was_not_finite() -> None:
     with ThreadWorld(3, (0, 1, 1)) as world:
         world.run(work)
         pages = [page.read(each) for each in world.pages]
-    coded = 4 * 100_130 - (100_000 + 100_000 // 64) - (130 + 2)
+    coded = 4 * 100_000 - (100_000 + 100_000 // 64)  # what is small travels as float32
     assert all(each is not None for each in pages)
     assert [each["compression_saved_bytes"] for each in pages] == [coded + 2 * 640] * 3
     assert sum(each["compression_not_finite"] for each in pages) == 4, "each block is counted by one rank"
