@@ -362,7 +362,7 @@ def test_a_group_of_mixed_dtypes_sends_the_others_as_they_are() -> None:
 @pytest.mark.parametrize("dtype", ["uint8", "int32", "float16", "float64"])
 @pytest.mark.parametrize("first", range(3))
 def test_a_group_of_mixed_dtypes_beside_others(first: int, dtype: str) -> None:
-    """What leads an entry chooses how all in it travel: a group that it cannot carry must not be in it."""
+    """The first operation of an entry chooses how all travel, so a group that cannot travel so is in another."""
 
     def work(rank: int) -> None:
         room = np.full(3000, 7, dtype)  # what lies behind the tensor is nobody's

@@ -74,7 +74,7 @@ REFUSED: dict[str, tuple[str, Callable[[Call], None], dict[str, Any]]] = {
     "a group that is too large": ("allreduce", spoil(count=(1 << 20) + 1), {"group": True}),
     "a group that is much too large": ("allgather", spoil(count=2**32 - 1), {"group": True}),
     "a compression": ("allreduce", spoil(wire=77), {}),
-    "a compression to float32": ("allreduce", spoil(wire=3), {}),
+    "a compression beyond the last": ("allreduce", spoil(wire=4), {}),
     "adasum compressed": ("allreduce", spoil(op=5, wire=1), {}),
     "a factor": ("allreduce", spoil(prescale=float("nan")), {}),
     "a factor of the result": ("allreduce", spoil(postscale=float("inf")), {}),
