@@ -32,9 +32,7 @@ from engine_ext.platform.atomics cimport (
 )
 from engine_ext.platform.clock cimport age_ns
 from engine_ext.platform.doors cimport DOOR_EVERYBODY, door_count, door_ring, door_sleep
-from engine_ext.platform.posix cimport (
-    pthread_mutex_lock, pthread_mutex_unlock, pthread_self,
-)
+from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock, pthread_self
 from engine_ext.shared.layout cimport (
     SLEEP_COUNT_SHIFT, SLEEP_CYCLE, SLEEP_ENGINE, SLEEP_IN_ENTRY, SLEEP_RELAY, SLEEP_STUCK, SLEEP_WAITER, UNNAMED, Status,
     rank_page,

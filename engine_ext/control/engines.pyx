@@ -7,9 +7,7 @@ an engine's own door, which says for which of them there is news, rings that doo
 from libc.errno cimport ESHUTDOWN
 from libc.stdint cimport uint32_t, uint64_t
 
-from engine_ext.control.driver cimport (
-    NEVER, announce_sleep, drive_unattended, driver_stop, is_due, remaining_ns,
-)
+from engine_ext.control.driver cimport NEVER, announce_sleep, drive_unattended, driver_stop, is_due, remaining_ns
 from engine_ext.control.state cimport State
 from engine_ext.platform.atomics cimport load32_acquire, store32_release
 from engine_ext.platform.doors cimport door_count, door_ring, door_sleep

@@ -71,37 +71,32 @@ static void encode(uint8_t *scales, uint8_t *codes, const float *src, size_t n) 
 /* The number for which a scale byte stands. A byte that no encoder writes is a number all the same. */
 static inline float scale_of(uint8_t byte) { return of_bits(byte == SCALE_NAN ? QUIET_NAN : (uint32_t)byte << 23); }
 
-static void decode(float *dst, const uint8_t *scales, const uint8_t *codes, size_t n) {
+/* Decode `n` elements, and add them to what is there if `adds`, which is a constant for each caller. A NaN block makes all NaN. */
+static inline void decode_blocks(float *dst, const uint8_t *scales, const uint8_t *codes, size_t n, int adds) {
   f32 *d = dst;
   for (; n; scales++) {
     size_t count = n < ENGINE_BLOCK ? n : ENGINE_BLOCK;
     float scale = scale_of(*scales);
     if (*scales == SCALE_NAN) {
       for (size_t i = 0; i < count; i++) d[i] = scale;
+    } else if (count == ENGINE_BLOCK && adds) {
+      for (int i = 0; i < ENGINE_BLOCK; i++) d[i] += load_e4m3(codes[i]) * scale;
     } else if (count == ENGINE_BLOCK) {
       for (int i = 0; i < ENGINE_BLOCK; i++) d[i] = load_e4m3(codes[i]) * scale;
     } else {
-      for (size_t i = 0; i < count; i++) d[i] = load_e4m3(codes[i]) * scale;
+      for (size_t i = 0; i < count; i++) {
+        float value = load_e4m3(codes[i]) * scale;
+        d[i] = adds ? d[i] + value : value;
+      }
     }
     d += count, codes += count, n -= count;
   }
 }
 
-/* What follows for a NaN block: a NaN. */
+static void decode(float *dst, const uint8_t *scales, const uint8_t *codes, size_t n) { decode_blocks(dst, scales, codes, n, 0); }
+
 static void decode_add(float *acc, const uint8_t *scales, const uint8_t *codes, size_t n) {
-  f32 *d = acc;
-  for (; n; scales++) {
-    size_t count = n < ENGINE_BLOCK ? n : ENGINE_BLOCK;
-    float scale = scale_of(*scales);
-    if (*scales == SCALE_NAN) {
-      for (size_t i = 0; i < count; i++) d[i] = scale;
-    } else if (count == ENGINE_BLOCK) {
-      for (int i = 0; i < ENGINE_BLOCK; i++) d[i] += load_e4m3(codes[i]) * scale;
-    } else {
-      for (size_t i = 0; i < count; i++) d[i] += load_e4m3(codes[i]) * scale;
-    }
-    d += count, codes += count, n -= count;
-  }
+  decode_blocks(acc, scales, codes, n, 1);
 }
 
 static void to_float(int dtype, double factor, float *dst, const void *src, size_t n) {

@@ -13,14 +13,14 @@ from engine_ext.data.executor cimport (
 )
 from engine_ext.data.plan cimport Cut, cut_range, next_piece
 from engine_ext.kernels.kernels cimport (
-    ENGINE_AVERAGE, ENGINE_DTYPES, ENGINE_EVERY_SOURCE, ENGINE_FLOAT32, ENGINE_FLOAT64, ENGINE_NO_SOURCE, ENGINE_SUM,
+    ENGINE_AVERAGE, ENGINE_EVERY_SOURCE, ENGINE_FLOAT32, ENGINE_FLOAT64, ENGINE_NO_SOURCE, ENGINE_SUM,
     dtype_bytes,
 )
 from engine_ext.operations.blocks cimport choose_blocks, plan_blocks
 from engine_ext.operations.chain cimport chain_start, choose_chain
 from engine_ext.operations.op cimport Op
 from engine_ext.operations.operation cimport (
-    ONE_SHOT_BYTES, bytes_of_all, choose_two_shot, chunks_of_plan, plan_tensors, stand_in_tensor,
+    ONE_SHOT_BYTES, bytes_of_all, choose_two_shot, chunks_of_plan, has_one_dtype, plan_tensors, stand_in_tensor,
 )
 from engine_ext.shared.layout cimport (
     ALGORITHM_CARRIER, ALGORITHM_CHAIN, ALGORITHM_ONE_SHOT, ALGORITHM_RING, ALGORITHM_SHARED, BETWEEN_CARRIER, SLOT_BYTES,
@@ -195,21 +195,11 @@ cdef enum:
 cdef Steps STEPS = Steps(pack, finish, NULL, NULL, True, False)
 
 
-cdef bint is_of(const engine_meta* meta, int dtype) noexcept nogil:
-    """Whether a tensor, or all tensors of a group, travel as what they are, and that is `dtype`."""
-    cdef int d
-    if wire_dtype(meta.wire, dtype) != dtype:
-        return False
-    for d in range(ENGINE_DTYPES):
-        if d != dtype and ((meta.group and meta.dims[d]) or (not meta.group and d == meta.dtype)):
-            return False
-    return True
-
-
 cdef bint carrier_can_sum(const engine_meta* meta) noexcept nogil:
-    """Whether a carrier can sum such tensors."""
-    return ((meta.op == ENGINE_SUM or meta.op == ENGINE_AVERAGE)
-            and (is_of(meta, ENGINE_FLOAT32) or is_of(meta, ENGINE_FLOAT64)))
+    """Whether a carrier can sum such tensors: all are float32 or all float64, and travel as that."""
+    return ((meta.op == ENGINE_SUM or meta.op == ENGINE_AVERAGE) and has_one_dtype(meta)
+            and (meta.dtype == ENGINE_FLOAT32 or meta.dtype == ENGINE_FLOAT64)
+            and wire_dtype(meta.wire, meta.dtype) == meta.dtype)
 
 
 cdef bint choose_carrier_sum(engine_entry* entry, const engine_knobs* knobs, const Crews* crews) noexcept nogil:
