@@ -71,6 +71,15 @@ def sums() -> None:
                 np.testing.assert_allclose(mean, total / SIZE * 2, rtol=1e-5, atol=1e-5)
     group = engine.grouped_allreduce([np.full(n, RANK, np.float32) for n in (3, 40_000, 100_001)], engine.Sum)
     assert all((each == SIZE * (SIZE - 1) / 2).all() for each in group)
+    odd, counts = np.full(1000, RANK + 1, np.int32), np.full(100, RANK + 1, np.float32)
+    plain = np.full(50_000, RANK + 1, np.float32)
+    together = [  # in one batch: MPI sums the plain tensor, and not the group, whose first tensor has its dtype
+        engine.allreduce_async_(plain, engine.Sum, "beside a mixed group"),
+        engine.grouped_allreduce_async_([counts, odd], engine.Sum, "mixed group"),
+    ]
+    for handle in together:
+        engine.synchronize(handle)
+    assert all((each == SIZE * (SIZE + 1) / 2).all() for each in (odd, counts, plain)), (odd[:3], counts[:3])
     (HERE / f"bits.{RANK}").write_text(hashlib.sha256(b"".join(each.tobytes() for each in found)).hexdigest())
     done = {row["algorithm"] for row in runtime.current_engine().history() if row["kind"] == "allreduce"}
     assert done - {"one-shot"} == {"mpi"}, done
