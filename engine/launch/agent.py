@@ -50,24 +50,13 @@ Handler = Callable[[Message], None]
 
 
 class RankGroup(Protocol):
-    """Processes that an agent starts: the ranks of a fixed job, or the workers of an elastic one.
+    """Processes that an agent starts: the ranks of a fixed job, or the workers of an elastic one."""
 
-    Attributes
-    ----------
-    places : int
-        Number of processes among which the host's CPUs are divided.
-    trouble : str
-        Why the agent must end; empty while it need not.
-    lease : float or None
-        Seconds without a confirmed heartbeat after which the guardian ends agent and workers; None: no lease.
-    handlers : mapping of str to callable
-        Handlers of messages that only this kind of job has, by the messages' kind.
-    """
-
-    places: int
-    trouble: str
+    places: int  # number of processes among which the host's CPUs are divided
+    trouble: str  # why the agent must end; empty while it need not
+    # Seconds without a confirmed heartbeat after which the guardian ends agent and workers; None: no lease
     lease: float | None
-    handlers: Mapping[str, Handler]
+    handlers: Mapping[str, Handler]  # handlers of messages that only this kind of job has, by the messages' kind
 
     def prepare(self, address: str) -> dict[str, Any]:
         """Get what ranks need on this host, and return further fields of the message `ready`."""
@@ -78,13 +67,7 @@ class RankGroup(Protocol):
         ...
 
     def start(self, head: dict[str, Any]) -> None:
-        """Begin, with the fields of the message `start`.
-
-        Raises
-        ------
-        LaunchError
-            A rank cannot be started.
-        """
+        """Begin, with the fields of the message `start`; raise a `LaunchError` if a rank cannot be started."""
         ...
 
     def close(self) -> None:
@@ -93,15 +76,10 @@ class RankGroup(Protocol):
 
 
 class Agent:
-    """Manager of the ranks of this host.
+    """Manager of the ranks of this host; `order` is the launcher's message `prepare`.
 
-    Parameters
-    ----------
-    channel : Channel
-        Channel to the launcher.
-    order : Message
-        The launcher's message `prepare`: the job, and the numbers of this host's ranks. That of an elastic job has
-        `slots`, the number of slots of this host; its `ranks` are the possible slot numbers of the job.
+    That of an elastic job has `slots`, the number of slots of this host; its `ranks` are the job's possible slot
+    numbers.
     """
 
     def __init__(self, channel: Channel, order: Message) -> None:
@@ -134,10 +112,7 @@ class Agent:
     def prepare(self) -> None:
         """Check that the ranks can be started, and report `ready` to the launcher, before any rank of the job starts.
 
-        Raises
-        ------
-        LaunchError
-            They cannot be started; the text says how to mend it.
+        If they cannot be started, a `LaunchError` says how to mend it.
         """
         if not processes.is_proc_usable():
             raise LaunchError(
@@ -180,10 +155,7 @@ class Agent:
     def run(self, head: dict[str, Any]) -> None:
         """Start the ranks, and return when no process of theirs is left.
 
-        Parameters
-        ----------
-        head : dict
-            Fields of the job that are known once all hosts are ready.
+        `head` has the fields of the job that are known once all hosts are ready.
         """
         self.descriptors = spawn.raise_descriptor_limit(len(self.crew.ranks))
         self.files.finish_enclosed()
@@ -241,13 +213,7 @@ class Agent:
     def start_rank(
         self, rank_plan: RankPlan, number: int, inherited: tuple[int, ...] = (), awaited: bool = True
     ) -> RankProcess:
-        """Start a process, and relay its output to the launcher, which knows it by a number.
-
-        Raises
-        ------
-        LaunchError
-            It cannot be started.
-        """
+        """Start a process or raise a `LaunchError`; relay its output to the launcher, which knows it by a number."""
         rank = spawn.start(rank_plan, self.command, self.program, self.descriptors, inherited, awaited)
         self.supervisor.add(rank)
         for name, pipe in (("stdout", rank.stdout), ("stderr", rank.stderr)):
@@ -261,10 +227,7 @@ class Agent:
     def make_page(self, number: int) -> str:
         """Return the path of a rank's or slot's page of counters, which is made when it is first needed.
 
-        Raises
-        ------
-        LaunchError
-            There is no memory for it.
+        A `LaunchError` is raised if there is no memory for it.
         """
         if number not in self.pages:
             try:
@@ -292,10 +255,7 @@ class Agent:
     def _prefer_own_python(self, launchers: str) -> None:
         """Make ranks run with the Python that runs this agent, which the user has chosen for this host.
 
-        Parameters
-        ----------
-        launchers : str
-            Path of the launcher's Python, which is replaced if the command begins with it.
+        It also replaces the launcher's Python, whose path is `launchers`, if the command begins with it.
         """
         path = self.environment.get("PATH", os.defpath)
         self.environment["PATH"] = f"{os.path.dirname(sys.executable)}{os.pathsep}{path}"
@@ -331,13 +291,7 @@ def _make_ranks(agent: Agent, order: Message) -> RankGroup:
 
 
 def serve(channel: Channel) -> int:
-    """Serve the launcher until the job ends.
-
-    Returns
-    -------
-    int
-        Exit code: 1 if the launcher has gone before it received everything.
-    """
+    """Serve the launcher until the job ends; return 1 if it has gone before it received everything, else 0."""
     agent: Agent | None = None
     try:
         for message in channel.wait_for_messages():
@@ -373,13 +327,7 @@ def serve(channel: Channel) -> int:
 
 
 def main() -> int:
-    """Run the agent on this process's standard input and output.
-
-    Returns
-    -------
-    int
-        Exit code.
-    """
+    """Run the agent on this process's standard input and output, and return its exit code."""
     linux.open_standard_descriptors()
     channel = Channel(os.dup(0), os.dup(1))
     null = linux.open_empty_input()

@@ -48,70 +48,34 @@ class Interrupted(Exception):
 
 @dataclass(frozen=True)
 class JobSetup:
-    """Facts about a job that its driver works with.
-
-    Attributes
-    ----------
-    options : Options
-    job : Job
-    consoles : sequence of Console
-        The launcher's stdout and stderr.
-    pages : sequence of int
-        Descriptors by rank or slot number, to which pages of counters are copied; empty if nothing is counted.
-    environment : mapping of str to str
-        The launcher's environment, which ranks inherit.
-    wakeup : socket.socket
-        Socket that delivers the numbers of signals (`engine.host.signals`).
-    seconds : float
-        Seconds in which a new agent must answer.
-    say : callable
-        Shows a line of the launcher's own.
-    note_start : callable
-        Called with the number of a rank, or of a slot, before a process is started there.
-    """
+    """Facts about a job that its driver works with."""
 
     options: Options
     job: Job
-    consoles: Sequence[Console]
+    consoles: Sequence[Console]  # the launcher's stdout and stderr
+    # Descriptors of pages for copied counters, by rank or slot number; empty if nothing is counted
     pages: Sequence[int]
-    environment: Mapping[str, str]
-    wakeup: socket.socket
-    seconds: float
-    say: Callable[[str], None]
+    environment: Mapping[str, str]  # the launcher's, which ranks inherit
+    wakeup: socket.socket  # delivers the numbers of signals (`engine.host.signals`)
+    seconds: float  # time in which a new agent must answer
+    say: Callable[[str], None]  # shows a line of the launcher's own
+    # Called with a rank's or slot's number before a process is started there
     note_start: Callable[[int], None] = lambda number: None
 
 
 class JobPolicy(ABC):
-    """Decisions of a driver: what is started where, and what follows from messages and losses.
+    """Decisions of a driver: what is started where, and what follows from messages and losses."""
 
-    Attributes
-    ----------
-    handlers : mapping of str to callable
-        Handlers of agents' messages, by kind; the driver handles some kinds itself.
-    agents : collection of RemoteHost
-        Agents that take part.
-    members : sequence of int
-        N of the directory `rank.N` of each rank, by rank.
-    local : bool
-        Whether there are no agents: this process starts the ranks, and the policy reads the user's signals.
-    hosts : dict of int to str, or None
-        Name of each rank's host, in a fixed job with agents.
-    clocks : dict of int to float
-        Seconds by which the launcher's clock is ahead of the clock of each rank's host, where they differ.
-    shares : dict of str to tuple
-        Numbers of ranks and usable processors of each host, by its name, in a fixed job with agents.
-    """
-
-    handlers: Mapping[str, Handler]
-    local = False
+    handlers: Mapping[str, Handler]  # handlers of agents' messages, by kind; the driver handles some kinds itself
+    local = False  # whether there are no agents: this process starts the ranks, and the policy reads the user's signals
 
     @property
     @abstractmethod
-    def agents(self) -> Collection[RemoteHost]: ...
+    def agents(self) -> Collection[RemoteHost]: ...  # those that take part
 
     @property
     @abstractmethod
-    def members(self) -> Sequence[int]: ...
+    def members(self) -> Sequence[int]: ...  # N of each rank's directory `rank.N`, by rank
 
     @abstractmethod
     def start(self) -> None:
@@ -131,14 +95,17 @@ class JobPolicy(ABC):
 
     @property
     def hosts(self) -> dict[int, str] | None:
+        """Name of each rank's host, in a fixed job with agents; else None."""
         return None
 
     @property
     def clocks(self) -> dict[int, float]:
+        """Seconds by which the launcher's clock is ahead of the clock of each rank's host, where they differ."""
         return {}
 
     @property
     def shares(self) -> dict[str, tuple[int, int]]:
+        """Numbers of ranks and usable processors of each host, by its name, in a fixed job with agents; else empty."""
         return {}
 
     def owned_numbers(self, agent: RemoteHost) -> Collection[int]:
@@ -169,48 +136,24 @@ class JobPolicy(ABC):
 
 
 class Driver:
-    """Driver of a job's ranks. After any exception call `abandon_job`, which leaves no process behind.
-
-    Parameters
-    ----------
-    setup : JobSetup
-    make_policy : callable
-        Makes the policy of the job for this driver.
-
-    Attributes
-    ----------
-    loop : AgentLoop
-        Event loop of the agents.
-    renewer : LeaseRenewer or None
-        Thread that renews agents' leases, in an elastic job.
-    output : RankOutput
-    policy : JobPolicy
-    started : bool
-        Whether ranks may have been started; before that, agents keep their lines for the report on a failed start.
-    ending : bool
-        Whether a failure is ending the job, so that the user's first signal kills its ranks.
-    signum : int or None
-        Signal by which the user has ended the job.
-    hurried : bool
-        Whether a second signal came.
-    refusal : str
-        Why the job cannot go on; `run` raises a `LaunchError` with it.
-    """
+    """Driver of a job's ranks. After any exception call `abandon_job`, which leaves no process behind."""
 
     def __init__(self, setup: JobSetup, make_policy: Callable[[Driver], JobPolicy]) -> None:
         options = setup.options
         self.setup = setup
         self.output = RankOutput(setup.job.directory, setup.consoles, timestamps=options.timestamps)
+        # `started`: ranks may have been started; before, agents keep their lines for the report on a failed start
+        # `ending`: a failure is ending the job, so that the user's first signal kills its ranks
         self.started = self.ending = False
-        self.signum: int | None = None
-        self.hurried = False
-        self.refusal = ""
+        self.signum: int | None = None  # signal by which the user has ended the job
+        self.hurried = False  # whether a second signal came
+        self.refusal = ""  # why the job cannot go on; `run` raises a `LaunchError` with it
         self.finishing = False
         self._told = ""  # line that agents need not repeat
         self._waited: dict[RemoteHost, Patience] = {}  # agents that have yet to say that they are done
         self._copies: dict[RemoteHost, Copies] = {}
         elastic = options.elastic
-        self.renewer = None if elastic is None else LeaseRenewer(min(BEAT, elastic.lease / 5))
+        self.renewer = None if elastic is None else LeaseRenewer(min(BEAT, elastic.lease / 5))  # of agents' leases
         self.loop = AgentLoop(self.output.writers, self, self.renewer)
         self.policy = make_policy(self)
         if not self.policy.local:
@@ -227,12 +170,8 @@ class Driver:
     def start(self) -> None:
         """Start the agents of a fixed job, and its ranks when all agents are ready.
 
-        Raises
-        ------
-        LaunchError
-            A host cannot take part; the text names it, the command that was tried, and its output.
-        Interrupted
-            The user has ended the job.
+        If a host cannot take part, a `LaunchError` names it, the command that was tried, and its output. `Interrupted`
+        is raised if the user ends the job.
         """
         if not self.policy.local:
             private_files.write(self.setup.job.directory / remote_files.TOKEN, self.setup.job.name.encode())
@@ -241,10 +180,7 @@ class Driver:
     def run(self) -> Outcome:
         """Run until the job is over and no process of its ranks is left.
 
-        Raises
-        ------
-        LaunchError
-            There are no hosts, or they cannot start a rank.
+        A `LaunchError` is raised if there are no hosts, or they cannot start a rank.
         """
         while True:
             seconds = self.policy.advance_job()
@@ -266,13 +202,7 @@ class Driver:
     def start_agent(self, agent: RemoteHost, numbers: Collection[int], **fields: Any) -> None:
         """Start an agent and tell it to prepare; if that fails, its `trouble` says why.
 
-        Parameters
-        ----------
-        agent : RemoteHost
-        numbers : collection of int
-            Ranks, or slot numbers, that it may start.
-        **fields
-            Further fields of the message `prepare`.
+        `numbers` are the ranks or slot numbers that it may start, and `fields` further fields of the message `prepare`.
         """
         setup = self.setup
         self._copies[agent] = Copies(setup.pages, numbers)
@@ -398,17 +328,7 @@ class Driver:
 
 
 def prepare_order(options: Options, job: Job, host: RemoteHost, environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields of an agent's message `prepare` that do not depend on its ranks.
-
-    Parameters
-    ----------
-    options : Options
-    job : Job
-    host : RemoteHost
-        The host of the agent.
-    environment : mapping of str to str
-        The launcher's environment.
-    """
+    """Return the fields of an agent's message `prepare` that do not depend on its ranks."""
     reach = options.reach
     job = replace(job, interface=reach.interface or "")
     return {

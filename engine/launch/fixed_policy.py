@@ -31,13 +31,7 @@ LOOK = 0.5  # longest seconds between two calls of `advance_job`
 
 
 class FixedPolicy(JobPolicy):
-    """Policy of a job whose ranks are never replaced.
-
-    Parameters
-    ----------
-    driver : Driver
-        Driver whose options have `places`.
-    """
+    """Policy of a job whose ranks are never replaced; the driver's options must have `places`."""
 
     def __init__(self, driver: Driver) -> None:
         setup = driver.setup

@@ -51,28 +51,16 @@ from .report.failure_report import QUOTE, failure_lines, find_first_failure, fli
 class JobRun:
     """One run of a job.
 
-    Parameters
-    ----------
-    options : Options
-    collect : callable, optional
-        Called with the job's directory when all its processes have ended, before the directory may be removed.
-
-    Attributes
-    ----------
-    hosts : dict of int to str, or None
-        After `run`: host of each rank; None if all ranks were on this host or the job was elastic.
-    failure_cause : FailureCause or None
-        After `run`: the rank that failed first, and why; None if none failed.
-    report : list of str
-        After `run`: the report on the failure, as it was shown.
-    directories : list of int
-        After `run`: the N of each rank's directory `rank.N`, by rank; in an elastic job, for the last world's ranks.
+    `collect` is called with the job's directory when all its processes have ended, before it may be removed.
     """
 
     def __init__(self, options: Options, collect: Callable[[Path], None] = lambda directory: None) -> None:
+        # Host of each rank after `run`; None if all ranks were on this host or the job was elastic
         self.hosts: dict[int, str] | None = None
+        # Rank that failed first, and why, after `run`; None if none failed
         self.failure_cause: FailureCause | None = None
-        self.report: list[str] = []
+        self.report: list[str] = []  # report on the failure, as it was shown
+        # N of each rank's directory `rank.N`; in an elastic job, of the last world's ranks
         self.directories = list(range(options.size))
         self._options = options
         self._collect = collect
@@ -84,18 +72,10 @@ class JobRun:
         self._keep = True
 
     def run(self) -> int:
-        """Run the job to its end.
+        """Run the job to its end, and return its exit code; raise a `LaunchError` if it cannot start.
 
-        Returns
-        -------
-        int
-            Exit code: 0; that of the first failing rank, or 128 + the signal that killed it; 128 + the signal by which
-            the user ended the job.
-
-        Raises
-        ------
-        LaunchError
-            The job cannot start.
+        The code is 0, that of the first failing rank, or 128 + a signal: the one that killed that rank, or by which the
+        user ended the job.
         """
         options = self._options
         linux.open_standard_descriptors()  # after the consoles have seen which of them were closed
@@ -312,16 +292,9 @@ class JobRun:
     ) -> list[str]:
         """Return the lines of `--summary`, from the ranks' pages of counters and the launcher's knowledge of the run.
 
-        Parameters
-        ----------
-        pages : sequence of int
-            Descriptors of the pages, by rank.
-        seconds, unix_offset : float
-            Duration of the job; seconds since 1970 minus the monotonic clock.
-        log : object
-            Path of the tuner's log; None if there is none.
-        signum : int or None
-            Signal by which the user ended the job.
+        `pages` are descriptors by rank, `seconds` is the job's duration, and `unix_offset` is seconds since 1970 minus
+        the monotonic clock. `log` is the path of the tuner's log, or None; `signum` is the signal by which the user
+        ended the job.
         """
         if not self._options.summary:
             return []

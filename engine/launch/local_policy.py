@@ -22,17 +22,8 @@ from .process.supervisor import Outcome, Supervisor
 class LocalPolicy(JobPolicy):
     """Policy of a job whose ranks are this process's children.
 
-    Parameters
-    ----------
-    driver : Driver
-    guardian : Guardian
-        Guardian of this process, made before any rank is started.
-    program : str
-        Path of the program that ranks run.
-    allotment : Allotment
-        CPUs of the ranks.
-    descriptors : tuple of int
-        The ranks' limit of open files, soft and hard.
+    The guardian is this process's, made before any rank is started. `program` is the path of the program that ranks
+    run, and `descriptors` their soft and hard limit of open files.
     """
 
     local = True

@@ -30,27 +30,8 @@ from .process.reader_loop import ReaderLoop
 class Metrics:
     """Pages of counters of a job's ranks, and their publication. Make it before the ranks; use it in a `with`.
 
-    Parameters
-    ----------
-    options : Options
-    chosen : mapping
-        Settings given by options or the environment, by name.
-    environment : mapping of str to str
-        The launcher's environment.
-    say : callable
-        Shows a line; called from the launcher's main thread.
-
-    Attributes
-    ----------
-    pages : list of int
-        Descriptors by rank, which stay open until the end of the `with` statement; empty if nothing is counted.
-    settings : dict of str to str
-        Environment variables for the ranks.
-
-    Raises
-    ------
-    LaunchError
-        Metrics cannot be published as asked for.
+    `chosen` has the settings given by options or the environment, by name. `say` shows a line, and is called from the
+    main thread. A `LaunchError` is raised if metrics cannot be published as asked for.
     """
 
     def __init__(
@@ -60,7 +41,7 @@ class Metrics:
         environment: Mapping[str, str],
         say: Callable[[str], None],
     ) -> None:
-        self.pages: list[int] = []
+        self.pages: list[int] = []  # descriptors by rank, open until the end of the `with`; empty if nothing is counted
         self._up: dict[int, Callable[[], bool]] = {}
         self._members: list[Member] = []  # in an elastic job, the slots that have had a worker
         self._elastic = options.elastic is not None
@@ -83,6 +64,7 @@ class Metrics:
         counted = published or chosen.get("metrics", True)
         if wanted.anything and not counted:
             say("metrics: nothing is served, because ENGINE_METRICS=0 says that nothing is counted")
+        # Environment variables for the ranks
         self.settings = {variable_name("metrics"): str(int(counted)), variable_name("run_name"): wanted.run}
         try:
             if counted:
@@ -116,14 +98,9 @@ class Metrics:
         return [f"/proc/{os.getpid()}/fd/{descriptor}" for descriptor in self.pages]
 
     def add(self, number: int, up: Callable[[], bool]) -> None:
-        """Show a rank as up until it has ended.
+        """Show a rank, or the worker of a slot, that has just been started as up while `up` returns True.
 
-        Parameters
-        ----------
-        number : int
-            Number of a rank that has just been started, or of a worker's slot. A second call for a slot replaces `up`.
-        up : callable
-            Returns whether it still runs.
+        A second call for a slot replaces `up`.
         """
         if self._elastic and number not in self._up and number < len(self.pages):
             self._members.append(self._make_member(number))
@@ -138,15 +115,7 @@ class Metrics:
     def start(self, loop: ReaderLoop) -> None:
         """Start serving. This starts threads, so all ranks must have been started before.
 
-        Parameters
-        ----------
-        loop : ReaderLoop
-            Event loop in which the lines of threads are shown.
-
-        Raises
-        ------
-        LaunchError
-            A file cannot be written.
+        Lines of threads are shown in the event loop. A `LaunchError` is raised if a file cannot be written.
         """
         if self._service is None:
             return
@@ -161,10 +130,7 @@ class Metrics:
     def wait_for_scrape(self, wakeup: socket.socket) -> None:
         """Keep serving for a while after a failure, so that scrapers see it and alerts can report it.
 
-        Parameters
-        ----------
-        wakeup : socket.socket
-            Socket that delivers signals; a signal to end the job ends the wait.
+        A signal to end the job, which `wakeup` delivers, ends the wait.
         """
         if self._service is None or not self._service.end() or not self._seconds:
             return
