@@ -26,27 +26,8 @@ _NOT_STARTED = 127
 class Child:
     """A child process, from its fork on. The forking process must have only one thread.
 
-    Parameters
-    ----------
-    command : sequence of str
-        Program and arguments.
-    program : str
-        Path of the program.
-    environment : mapping of str to str
-    output : tuple of int
-        Descriptors that become its stdout and stderr; its stdin is the null device.
-    inherited : sequence of int
-        Descriptors that it inherits under the same numbers.
-    prepare : callable
-        Called in the child before exec.
-
-    Attributes
-    ----------
-    pid : int
-    returncode : int or None
-        Same as in `subprocess.Popen`.
-    started : int
-        Descriptor that is readable when exec has succeeded or failed; -1 once `read_failure` has read the result.
+    It inherits the descriptors `inherited` under the same numbers; its stdin is the null device, and the two of
+    `output` become its stdout and stderr. It calls `prepare` before exec.
     """
 
     def __init__(
@@ -58,7 +39,7 @@ class Child:
         inherited: Sequence[int],
         prepare: Callable[[], None],
     ) -> None:
-        self.returncode: int | None = None
+        self.returncode: int | None = None  # same as in `subprocess.Popen`
         self._failure: OSError | None = None
         self.started, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         collects = gc.isenabled()
@@ -90,13 +71,7 @@ class Child:
         return self._failure
 
     def await_start(self) -> None:
-        """Wait until the program has been started.
-
-        Raises
-        ------
-        OSError
-            It cannot be started; the process has ended.
-        """
+        """Wait until the program has been started; raise an `OSError` if it cannot be: then the process has ended."""
         poll = select.poll()
         poll.register(self.started, select.POLLIN)
         poll.poll()

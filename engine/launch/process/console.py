@@ -15,28 +15,14 @@ PIPE_PORTION = 4096
 
 
 class Console:
-    """One of the launcher's streams.
+    """One of the launcher's streams, stdout (descriptor 1) or stderr (2); `beside` is the other one.
 
-    Parameters
-    ----------
-    descriptor : int
-        1 or 2.
-    beside : Console, optional
-        The other stream. If both are the same file, they share a thread, which keeps the order of their output.
-
-    Attributes
-    ----------
-    writer : Writer
-        Writer thread of the stream.
-    colour : bool
-        Whether it is a terminal and the user has not set NO_COLOR.
-    broken : bool
-        Whether its reader has gone or the disk is full; further output is dropped.
+    If both are the same file, they share a thread, which keeps the order of their output.
     """
 
     def __init__(self, descriptor: int, beside: Console | None = None) -> None:
         self.writer: Writer
-        self.broken = False
+        self.broken = False  # whether its reader has gone or the disk is full; further output is dropped
         self._descriptor = descriptor
         self._given = self._written = 0  # bytes; the latter counted by the writer
         try:
@@ -61,14 +47,9 @@ class Console:
             self.writer.put(functools.partial(self._write, data), len(data))
 
     def flush(self) -> bool:
-        """Wait until all output is written.
+        """Wait until all output is written, and return whether it was.
 
         The wait for a reader has no limit while there is one; a file that makes no progress is given up after `FLUSH`.
-
-        Returns
-        -------
-        bool
-            Whether everything was written.
         """
         return self.writer.flush(None if self._read_by_somebody else FLUSH)
 

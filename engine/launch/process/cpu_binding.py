@@ -25,24 +25,12 @@ PLACEMENT = ("OMP_PLACES", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 
 @dataclass(frozen=True)
 class Allotment:
-    """CPUs and threads of each rank.
+    """CPUs and threads of each rank."""
 
-    Attributes
-    ----------
-    threads : int or None
-        `OMP_NUM_THREADS` for each rank; None if the user's value is kept.
-    slices : tuple of tuple of int, or None
-        CPUs of each rank; None if ranks are not bound.
-    summary : str
-        The decision and its reason, in one line.
-    crowded : bool
-        Whether there are more ranks than CPUs in the affinity set.
-    """
-
-    threads: int | None
-    slices: tuple[tuple[int, ...], ...] | None
-    summary: str
-    crowded: bool = False
+    threads: int | None  # `OMP_NUM_THREADS` for each rank; None: the user's value is kept
+    slices: tuple[tuple[int, ...], ...] | None  # CPUs of each rank; None: ranks are not bound
+    summary: str  # the decision and its reason, in one line
+    crowded: bool = False  # whether there are more ranks than CPUs in the affinity set
 
 
 def allot_cpus(
@@ -53,25 +41,10 @@ def allot_cpus(
     binding: bool = True,
     cpus_per_rank: int | None = None,
 ) -> Allotment:
-    """Decide threads and CPUs of each rank.
+    """Decide threads and CPUs of each rank; `ranks` is the number of ranks on this host.
 
-    Parameters
-    ----------
-    facts : Facts
-        Facts about the host, as the launcher sees it.
-    ranks : int
-        Number of ranks on this host.
-    environment : mapping of str to str
-        The user's environment: settings for OpenMP in it are kept.
-    binding : bool
-        Whether ranks may be bound; False with `--no-binding`.
-    cpus_per_rank : int or None
-        The value of `--cpus-per-rank`, if given.
-
-    Raises
-    ------
-    LaunchError
-        The affinity set is too small for `cpus_per_rank`.
+    The user's settings for OpenMP in `environment` are kept. A `LaunchError` is raised if the affinity set is too small
+    for `cpus_per_rank`.
     """
     if cpus_per_rank is not None and binding and cpus_per_rank * ranks > len(facts.cpus):
         raise LaunchError(

@@ -13,12 +13,7 @@ from ..errors import LaunchError
 def devices_here(visible: str | None, devices: Path = Path("/dev")) -> tuple[str, ...]:
     """Return the GPUs of this machine, as CUDA_VISIBLE_DEVICES names them.
 
-    Parameters
-    ----------
-    visible : str or None
-        CUDA_VISIBLE_DEVICES of the environment, which limits the job; None: not set.
-    devices : Path
-        Directory of device files.
+    `visible` is the value of that variable in the environment, which limits the job; None: not set.
     """
     if visible is not None:
         return tuple(part.strip() for part in visible.split(",") if part.strip())
@@ -27,28 +22,12 @@ def devices_here(visible: str | None, devices: Path = Path("/dev")) -> tuple[str
 
 
 def share_devices(gpus: int, processes: int, size: int, devices: Sequence[str]) -> tuple[str, ...]:
-    """Divide the GPUs of this machine among the processes of the workers that run on it.
+    """Divide the GPUs of this machine, and return CUDA_VISIBLE_DEVICES of each process here, by its local rank.
 
-    Parameters
-    ----------
-    gpus, processes : int
-        Numbers of GPUs and processes of each worker.
-    size : int
-        Number of processes on this machine, a multiple of `processes`.
-    devices : sequence of str
-        The machine's GPUs.
-
-    Returns
-    -------
-    tuple of str
-        CUDA_VISIBLE_DEVICES of each process, by its local rank. With as many processes as GPUs, each process sees the
-        GPUs of all workers here, because programs choose by `local_rank`. Otherwise it sees its share of its worker's
-        GPUs, or all of the worker's if they cannot be divided evenly.
-
-    Raises
-    ------
-    LaunchError
-        The machine has too few GPUs.
+    Each worker has `gpus` GPUs and `processes` processes; `size`, a multiple of the latter, is the number of processes
+    here. With as many processes as GPUs, each process sees the GPUs of all workers here, because programs choose by
+    `local_rank`. Otherwise it sees its share of its worker's GPUs, or all of them if they cannot be divided evenly. A
+    `LaunchError` is raised if the machine has too few GPUs.
     """
     workers = size // processes
     needed = gpus * workers

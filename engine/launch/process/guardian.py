@@ -34,18 +34,10 @@ LOOK = 0.001  # seconds between two polls for its end
 class Guardian:
     """The launcher's handle of its guardian. Make it before the ranks are started, in a process with one thread.
 
-    Parameters
-    ----------
-    job : str
-        The value of `ENGINE_JOB`.
-    discard : callable
-        Called in the guardian if the launcher was killed; removes files that announce the job as running.
-    host : str, optional
-        The value of `ENGINE_CROSS_RANK` in an agent: only processes of that host are killed, because several hosts may
-        share a machine.
-    lease : float, optional
-        Seconds until the lease expires, unless it is renewed; then the workers and this process are killed. None: no
-        lease.
+    `job` is the value of `ENGINE_JOB`. An agent gives its `ENGINE_CROSS_RANK` as `host`: only processes of that host
+    are killed, because several hosts may share a machine. `discard` is called in the guardian if the launcher was
+    killed, and removes files that announce the job as running. After `lease` seconds without renewal the workers and
+    this process are killed; None: no lease.
     """
 
     def __init__(
@@ -71,13 +63,7 @@ class Guardian:
         self._tell(f"-{group}\n")
 
     def renew_lease(self, until: float) -> None:
-        """Set a new end of the lease.
-
-        Parameters
-        ----------
-        until : float
-            Time of `boot_time` at which the lease expires.
-        """
+        """Set the time of `boot_time` at which the lease expires."""
         self._tell(f"={until:.3f}\n")
 
     def stop(self) -> None:
@@ -116,18 +102,10 @@ def boot_time() -> float:
 
 
 class _GuardianInput:
-    """Parser and state of the messages to the guardian; a read may end in the middle of a line.
-
-    Attributes
-    ----------
-    groups : set of int
-        Existing process groups of the job.
-    dismissed : bool
-        Whether the guardian was dismissed.
-    """
+    """Parser and state of the messages to the guardian; a read may end in the middle of a line."""
 
     def __init__(self) -> None:
-        self.groups: set[int] = set()
+        self.groups: set[int] = set()  # existing process groups of the job
         self.dismissed = False
         self._rest = b""
 
@@ -240,19 +218,9 @@ def _kill_leftovers(job: str, host: str | None) -> None:
 
 
 def end_all(job: str, host: str | None) -> bool:
-    """Kill every process of a job, or of one host of it.
+    """Kill every process of a job, or of one host of it; return whether any running process was found.
 
-    Parameters
-    ----------
-    job : str
-        The value of `ENGINE_JOB`.
-    host : str, optional
-        The value of `ENGINE_CROSS_RANK`.
-
-    Returns
-    -------
-    bool
-        Whether any running process was found.
+    `job` and `host` are the values of `ENGINE_JOB` and `ENGINE_CROSS_RANK`.
     """
     found = [
         process.pid

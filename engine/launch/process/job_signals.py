@@ -26,18 +26,9 @@ class SignalHandler(Protocol):
 
 
 def handle_signals(wakeup: socket.socket, handler: SignalHandler) -> frozenset[int]:
-    """Pass the signals that have come to their handler.
+    """Pass the signals that have come to their handler, and return all that have come.
 
-    Parameters
-    ----------
-    wakeup : socket.socket
-        Socket that delivers the numbers of signals (`engine.host.signals`).
-    handler : SignalHandler
-
-    Returns
-    -------
-    frozenset of int
-        All signals that have come.
+    `wakeup` delivers the numbers of signals (`engine.host.signals`).
     """
     come = read_signals(wakeup)
     for signum in come:

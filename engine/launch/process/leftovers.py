@@ -34,17 +34,9 @@ def holds_other_files(directory: Path) -> bool:
 
 
 def forget_records(directory: Path) -> None:
-    """Remove all records of an earlier job's ranks, which would be mistaken for this job's.
+    """Remove all records of an earlier job's ranks from a job's directory, which would be mistaken for this job's.
 
-    Parameters
-    ----------
-    directory : Path
-        Directory of a job.
-
-    Raises
-    ------
-    OSError
-        A record cannot be removed.
+    An `OSError` is raised if a record cannot be removed.
     """
     for name in RECORDS:
         for old in directory.glob(f"rank.*/{name}"):
@@ -55,13 +47,7 @@ def forget_records(directory: Path) -> None:
 
 
 def forget_empty(directory: Path) -> None:
-    """Remove files for stacks that are empty; to be called after the report is made.
-
-    Parameters
-    ----------
-    directory : Path
-        Directory of a job.
-    """
+    """Remove empty files for stacks from a job's directory; to be called after the report is made."""
     with contextlib.suppress(OSError):  # a failure here must not fail the job
         for path in directory.glob(f"rank.*/{stacks.NAME}"):
             if path.stat().st_size == 0:
@@ -71,15 +57,8 @@ def forget_empty(directory: Path) -> None:
 def lock(directory: Path) -> int:
     """Lock a directory, so that no other job uses or removes it; symbolic links are not followed.
 
-    Returns
-    -------
-    int
-        A descriptor; the lock is held until it is closed or the process ends.
-
-    Raises
-    ------
-    BlockingIOError
-        Another process holds the lock.
+    The lock is held until the returned descriptor is closed or the process ends. A `BlockingIOError` is raised if
+    another process holds it.
     """
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -93,14 +72,9 @@ def lock(directory: Path) -> int:
 def clear_old(temporary: Path) -> None:
     """Remove temporary directories of this user's jobs in which nothing has changed for `KEPT` seconds.
 
-    These are directories of `enginerun`, and of the records of ranks that were started without it
-    (`engine.trace.flight`). A job locks its directory, so a directory in use is never removed, however long nothing
-    changes there. Symbolic links are not followed. Directories that cannot be examined or removed are skipped.
-
-    Parameters
-    ----------
-    temporary : Path
-        Directory that contains them.
+    These are directories within `temporary`: those of `enginerun`, and of the records of ranks that were started
+    without it (`engine.trace.flight`). A job locks its directory, so a directory in use is never removed, however long
+    nothing changes there. Symbolic links are not followed. Directories that cannot be examined or removed are skipped.
     """
     cleared = 0
     try:

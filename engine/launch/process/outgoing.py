@@ -47,18 +47,7 @@ class Backlog:
             view = view[written:]
 
     def peek(self, size: int) -> bytes:
-        """Return the first bytes without removing them.
-
-        Parameters
-        ----------
-        size : int
-            Largest number of bytes.
-
-        Returns
-        -------
-        bytes
-            Empty only if the backlog is.
-        """
+        """Return the first bytes, at most `size`, without removing them; empty only if the backlog is."""
         if not self._head and self._file is not None and self._read_at < self._write_at:
             self._head += os.pread(self._file.fileno(), MEMORY_BYTES, self._read_at)
             self._read_at += len(self._head)
@@ -73,23 +62,11 @@ class Backlog:
 
 
 class Outgoing:
-    """The writing end of a channel.
-
-    Parameters
-    ----------
-    descriptor : int
-        Non-blocking descriptor.
-
-    Attributes
-    ----------
-    descriptor : int
-    broken : bool
-        Whether its reader has gone, or the disk is full; further data is dropped.
-    """
+    """The writing end of a channel."""
 
     def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
-        self.broken = False
+        self.descriptor = descriptor  # non-blocking; negative once closed
+        self.broken = False  # whether its reader has gone, or the disk is full; further data is dropped
         self._backlog = Backlog()
 
     @property

@@ -27,31 +27,17 @@ COLOURS = (36, 33, 32, 35, 34, 31)
 
 
 class Lines:
-    """Splitter of a stream of bytes into whole lines.
-
-    Parameters
-    ----------
-    limit : int
-        Largest size in bytes of an unfinished line that is held back.
-    clock : callable
-        Clock in seconds, by which overwritten lines are shown at intervals.
-    """
+    """Splitter of a stream of bytes into whole lines."""
 
     def __init__(self, limit: int = LINE_LIMIT, clock: Callable[[], float] = time.monotonic) -> None:
-        self._limit = limit
-        self._clock = clock
+        self._limit = limit  # largest size in bytes of an unfinished line that is held back
+        self._clock = clock  # seconds, by which overwritten lines are shown at intervals
         self._held = bytearray()
         self._overwrites = False
         self._shown = float("-inf")
 
     def feed(self, data: bytes) -> bytes:
-        """Take the next part of the stream, and return the lines to show.
-
-        Returns
-        -------
-        bytes
-            Whole lines, each with its newline; often none.
-        """
+        """Take the next part of the stream; return the whole lines to show, often none, each with its newline."""
         if b"\r" in data:
             self._overwrites = True
         end = data.rfind(b"\n") + 1
@@ -70,13 +56,7 @@ class Lines:
         return whole
 
     def flush(self) -> bytes:
-        """Return the unfinished line.
-
-        Returns
-        -------
-        bytes
-            The line with a newline; empty if no line was begun.
-        """
+        """Return the unfinished line with a newline; empty if no line was begun."""
         line = _cut_overwritten(bytes(self._held))
         self._held.clear()
         return line + b"\n" if line else b""
@@ -119,37 +99,18 @@ class Tail:
 
 
 class Display:
-    """Destination of one stream of a rank: raw bytes go to a file, whole lines to the console.
+    """Destination of one stream of a rank, `stdout` or `stderr`: raw bytes go to a file, whole lines to the console.
 
-    Parameters
-    ----------
-    rank : int
-    name : str
-        `stdout` or `stderr`.
-    path : Path
-        Path of the file, which is newly made, with its directory if that is missing.
-    console : Console
-        Console that shows the lines.
-    files : Writer
-        Writer of the file. Once it is started, no method here waits for a file system.
-    timestamps : bool
-        Whether the prefix of lines begins with the time.
-
-    Attributes
-    ----------
-    path : Path
-    problem : OSError or None
-        Why the file is incomplete.
-    taken : int
-        Bytes of the stream so far.
+    The file is newly made, with its directory if that is missing. Once its writer `files` is started, no method here
+    waits for a file system. With `timestamps`, the prefix of lines begins with the time.
     """
 
     def __init__(
         self, rank: int, name: str, path: Path, console: Console, files: Writer, *, timestamps: bool = False
     ) -> None:
         self.path = path
-        self.problem: OSError | None = None
-        self.taken = 0
+        self.problem: OSError | None = None  # why the file is incomplete
+        self.taken = 0  # bytes of the stream so far
         self._whose = f"rank {rank}'s {name}"
         self._kept = 0  # bytes in the file, counted by the writer
         self._tail = Tail()
@@ -232,40 +193,20 @@ class Display:
 
 
 class Stream:
-    """The pipe of one of a rank's two streams.
+    """The pipe of one of a rank's two streams; `take` is called with its data.
 
-    Parameters
-    ----------
-    rank : int
-    pipe : int
-        Reading end of the pipe, which does not block.
-    take : callable
-        Called with the data.
-    flush : callable, optional
-        Called when the stream has ended or its last output has been read, so that an unfinished line is shown.
-
-    Attributes
-    ----------
-    rank : int
-    pipe : int
-        Reading end of the pipe; -1 once it is closed.
+    `flush` is called when the stream has ended or its last output has been read, so that an unfinished line is shown.
     """
 
     def __init__(
         self, rank: int, pipe: int, take: Callable[[bytes], None], flush: Callable[[], None] = lambda: None
     ) -> None:
         self.rank = rank
-        self.pipe = pipe
+        self.pipe = pipe  # reading end, which does not block; -1 once it is closed
         self._take, self._flush = take, flush
 
     def read(self) -> bool:
-        """Read once from the pipe, and pass the data on.
-
-        Returns
-        -------
-        bool
-            True if there may be more now.
-        """
+        """Read once from the pipe, and pass the data on; return True if there may be more now."""
         try:
             data = os.read(self.pipe, READ_BYTES)
         except BlockingIOError:
@@ -279,10 +220,7 @@ class Stream:
     def drain(self, limit: int) -> None:
         """Read what the pipe holds now and show it, including an unfinished line.
 
-        Parameters
-        ----------
-        limit : int
-            Bytes after which to stop even if a process goes on writing.
+        It stops after `limit` bytes, even if a process goes on writing.
         """
         for _ in range(limit // READ_BYTES + 1):
             if self.pipe < 0 or not self.read():
@@ -301,28 +239,10 @@ class Stream:
 def open_displays(
     rank: int, directory: Path, consoles: Sequence[Console], files: Writer, *, timestamps: bool
 ) -> dict[str, Display]:
-    """Open the files of a rank.
+    """Open the files of a rank, in `rank.N` of the job's directory; return the display of each stream, by its name.
 
-    Parameters
-    ----------
-    rank : int
-    directory : Path
-        Directory of the job.
-    consoles : sequence of Console
-        The launcher's stdout and stderr.
-    files : Writer
-    timestamps : bool
-        Same as in `Display`.
-
-    Returns
-    -------
-    dict of str to Display
-        Display of each stream, by its name.
-
-    Raises
-    ------
-    LaunchError
-        A file cannot be written. Once the writer is started, that is not detected here.
+    `consoles` are the launcher's stdout and stderr. A `LaunchError` is raised if a file cannot be written; once the
+    writer is started, that is not detected here.
     """
     displays = {}
     for name, console in zip(("stdout", "stderr"), consoles, strict=True):

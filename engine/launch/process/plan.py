@@ -26,24 +26,12 @@ OF_WORKERS = ("ENGINE_GATE", "ENGINE_WORKER", "ENGINE_SLOT")
 
 @dataclass(frozen=True)
 class Crew:
-    """The ranks of one host among several.
+    """The ranks of one host among several."""
 
-    Attributes
-    ----------
-    host : int
-        Number of the host; hosts are numbered in the order of their lowest ranks.
-    sizes : tuple of int
-        Number of ranks of each host.
-    ranks : tuple of int
-        Ranks of this host, in ascending order.
-    name : str
-        Name of the host, as the user gave it.
-    """
-
-    host: int
-    sizes: tuple[int, ...]
-    ranks: tuple[int, ...]
-    name: str = ""
+    host: int  # number of the host; hosts are numbered in the order of their lowest ranks
+    sizes: tuple[int, ...]  # number of ranks of each host
+    ranks: tuple[int, ...]  # ranks of this host, in ascending order
+    name: str = ""  # name of the host, as the user gave it
 
     def cross_rank(self, local_rank: int) -> tuple[int, int]:
         """Return this host's index among the hosts that have a local rank, and their number (cross rank and size)."""
@@ -53,104 +41,43 @@ class Crew:
 
 @dataclass(frozen=True)
 class Job:
-    """The facts that all ranks of a job share.
+    """The facts that all ranks of a job share."""
 
-    Attributes
-    ----------
-    size : int
-        Number of ranks.
-    name : str
-        Name that is unique among the jobs of the host.
-    secret : str
-        32 random bytes in hex. It is passed in the environment only, never in an argument or a file.
-    port : int
-        `MASTER_PORT`.
-    directory : Path
-        Directory of the job's files; rank N's are in `rank.N`.
-    settings : mapping of str to str
-        Engine settings given by options, by variable.
-    horovod : bool
-        Whether ranks run scripts written for Horovod.
-    torchrun : bool
-        Whether ranks get torchrun's variables too.
-    counters : sequence of str
-        Path of the page of counters of each rank on this host; empty if nothing is counted.
-    memory : int or None
-        Limit of a rank's private memory in bytes; None: no limit.
-    gpus : tuple of int, or None
-        GPUs and processes of each worker of a RiseML job; None: CUDA_VISIBLE_DEVICES is left as it is.
-    devices : sequence of str
-        CUDA_VISIBLE_DEVICES of each rank on this host; empty: the inherited value is kept.
-    address : str
-        `MASTER_ADDR`.
-    hub : str
-        `ADDRESS:PORT` on which rank 0 listens for the leaders of other hosts; empty: there are no other hosts.
-    interface : str
-        Network interface by which ranks of different hosts reach each other; empty: whichever leads there.
-    """
-
-    size: int
-    name: str
+    size: int  # number of ranks
+    name: str  # unique among the jobs of the host
+    # 32 random bytes in hex, passed in the environment only, never in an argument or a file
     secret: str = field(repr=False)
-    port: int
-    directory: Path
-    settings: Mapping[str, str]
-    horovod: bool = False
-    torchrun: bool = True
-    counters: Sequence[str] = ()
-    memory: int | None = None
+    port: int  # `MASTER_PORT`
+    directory: Path  # directory of the job's files; rank N's are in `rank.N`
+    settings: Mapping[str, str]  # engine settings given by options, by variable
+    horovod: bool = False  # whether ranks run scripts written for Horovod
+    torchrun: bool = True  # whether ranks get torchrun's variables too
+    counters: Sequence[str] = ()  # path of the page of counters of each rank on this host; empty if nothing is counted
+    memory: int | None = None  # limit of a rank's private memory in bytes; None: no limit
+    # GPUs and processes of each worker of a RiseML job; None: CUDA_VISIBLE_DEVICES is left as it is
     gpus: tuple[int, int] | None = None
-    devices: Sequence[str] = ()
-    address: str = "127.0.0.1"
-    hub: str = ""
-    interface: str = ""
+    devices: Sequence[str] = ()  # CUDA_VISIBLE_DEVICES of each rank on this host; empty: the inherited value is kept
+    address: str = "127.0.0.1"  # `MASTER_ADDR`
+    hub: str = ""  # `ADDRESS:PORT` on which rank 0 listens for the leaders of other hosts; empty: there are none
+    interface: str = ""  # network interface between ranks of different hosts; empty: whichever leads there
 
 
 @dataclass(frozen=True)
 class RankPlan:
-    """The environment, CPUs and directory of one rank.
-
-    Attributes
-    ----------
-    rank : int
-    environment : dict of str to str
-        Complete environment of the process.
-    cpus : tuple of int, or None
-        CPUs to which it is bound; None: any CPU.
-    directory : Path
-        Directory of its files.
-    crowded : bool
-        Whether there are more ranks than CPUs.
-    memory : int or None
-        Limit of its private memory in bytes; None: no limit.
-    """
+    """The environment, CPUs and directory of one rank."""
 
     rank: int
-    environment: dict[str, str] = field(repr=False)
-    cpus: tuple[int, ...] | None
-    directory: Path
-    crowded: bool = False
-    memory: int | None = None
+    environment: dict[str, str] = field(repr=False)  # complete environment of the process
+    cpus: tuple[int, ...] | None  # CPUs to which it is bound; None: any CPU
+    directory: Path  # directory of its files
+    crowded: bool = False  # whether there are more ranks than CPUs
+    memory: int | None = None  # limit of its private memory in bytes; None: no limit
 
 
 def plan(job: Job, allotment: Allotment, environment: Mapping[str, str], crew: Crew | None = None) -> list[RankPlan]:
-    """Plan the ranks of a job on one host.
+    """Plan the ranks of a job on one host, in the order of ranks; they inherit the launcher's environment.
 
-    Parameters
-    ----------
-    job : Job
-        Facts that the ranks share.
-    allotment : Allotment
-        Threads and CPUs of the ranks.
-    environment : mapping of str to str
-        The launcher's environment, which they inherit.
-    crew : Crew or None
-        Ranks of this host; None: all ranks, and there is no other host.
-
-    Returns
-    -------
-    list of RankPlan
-        Plans in the order of ranks.
+    `crew` are the ranks of this host; None: all ranks, and there is no other host.
     """
     ranks = range(job.size) if crew is None else crew.ranks
     return [plan_one(job, allotment, environment, crew, rank, local_rank) for local_rank, rank in enumerate(ranks)]
@@ -179,16 +106,7 @@ def plan_one(
 
 
 def without_places(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without other launchers' variables of places, and without what the launcher does itself.
-
-    Parameters
-    ----------
-    environment : mapping of str to str
-
-    Returns
-    -------
-    dict of str to str
-    """
+    """Return an environment without other launchers' variables of places, and without what the launcher does itself."""
     # With these variables torch would look for the store of an agent that does not exist, and libraries would make a
     # process group and wrap the model in DDP.
     hidden = {*PLACES, *TORCHRUN_PLACE, *OURS, *BETWEEN_HOSTS, *OF_WORKERS}

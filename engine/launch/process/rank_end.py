@@ -10,27 +10,13 @@ from ...host.processes import signal_name
 
 @dataclass(frozen=True)
 class RankEnd:
-    """The end of a rank's process.
-
-    Attributes
-    ----------
-    rank : int
-    code : int
-        Exit code; minus the signal's number if one killed it.
-    time : float
-        Time of the end: seconds, CLOCK_REALTIME.
-    by_launcher : bool
-        Whether the launcher had sent it a signal by then.
-    lost : str
-        Description of how the agent of its host was lost, if the end was not observed because of that; else empty.
-    report : ExitReport
-        Exit report of the process.
-    """
+    """The end of a rank's process."""
 
     rank: int
-    code: int
-    time: float
-    by_launcher: bool = False
+    code: int  # exit code; minus the signal's number if one killed it
+    time: float  # time of the end: seconds, CLOCK_REALTIME
+    by_launcher: bool = False  # whether the launcher had sent it a signal by then
+    # Description of how its host's agent was lost, if the end was not observed because of that; else empty
     lost: str = ""
     report: ExitReport = NOTHING
 
@@ -51,16 +37,5 @@ def shell_code(code: int) -> int:
 
 
 def describe_code(code: int) -> str:
-    """Return a text on how a process ended.
-
-    Parameters
-    ----------
-    code : int
-        Same as in `RankEnd.code`.
-
-    Returns
-    -------
-    str
-        Text such as `exit code 3` or `killed by SIGKILL`.
-    """
+    """Return a text on how a process ended, such as `exit code 3` or `killed by SIGKILL`, for a `RankEnd.code`."""
     return f"exit code {code}" if code >= 0 else f"killed by {signal_name(-code)}"

@@ -17,30 +17,12 @@ from .writer import Writer
 class RankOutput:
     """Output of a job's ranks, or of the slots of an elastic job. Rank N's files are in the directory `rank.N`.
 
-    Parameters
-    ----------
-    directory : Path
-        The job's directory.
-    consoles : sequence of Console
-        The launcher's stdout and stderr.
-    timestamps : bool
-        Whether lines on them begin with the time.
-
-    Attributes
-    ----------
-    displays : dict
-        Display of each (number, stream name) that was opened.
-    problems : dict of str to OSError
-        Files of ranks that could not be written here, and why.
-    files : Writer
-        Writer of the files.
-    writers : list of Writer
-        Writers of files and consoles.
+    `consoles` are the launcher's stdout and stderr, on which lines begin with the time if `timestamps` is True.
     """
 
     def __init__(self, directory: Path, consoles: Sequence[Console], *, timestamps: bool) -> None:
-        self.displays: dict[tuple[int, str], Display] = {}
-        self.problems: dict[str, OSError] = {}
+        self.displays: dict[tuple[int, str], Display] = {}  # those opened, by number and stream
+        self.problems: dict[str, OSError] = {}  # files of ranks that could not be written here, and why
         self.files = Writer("files")
         self.writers = [self.files, *(console.writer for console in consoles)]
         self.directory = directory
@@ -54,10 +36,7 @@ class RankOutput:
     def open(self, number: int) -> dict[str, Display]:
         """Return the displays of a rank by the names of its streams; open its files, unless they are open.
 
-        Raises
-        ------
-        LaunchError
-            A file cannot be written.
+        A `LaunchError` is raised if a file cannot be written.
         """
         if (number, "stderr") not in self.displays:
             opened = open_displays(number, self.directory, self._consoles, self.files, timestamps=self._timestamps)

@@ -20,21 +20,10 @@ from .writer import LOOK, Writer
 
 
 class ReaderLoop:
-    """Event loop of the descriptors that a process reads.
-
-    Parameters
-    ----------
-    sinks : iterable of Outgoing or Writer
-        Destinations of output.
-
-    Attributes
-    ----------
-    woken_at : float
-        Time at which the latest events were found: seconds, CLOCK_REALTIME.
-    """
+    """Event loop of the descriptors that a process reads; `sinks` are the destinations of output."""
 
     def __init__(self, sinks: Iterable[Outgoing | Writer] = ()) -> None:
-        self.woken_at = 0.0
+        self.woken_at = 0.0  # time at which the latest events were found: seconds, CLOCK_REALTIME
         self._sinks = list(sinks)
         self._selector = selectors.DefaultSelector()
         self._urgent: set[int] = set()
@@ -45,15 +34,9 @@ class ReaderLoop:
         self.add_reader(self._bell, self._make_calls)
 
     def add_reader(self, descriptor: int, act: Callable[[], None], urgent: bool = False) -> None:
-        """Call `act` whenever a descriptor is readable.
+        """Call `act`, which reads the descriptor and must not block, whenever it is readable.
 
-        Parameters
-        ----------
-        descriptor : int
-        act : callable
-            Reads the descriptor, and must not block.
-        urgent : bool
-            Whether it is called before all others that are ready at the same time.
+        One that is `urgent` is called before all others that are ready at the same time.
         """
         self._selector.register(descriptor, selectors.EVENT_READ, act)
         if urgent:
@@ -81,13 +64,7 @@ class ReaderLoop:
                 os.eventfd_write(self._bell, 1)
 
     def step(self, seconds: float) -> None:
-        """Wait for events once, and handle them.
-
-        Parameters
-        ----------
-        seconds : float
-            Longest wait in seconds; infinity: no limit.
-        """
+        """Wait for events once, for at most `seconds` (infinity: no limit), and handle them."""
         self._watch_room()
         full = [sink for sink in self._sinks if sink.is_full()]  # calls is_full() of all of them, which has effects
         for hold in self._holders:

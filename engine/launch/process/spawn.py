@@ -39,30 +39,15 @@ DESCRIPTORS_PER_RANK = 8
 
 @dataclass
 class RankProcess:
-    """A started rank.
-
-    Attributes
-    ----------
-    plan : RankPlan
-    process : Child
-        Process of the rank, the leader of its own process group.
-    pidfd : int
-        Descriptor that is readable when the process has ended.
-    stdout, stderr : int
-        Reading ends of its pipes, which do not block.
-    page : int
-        Descriptor of the page for its exit report (`engine.exit_report`); -1: none.
-    started : float
-        Time of the start: seconds, CLOCK_MONOTONIC.
-    """
+    """A started rank."""
 
     plan: RankPlan
-    process: Child
-    pidfd: int
-    stdout: int
-    stderr: int
-    page: int
-    started: float
+    process: Child  # process of the rank, the leader of its own process group
+    pidfd: int  # descriptor that is readable when the process has ended
+    stdout: int  # reading end of its pipe, which does not block
+    stderr: int  # same for stderr
+    page: int  # descriptor of the page for its exit report (`engine.exit_report`); -1: none
+    started: float  # time of the start: seconds, CLOCK_MONOTONIC
 
     @property
     def number(self) -> int:
@@ -80,24 +65,9 @@ class RankProcess:
 
 
 def find_command(command: Sequence[str], environment: Mapping[str, str]) -> str:
-    """Find the program of a command.
+    """Return the path of a command's program, which is looked up on PATH of `environment`.
 
-    Parameters
-    ----------
-    command : sequence of str
-        Program and arguments.
-    environment : mapping of str to str
-        Environment whose PATH is searched.
-
-    Returns
-    -------
-    str
-        Path of the program.
-
-    Raises
-    ------
-    LaunchError
-        There is no such program, or it may not be executed; the text says why.
+    If there is no such program, or it may not be executed, a `LaunchError` says why.
     """
     name = command[0]
     if found := shutil.which(name, path=environment.get("PATH")):
@@ -123,27 +93,11 @@ def start(
     inherited: Sequence[int] = (),
     awaited: bool = True,
 ) -> RankProcess:
-    """Start one rank.
+    """Start one rank; if the system cannot start or watch it, raise a `LaunchError` and leave no process.
 
-    Parameters
-    ----------
-    plan : RankPlan
-        Environment, CPUs and directory.
-    command : sequence of str
-        Program and arguments.
-    program : str
-        Path of the program.
-    descriptors : tuple of int
-        Its limit of open files, soft and hard.
-    inherited : sequence of int
-        Descriptors that it inherits under the same numbers.
-    awaited : bool
-        Whether to wait until its program has been found; else its `process` reports the result later.
-
-    Raises
-    ------
-    LaunchError
-        The system cannot start or watch it; no process is left.
+    `program` is the path of the command's program, and `descriptors` the rank's soft and hard limit of open files. It
+    inherits the descriptors `inherited` under the same numbers. If not `awaited`, its `process` reports later whether
+    its program has been found.
     """
     opened: list[int] = []
     try:
@@ -182,17 +136,6 @@ def start_command(command: Sequence[str], **options: Any) -> subprocess.Popen[by
 
     Loading takes as long as the program's file system needs. With vfork(2), the interpreter's default, it would hold
     the GIL meanwhile.
-
-    Parameters
-    ----------
-    command : sequence of str
-    **options
-        Same as in `subprocess.Popen`.
-
-    Raises
-    ------
-    OSError
-        It cannot be started.
     """
     subprocess._USE_VFORK = False  # type: ignore[misc]  # as the module's documentation recommends
     return subprocess.Popen(list(command), **options)
@@ -201,15 +144,7 @@ def start_command(command: Sequence[str], **options: Any) -> subprocess.Popen[by
 def raise_descriptor_limit(ranks: int) -> tuple[int, int]:
     """Raise the launcher's limit of open files to what it needs for its ranks, as far as the hard limit allows.
 
-    Parameters
-    ----------
-    ranks : int
-        Number of ranks that will be started.
-
-    Returns
-    -------
-    tuple of int
-        The old limit, soft and hard, for the ranks.
+    The old limit, soft and hard, is returned for the ranks.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 64 + ranks * DESCRIPTORS_PER_RANK

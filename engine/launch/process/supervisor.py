@@ -51,21 +51,11 @@ class EndingStage(IntEnum):
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a job.
+    """The outcome of a job."""
 
-    Attributes
-    ----------
-    ends : list of RankEnd
-        Ends of the ranks, in the order of ranks.
-    signum : int or None
-        Signal by which the user ended the job; None if a rank had failed before, or no signal came.
-    hurried : bool
-        Whether the ranks were killed at once, as by a second signal of the user.
-    """
-
-    ends: list[RankEnd]
-    signum: int | None
-    hurried: bool = False
+    ends: list[RankEnd]  # ends of the ranks, in the order of ranks
+    signum: int | None  # signal by which the user ended the job; None if a rank had failed before, or no signal came
+    hurried: bool = False  # whether the ranks were killed at once, as by a second signal of the user
 
     @property
     def failed(self) -> bool:
@@ -76,21 +66,9 @@ class Outcome:
 class Supervisor:
     """Supervisor of a job's ranks on this host.
 
-    Parameters
-    ----------
-    loop : ReaderLoop
-        Event loop of its owner, which closes it. While one of its sinks is full, ranks are not read, and block when
-        their pipes are full.
-    guardian : Guardian
-        Guardian that learns of every process group.
-    wakeup : socket.socket
-        Socket that delivers the numbers of `SIGNALS` (`engine.host.signals`).
-    grace : float
-        Seconds between the stages of an ending.
-    say : callable
-        Shows a line of the launcher's own.
-    ended : callable, optional
-        Called with each rank that has ended, and its end, once all its output has been read.
+    Its owner closes `loop`. While one of the loop's sinks is full, ranks are not read, and block when their pipes are
+    full. The guardian learns of every process group. `wakeup` delivers the numbers of `SIGNALS`
+    (`engine.host.signals`).
     """
 
     def __init__(
@@ -106,9 +84,9 @@ class Supervisor:
         self._guardian = guardian
         self._wakeup = wakeup
         self._full = self._held_back = False
-        self._grace = grace
-        self._say = say
-        self._tell_end = ended
+        self._grace = grace  # seconds between the stages of an ending
+        self._say = say  # shows a line of the launcher's own
+        self._tell_end = ended  # called with each rank that has ended, and its end, once all its output has been read
         loop.add_reader(wakeup.fileno(), self._handle_signals)
         loop.hold_by(self._hold_streams)
         self._alive: dict[int, RankProcess] = {}
@@ -128,13 +106,7 @@ class Supervisor:
         self._foreign = {process.pid for process in processes.list_processes() if process.parent == os.getpid()}
 
     def add(self, rank: RankProcess) -> None:
-        """Watch one more rank.
-
-        Parameters
-        ----------
-        rank : RankProcess
-            Rank that has just been started.
-        """
+        """Watch a rank that has just been started."""
         self._guardian.watch_group(rank.pid)
         self._groups.add(rank.pid)
         self._alive[rank.number] = rank
@@ -143,13 +115,7 @@ class Supervisor:
         self._loop.add_reader(rank.pidfd, functools.partial(self._note_end, rank), urgent=True)
 
     def listen(self, stream: Stream) -> None:
-        """Relay one more stream.
-
-        Parameters
-        ----------
-        stream : Stream
-            Stream of a rank that is watched.
-        """
+        """Relay one more stream of a rank that is watched."""
         self._streams[stream.rank].append(stream)
         self._loop.add_reader(stream.pipe, functools.partial(self._read, stream))
 
@@ -164,10 +130,7 @@ class Supervisor:
     def end(self, why: str) -> None:
         """Begin the ending, because a rank has failed, here or on another host; do nothing if it has begun.
 
-        Parameters
-        ----------
-        why : str
-            Reason that is shown with ranks that do not end by themselves.
+        The reason `why` is shown with ranks that do not end by themselves.
         """
         if self._stage == EndingStage.RUNNING and self._signum is None:
             self._why = why

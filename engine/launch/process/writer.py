@@ -26,17 +26,8 @@ LOOK = 0.05  # seconds between two polls of a full writer
 class Writer:
     """Queue of tasks that a thread runs in order. Before `start`, tasks run at once, in the thread that puts them.
 
-    The thread ends by `finish`, or with the process.
-
-    Parameters
-    ----------
-    name : str
-        Name of the thread.
-
-    Attributes
-    ----------
-    given_up : bool
-        Whether it made no progress at the end, so that nothing more is written.
+    The thread ends by `finish`, or with the process. If it makes no progress at the end, `given_up` is set, and nothing
+    more is written.
     """
 
     def __init__(self, name: str) -> None:
@@ -53,10 +44,7 @@ class Writer:
     def start(self) -> None:
         """Start the thread; a second call does nothing. Call it when nothing needs a single-threaded process any more.
 
-        Raises
-        ------
-        LaunchError
-            The system allows no further thread.
+        A `LaunchError` is raised if the system allows no further thread.
         """
         if self._thread is None:
             thread = threading.Thread(target=self._run, name=f"enginerun-{self._name}", daemon=True)
@@ -75,20 +63,10 @@ class Writer:
         return self._given - self._taken
 
     def put(self, task: Callable[[], None], size: int = 0) -> bool:
-        """Queue a task.
+        """Queue a task, which may block, and which holds `size` bytes; return False if it is dropped.
 
-        Parameters
-        ----------
-        task : callable
-            Function that may block. It calls `note_progress` whenever a part is done, and raises nothing.
-        size : int
-            Number of bytes that it holds.
-
-        Returns
-        -------
-        bool
-            False if it is dropped, because the queue is full without progress for `STANDSTILL`, or the writer has
-            given up.
+        That is so if the queue is full without progress for `STANDSTILL`, or the writer has given up. The task calls
+        `note_progress` whenever a part is done, and raises nothing.
         """
         if self._thread is None:
             task()
@@ -117,17 +95,9 @@ class Writer:
         return self._holding
 
     def flush(self, seconds: float | None = FLUSH) -> bool:
-        """Wait until all tasks are done.
+        """Wait until all tasks are done, and return whether they were.
 
-        Parameters
-        ----------
-        seconds : float, optional
-            Seconds without progress after which the rest is given up; None: never.
-
-        Returns
-        -------
-        bool
-            Whether all tasks were done.
+        After `seconds` without progress the rest is given up; None: never.
         """
         written = threading.Event()
         if self.given_up or not self.put(written.set):
