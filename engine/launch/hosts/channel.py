@@ -42,29 +42,16 @@ class ChannelError(Exception):
 
 @dataclass(frozen=True)
 class Message:
-    """A message of the channel.
+    """A message of the channel."""
 
-    Attributes
-    ----------
-    kind : str
-        Kind of the message, one of those that `agent` and `driver` handle.
-    head : dict
-        Fields, as JSON has them.
-    body : bytes
-        Binary content, such as output or a part of a file.
-    """
-
-    kind: str
-    head: dict[str, Any]
-    body: bytes = b""
+    kind: str  # one of those that `agent` and `driver` handle
+    head: dict[str, Any]  # fields, as JSON has them
+    body: bytes = b""  # binary content, such as output or a part of a file
 
     def get_number(self, name: str, least: int = 0, most: int = MOST) -> int:
         """Return a field that must be a whole number from `least` to `most`.
 
-        Raises
-        ------
-        ChannelError
-            The field is missing or has another value. The other methods raise it, too.
+        This and the other methods raise a `ChannelError` if the field is missing or has another value.
         """
         value = self._get_field(name, "a whole number", int)
         if not least <= value <= most:
@@ -101,15 +88,7 @@ class Message:
 
 
 def pack_message(kind: str, body: bytes = b"", /, **head: Any) -> bytes:
-    """Return a message as bytes, unsealed.
-
-    Parameters
-    ----------
-    kind : str
-    body : bytes
-    **head
-        Fields, as JSON has them.
-    """
+    """Return a message as bytes, unsealed; `head` has its fields, as JSON has them."""
     return frames.wrap(_encode_content(kind, body, head))
 
 
@@ -119,39 +98,19 @@ def _encode_content(kind: str, body: bytes, head: dict[str, Any]) -> bytes:
 
 
 class Decoder:
-    """Decoder of a stream of messages.
-
-    Parameters
-    ----------
-    greeted : bool
-        Whether messages begin at once; else they follow `GREETING`.
-
-    Attributes
-    ----------
-    greeted : bool
-        Whether the greeting has come.
-    noise : bytes
-        Last bytes before the greeting, at most `NOISE`.
-    limit, head_limit : int
-        Largest size of a message and of its head, in bytes.
-    seal : Seal or None
-        Authentication that messages must pass; None: none.
-    """
+    """Decoder of a stream of messages; if it is not `greeted`, they follow `GREETING`."""
 
     def __init__(self, greeted: bool = True) -> None:
-        self.noise = b""
-        self.greeted = greeted
-        self.limit, self.head_limit = LIMIT, HEAD_LIMIT
-        self.seal: Seal | None = None
+        self.noise = b""  # last bytes before the greeting, at most `NOISE`
+        self.greeted = greeted  # whether the greeting has come
+        self.limit, self.head_limit = LIMIT, HEAD_LIMIT  # largest sizes of a message and of its head, in bytes
+        self.seal: Seal | None = None  # authentication that messages must pass; None: none
         self._held = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Message]:
         """Take bytes that were read, and yield the messages that are complete.
 
-        Raises
-        ------
-        ChannelError
-            A message is malformed or too long, or its HMAC is wrong.
+        A `ChannelError` is raised if a message is malformed or too long, or its HMAC is wrong.
         """
         self._held += data
         if not self.greeted and not self._find_greeting():
@@ -206,39 +165,19 @@ def _parse_message(content: bytes, head_limit: int) -> Message:
 class Channel:
     """A bidirectional channel of messages. Sending never blocks: data waits in memory, and then on disk.
 
-    Parameters
-    ----------
-    reading, writing : int
-        Descriptors, which the channel owns from now on.
-    greeted : bool
-        Same as in `Decoder`.
-
-    Attributes
-    ----------
-    reading : int
-        Descriptor to wait for; -1 once the channel has ended.
-    out : Outgoing
-        Buffer of data to be sent; it is `waiting` for room, or `broken` if nobody reads.
-    sealed : Seal or None
-        Authentication of the messages that are sent; None: none.
+    The channel owns its descriptors `reading` and `writing` from now on. `greeted` is that of `Decoder`.
     """
 
     def __init__(self, reading: int, writing: int, greeted: bool = True) -> None:
         os.set_blocking(reading, False)
         os.set_blocking(writing, False)
-        self.reading = reading
-        self.out = Outgoing(writing)
+        self.reading = reading  # descriptor to wait for; -1 once the channel has ended
+        self.out = Outgoing(writing)  # `waiting` for room, or `broken` if nobody reads
         self.decoder = Decoder(greeted)
-        self.sealed: Seal | None = None
+        self.sealed: Seal | None = None  # authentication of the messages that are sent; None: none
 
     def send(self, kind: str, body: bytes = b"", /, **head: Any) -> None:
-        """Send a message as soon as there is room.
-
-        Parameters
-        ----------
-        kind, body, **head
-            Same as in `pack_message`.
-        """
+        """Send a message, as `pack_message` makes it, as soon as there is room."""
         content = _encode_content(kind, body, head)
         self.out.write(frames.wrap(content if self.sealed is None else self.sealed.close(content)))
 
@@ -253,12 +192,8 @@ class Channel:
     def receive(self) -> Iterator[Message]:
         """Read once, and yield the complete messages, also those that an earlier call has read and not yielded.
 
-        If `ended` is true afterwards, no more will come.
-
-        Raises
-        ------
-        ChannelError
-            The other side does not speak this protocol.
+        If `ended` is true afterwards, no more will come. A `ChannelError` is raised if the other side does not speak
+        this protocol.
         """
         data: bytes | None
         try:
@@ -275,10 +210,7 @@ class Channel:
     def wait_for_messages(self) -> Iterator[Message]:
         """Wait for messages, and yield them until the channel ends.
 
-        Raises
-        ------
-        ChannelError
-            The other side does not speak this protocol.
+        A `ChannelError` is raised if the other side does not speak this protocol.
         """
         poll = select.poll()
         while not self.ended:

@@ -29,12 +29,8 @@ def process_view() -> str:
 def confirm_dead_workers(channel: Channel, order: Message) -> None:
     """Kill the workers of a lost agent, and report when none is left; return when the launcher hangs up.
 
-    Parameters
-    ----------
-    channel : Channel
-    order : Message
-        Its fields: `job` and `host`, which identify the processes; `where`, the lost agent's result of `process_view`;
-        `workers`, the pid and start time (in ticks since boot) of each worker.
+    Fields of `order`: `job` and `host` identify the processes. `where` is the lost agent's result of `process_view`.
+    `workers` has the pid and start time (in ticks since boot) of each worker.
     """
     head = order.head
     known = [_parse_process(told) for told in head["workers"]]

@@ -39,15 +39,9 @@ class AgentListener(Protocol):
 
 
 class AgentLoop(ReaderLoop):
-    """The channels to the agents.
+    """The channels to the agents, which hold the ranks' output back while one of `writers`, its destinations, is full.
 
-    Parameters
-    ----------
-    writers : iterable of Writer
-        Destinations of the ranks' output; agents hold it back while one of them is full.
-    listener : AgentListener
-    relay : LeaseRenewer, optional
-        Relay thread between this object and the agents.
+    `relay` is the thread between this object and the agents, if any.
     """
 
     def __init__(self, writers: Iterable[Writer], listener: AgentListener, relay: LeaseRenewer | None = None) -> None:
@@ -85,14 +79,7 @@ class AgentLoop(ReaderLoop):
             host.close(0.0)
 
     def send(self, host: RemoteHost, kind: str, body: bytes = b"", /, **head: Any) -> None:
-        """Send a message to a host, unless it is in trouble or done.
-
-        Parameters
-        ----------
-        host : RemoteHost
-        kind, body, **head
-            Same as in `channel.pack_message`.
-        """
+        """Send a message, as `channel.pack_message` makes it, to a host, unless it is in trouble or done."""
         if host.channel is not None and not host.done and not host.trouble:
             host.channel.send(kind, body, **head)
 

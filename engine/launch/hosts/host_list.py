@@ -19,21 +19,11 @@ _NAME = re.compile(r"(?:[A-Za-z0-9_][\w.-]*@)?[A-Za-z0-9_:][\w.:%-]*")
 
 @dataclass(frozen=True)
 class HostRanks:
-    """The ranks of one host.
+    """The ranks of one host."""
 
-    Attributes
-    ----------
-    name : str
-        Name as the user gave it.
-    ranks : tuple of int
-        Ranks in ascending order.
-    local : bool
-        Whether it is this machine.
-    """
-
-    name: str
-    ranks: tuple[int, ...]
-    local: bool
+    name: str  # name as the user gave it
+    ranks: tuple[int, ...]  # ascending
+    local: bool  # whether it is this machine
 
     @property
     def address(self) -> str:
@@ -44,20 +34,8 @@ class HostRanks:
 def parse_hosts(text: str) -> list[tuple[str, int]]:
     """Parse `name:slots,name:slots`; a name without slots has one. IPv6 addresses are in brackets.
 
-    Parameters
-    ----------
-    text : str
-        Value of `--hosts`.
-
-    Returns
-    -------
-    list of (str, int)
-        Names and slots, in the order given; the slots of a name that is given twice are added.
-
-    Raises
-    ------
-    LaunchError
-        A part is empty, its slots are not a positive integer, or its name is invalid.
+    Names and slots are in the order given; the slots of a name that is given twice are added. A `LaunchError` is raised
+    if a part is empty, its slots are not a positive integer, or its name is invalid.
     """
     hosts: dict[str, int] = {}
     for part in text.split(","):
@@ -85,23 +63,10 @@ def _parse_count(digits: str) -> int:
 
 
 def read_hostfile(text: str) -> list[tuple[str, int]]:
-    """Parse a host file.
+    """Parse the content of a host file; its result is that of `parse_hosts`.
 
-    Parameters
-    ----------
-    text : str
-        Content of the file: lines of `name slots=N`, as in Horovod and Open MPI, or of `name:N`; a name without slots
-        has one. `#` begins a comment. Open MPI's `max_slots=8` is ignored.
-
-    Returns
-    -------
-    list of (str, int)
-        Same as for `parse_hosts`.
-
-    Raises
-    ------
-    LaunchError
-        A line has another form.
+    Lines are `name slots=N`, as in Horovod and Open MPI, or `name:N`; a name without slots has one. `#` begins a
+    comment. Open MPI's `max_slots=8` is ignored. A `LaunchError` is raised if a line has another form.
     """
     hosts: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -125,21 +90,8 @@ def read_hostfile(text: str) -> list[tuple[str, int]]:
 def read_discovered(text: str, slots: int) -> dict[str, int]:
     """Parse the output of a discovery script: lines of `name:slots` or `name`, in any order.
 
-    Parameters
-    ----------
-    text : str
-    slots : int
-        Slots of a host that is named without a number.
-
-    Returns
-    -------
-    dict of str to int
-        Slots of each host; those of a host that is named twice are added.
-
-    Raises
-    ------
-    ValueError
-        A line has another form.
+    A host that is named without a number has `slots` slots; those of a host that is named twice are added. A
+    `ValueError` is raised if a line has another form.
     """
     hosts: dict[str, int] = {}
     for line in text.splitlines():
@@ -158,17 +110,8 @@ def read_discovered(text: str, slots: int) -> dict[str, int]:
 def is_here(name: str, names: Collection[str]) -> bool:
     """Return whether a host is this machine, without asking a name server.
 
-    Parameters
-    ----------
-    name : str
-        A name or an address.
-    names : collection of str
-        Names of this machine besides the loopback's.
-
-    Returns
-    -------
-    bool
-        For an address, whether an interface of this machine has it.
+    `name` is a name, or an address, which an interface of this machine must have. `names` are this machine's, besides
+    the loopback's.
     """
     plain = plain_name(name)
     if plain in LOOPBACK or plain in map(plain_name, names):
@@ -197,21 +140,11 @@ def own_names() -> set[str]:
 
 
 def lay_out(hosts: Sequence[tuple[str, int]], size: int, names: Collection[str] | None) -> list[HostRanks]:
-    """Assign ranks to hosts in order; each host is filled before the next.
+    """Assign ranks to hosts in order, each host filled before the next; return the hosts that get ranks.
 
-    Parameters
-    ----------
-    hosts : sequence of (str, int)
-        Names and slots, with at least as many slots as ranks.
-    size : int
-        Number of ranks.
-    names : collection of str or None
-        Names of this machine besides the loopback's; None: no host counts as this machine, not even the loopback.
-
-    Returns
-    -------
-    list of HostRanks
-        Hosts that get ranks. All names of this machine are one host, at the position of the first of them.
+    `hosts` are names and slots, with at least `size` slots, the number of ranks. `names` are those of this machine
+    besides the loopback's; None: no host counts as this machine, not even the loopback. All names of this machine are
+    one host, at the position of the first of them.
     """
     ranks: dict[str, list[int]] = {}
     here = None
@@ -244,19 +177,9 @@ def told_idle(idle: Sequence[str], size: int) -> list[str]:
 
 
 def reachable_address(place: HostRanks, own_addresses: Iterable[str | None]) -> str | None:
-    """Return the name or address by which other hosts reach one.
+    """Return the name or address by which other hosts reach one; None if no address is known.
 
-    Parameters
-    ----------
-    place : HostRanks
-        The host.
-    own_addresses : iterable of str or None
-        Addresses of this machine as other hosts see it, for a host that is named as `localhost`.
-
-    Returns
-    -------
-    str or None
-        None if no address is known.
+    `own_addresses` are those of this machine as other hosts see it, for a host that is named as `localhost`.
     """
     if not place.local or place.address not in LOOPBACK:
         return place.address

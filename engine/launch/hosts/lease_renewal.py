@@ -113,13 +113,7 @@ class _Link:
 
 
 class LeaseRenewer:
-    """Relay thread that renews the leases of all agents of a job.
-
-    Parameters
-    ----------
-    period : float
-        Seconds between two heartbeats.
-    """
+    """Relay thread that renews the leases of all agents of a job; `period` is the seconds between two heartbeats."""
 
     def __init__(self, period: float) -> None:
         self._period = period
@@ -147,12 +141,9 @@ class LeaseRenewer:
         os.write(self._wake, b".")
 
     def stop(self, channel: Channel | None) -> float | None:
-        """Stop confirming an agent's heartbeats.
+        """Stop confirming an agent's heartbeats, and return the time of the last confirmed one.
 
-        Returns
-        -------
-        float or None
-            Time of the last confirmed heartbeat, by `time.monotonic`; None if none was confirmed.
+        It is a time of `time.monotonic`; None if none was confirmed.
         """
         with self._lock:
             link = None if channel is None else self._links.get(channel)

@@ -21,13 +21,7 @@ CLOCKS = (0, 1 << 63)  # range of a clock in nanoseconds
 
 
 class Pages:
-    """An agent's side: the pages of its ranks.
-
-    Parameters
-    ----------
-    descriptors : mapping of int to int
-        Descriptor of each rank's page.
-    """
+    """An agent's side: the pages of its ranks, whose descriptors are given by rank."""
 
     def __init__(self, descriptors: Mapping[int, int]) -> None:
         self._descriptors = descriptors
@@ -35,13 +29,7 @@ class Pages:
         self._pids: dict[int, int] = {}
 
     def send(self, channel: Channel) -> None:
-        """Send the pages that have changed since the last call, all process states and the clocks.
-
-        Parameters
-        ----------
-        channel : Channel
-            Channel to the launcher.
-        """
+        """Send the launcher the pages that have changed since the last call, all process states and the clocks."""
         states, changed = {}, []
         for rank, descriptor in self._descriptors.items():
             content = os.pread(descriptor, page.BYTES, 0)
@@ -55,33 +43,19 @@ class Pages:
 
 
 class Copies:
-    """The launcher's side: copies of one host's pages.
+    """The launcher's side: copies of the pages of one host's `ranks`.
 
-    Parameters
-    ----------
-    descriptors : sequence of int
-        Descriptors of the copies of all ranks, including those of other hosts; empty if nothing is counted.
-    ranks : collection of int
-        Ranks of the host.
+    `descriptors` are those of the copies of all ranks, including other hosts'; empty if nothing is counted.
     """
 
     def __init__(self, descriptors: Sequence[int], ranks: Collection[int]) -> None:
         self._descriptors = {rank: descriptors[rank] for rank in ranks} if descriptors else {}
 
     def write_pages(self, message: Message, held: Collection[int] | None = None) -> None:
-        """Write the pages of an agent's message into the copies.
+        """Write the pages of an agent's message `pages` into the copies.
 
-        Parameters
-        ----------
-        message : Message
-            The agent's message `pages`.
-        held : collection of int, optional
-            Ranks that run on this host now; the host's pages of others are outdated and skipped. None: all its ranks.
-
-        Raises
-        ------
-        ChannelError
-            The message is not one of `Pages`.
+        `held` are the ranks that run on this host now; the host's pages of others are outdated and skipped. None: all
+        its ranks. A `ChannelError` is raised if the message is not one of `Pages`.
         """
         changed, states = _parse_states(message)
         clocks = _read_clocks()

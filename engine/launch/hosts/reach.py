@@ -17,27 +17,14 @@ from .host_list import HostRanks, lay_out, own_names, parse_hosts, read_hostfile
 
 @dataclass(frozen=True)
 class Reach:
-    """Access to other hosts: the command that starts their agents, and the network between their ranks.
+    """Access to other hosts: the command that starts their agents, and the network between their ranks."""
 
-    Attributes
-    ----------
-    launch_agent : tuple of str
-        Words of the command that starts an agent, instead of ssh; empty: ssh.
-    ssh : tuple of str
-        Options of ssh, which precede those of the launcher.
-    python : tuple of str
-        Python of other hosts, which runs their agents and is first on the PATH of their ranks; empty: the launcher's.
-    directory : str or None
-        Working directory on other hosts; None: the launcher's.
-    interface : str or None
-        Network interface by which ranks reach each other; None: whichever leads there.
-    """
-
-    launch_agent: tuple[str, ...] = ()
-    ssh: tuple[str, ...] = ()
+    launch_agent: tuple[str, ...] = ()  # words of the command that starts an agent, instead of ssh; empty: ssh
+    ssh: tuple[str, ...] = ()  # options of ssh, which precede those of the launcher
+    # Python of other hosts, which runs their agents and is first on the PATH of their ranks; empty: the launcher's
     python: tuple[str, ...] = ()
-    directory: str | None = None
-    interface: str | None = None
+    directory: str | None = None  # working directory on other hosts; None: the launcher's
+    interface: str | None = None  # network interface between ranks of different hosts; None: whichever leads there
 
 
 NO_OPTIONS = Reach()
@@ -75,13 +62,7 @@ def reach_of(given: argparse.Namespace) -> Reach:
 
 
 def add_reach(parser: argparse.ArgumentParser) -> None:
-    """Add the options for access to other hosts.
-
-    Parameters
-    ----------
-    parser : ArgumentParser
-        Its `ignored` collects the names of those options that are given.
-    """
+    """Add the options for access to other hosts; `ignored` of the parser collects the names of those that are given."""
     group = parser.add_argument_group("other hosts")
 
     def add(*names: str, **more: Any) -> None:
@@ -160,22 +141,10 @@ def _split_words(option: str, text: str | None) -> tuple[str, ...]:
 
 
 def network_of(interfaces: str) -> tuple[str, str]:
-    """Choose the network by which ranks of different hosts reach each other.
+    """Return name and address of the interface by which ranks of different hosts reach each other.
 
-    Parameters
-    ----------
-    interfaces : str
-        Names or addresses of interfaces, separated by commas; the first that this host has is used.
-
-    Returns
-    -------
-    tuple of str
-        Name and address of the interface.
-
-    Raises
-    ------
-    LaunchError
-        This host has none of them.
+    `interfaces` are names or addresses, separated by commas; the first that this host has is used. A `LaunchError` is
+    raised if it has none of them.
     """
     refusals = []
     for name in (part.strip() for part in interfaces.split(",")):

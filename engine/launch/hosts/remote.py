@@ -32,14 +32,9 @@ SSH_OPTIONS = ("BatchMode=yes", "StrictHostKeyChecking=accept-new", "ServerAlive
 
 
 def agent_command(place: HostRanks, reach: Reach, seconds: float) -> list[str]:
-    """Return the command that starts the agent of a host.
+    """Return the command that starts the agent of a host, which must answer within `seconds`.
 
-    Parameters
-    ----------
-    place : HostRanks
-    reach : Reach
-    seconds : float
-        Seconds in which the agent must answer; ssh gives up earlier, so that its reason is known by then.
+    ssh gives up earlier, so that its reason is known by then.
     """
     # -P: a file of the user's in the working directory must not hide one of the engine's modules.
     agent = ["-P", "-m", "engine.launch.agent"]
@@ -56,50 +51,25 @@ def agent_command(place: HostRanks, reach: Reach, seconds: float) -> list[str]:
 class RemoteHost:
     """The launcher's state of one host of a job, and of its agent.
 
-    The carrier is the process that the command starts and that carries the channel: ssh, or a local agent itself.
-
-    Parameters
-    ----------
-    number : int
-        Number of the host.
-    place : HostRanks
-    command : sequence of str
-        Command that starts the agent.
-    tied : bool
-        Whether the carrier ends with the launcher, even while it still connects. That runs Python between fork and
-        exec, and so needs a launcher with one thread. Otherwise a thread starts the command and waits for its end, so
-        that nothing else blocks if the program's file system hangs.
-
-    Attributes
-    ----------
-    channel : Channel or None
-        Channel to the agent; None if the command could not be started.
-    carrier : int
-        Descriptor that is readable when the carrier has ended; -1 if there is none.
-    cut_off : bool
-        Whether the carrier has ended while another process, such as the agent, holds the channel open.
-    alive : set of int
-        Ranks of the host that have not ended.
-    ready, done : bool
-        Whether the agent has sent this message.
-    trouble : str
-        Why the host cannot take part; empty as long as it can, and while a thread still starts the command.
-    ahead : float
-        Seconds by which this host's clock is behind the launcher's.
+    The carrier is the process that the command starts and that carries the channel: ssh, or a local agent itself. If it
+    is `tied`, it ends with the launcher, even while it still connects. That runs Python between fork and exec, and so
+    needs a launcher with one thread. Otherwise a thread starts the command and waits for its end, so that nothing else
+    blocks if the program's file system hangs.
     """
 
     def __init__(self, number: int, place: HostRanks, command: Sequence[str], tied: bool = True) -> None:
         self.number = number
         self.place = place
         self.command = list(command)
-        self.channel: Channel | None = None
+        self.channel: Channel | None = None  # None if the command could not be started
         self.errors = -1
-        self.carrier = -1
+        self.carrier = -1  # descriptor that is readable when the carrier has ended; -1 if there is none
+        # Whether the carrier has ended while another process, such as the agent, holds the channel open
         self.cut_off = False
-        self.alive = set(place.ranks)
-        self.ready = self.done = False
-        self.trouble = ""
-        self.ahead = 0.0
+        self.alive = set(place.ranks)  # ranks of the host that have not ended
+        self.ready = self.done = False  # whether the agent has sent this message
+        self.trouble = ""  # why the host cannot take part; empty while it can, or a thread still starts the command
+        self.ahead = 0.0  # seconds by which this host's clock is behind the launcher's
         self._said: deque[str] = deque(maxlen=SAID_LINES)
         self._rest = b""
         self._process: subprocess.Popen[bytes] | None = None
@@ -167,13 +137,7 @@ class RemoteHost:
             os.close(ended)
 
     def hear_errors(self) -> list[str]:
-        """Read the stderr of ssh and the agent.
-
-        Returns
-        -------
-        list of str
-            Complete lines.
-        """
+        """Read the stderr of ssh and the agent, and return the complete lines."""
         if self.errors < 0:
             return []
         try:
@@ -273,13 +237,7 @@ class RemoteHost:
         return self.channel.decoder.greeted
 
     def close(self, patience: float = PATIENCE) -> None:
-        """Hang up, wait for the end of the carrier, and kill it if it does not end in time.
-
-        Parameters
-        ----------
-        patience : float
-            Seconds to wait.
-        """
+        """Hang up, wait `patience` seconds for the end of the carrier, and kill it if it does not end in time."""
         self.hang_up()
         if not self._await_end(patience):
             self._unwanted = True

@@ -36,16 +36,7 @@ PAUSE = 0.02  # seconds between two polls for that
 
 
 class Directory:
-    """The directory of a job, on an agent's side.
-
-    Parameters
-    ----------
-    path : Path
-    job : str
-        The job's name.
-    ranks : sequence of int
-        Ranks of this host.
-    """
+    """The directory of a job, on the side of an agent, which has the job's name and the ranks of its host."""
 
     def __init__(self, path: Path, job: str, ranks: Sequence[int]) -> None:
         self._path = path
@@ -59,10 +50,7 @@ class Directory:
     def make(self) -> None:
         """Make and lock the directory, unless it is the launcher's own.
 
-        Raises
-        ------
-        LaunchError
-            It cannot be made, or another job uses it.
+        A `LaunchError` is raised if it cannot be made, or another job uses it.
         """
         with contextlib.suppress(OSError):
             self._shared = (self._path / TOKEN).read_text() == self._job
@@ -113,15 +101,7 @@ class Directory:
     def take_part(self, message: Message) -> None:
         """Write a part of the file that the launcher sends, unless the launcher shares the directory.
 
-        Parameters
-        ----------
-        message : Message
-            A message `file`.
-
-        Raises
-        ------
-        LaunchError
-            It cannot be written.
+        `message` is one of `file`. A `LaunchError` is raised if the part cannot be written.
         """
         path = self._path / self._enclosed
         try:
@@ -164,11 +144,7 @@ class Directory:
 def read_parts(path: Path, directory: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
     """Read a file, and yield its parts of `PART` bytes, each with the head of its message.
 
-    Parameters
-    ----------
-    path : Path
-    directory : Path
-        Directory of the job, which contains the file.
+    `directory` is that of the job, which contains the file.
     """
     with path.open("rb") as file:
         first = True
@@ -194,10 +170,7 @@ def keep_part_later(
 ) -> None:
     """Queue `keep_part` in a writer; if the part cannot be written, note the reason in `problems`, by the file's path.
 
-    Raises
-    ------
-    ChannelError
-        Same as for `keep_part`.
+    A `ChannelError` is raised as by `keep_part`.
     """
     path, numbers = directory / name_of(message, numbers), tuple(numbers)
 
@@ -212,10 +185,7 @@ def keep_part_later(
 def name_of(message: Message, numbers: Collection[int]) -> Path:
     """Return the validated name, relative to the job's directory, of a file that an agent has sent.
 
-    Raises
-    ------
-    ChannelError
-        It leads out of the directory, or to a file that the agent may not write.
+    A `ChannelError` is raised if it leads out of the directory, or to a file that the agent may not write.
     """
     text = message.get_text("path")
     name = Path(text)
@@ -227,26 +197,11 @@ def name_of(message: Message, numbers: Collection[int]) -> Path:
 
 
 def keep_part(message: Message, directory: Path, numbers: Collection[int]) -> OSError | None:
-    """Write a part of a file that an agent has sent into the launcher's directory.
+    """Write a part of a file that an agent has sent into the launcher's directory; return why that failed, or None.
 
-    Parameters
-    ----------
-    message : Message
-        A message `file`.
-    directory : Path
-        Directory of the job.
-    numbers : collection of int
-        Ranks of the agent's host, or its slots in an elastic job; the agent may write into their directories only.
-
-    Returns
-    -------
-    OSError or None
-        Why it could not be written.
-
-    Raises
-    ------
-    ChannelError
-        Its name leads out of the directory, or to a file that the agent may not write.
+    `numbers` are the ranks of the agent's host, or its slots in an elastic job; it may write into their directories
+    only. A `ChannelError` is raised if the file's name leads out of the directory, or to a file that the agent may not
+    write.
     """
     name = name_of(message, numbers)
     try:
