@@ -73,24 +73,10 @@ class PoolListener(Protocol):
 
 
 class AgentPool:
-    """The agents of an elastic job, which come and go.
+    """The agents of an elastic job, which come and go; the driver's options must have `elastic`.
 
-    Parameters
-    ----------
-    driver : Driver
-        Driver whose options have `elastic`.
-    names : Names
-        Names of this machine.
-    several : bool
-        Whether workers may be on several hosts.
-    listener : PoolListener
-    cluster : ClusterBackend, optional
-        Cluster that starts agents, instead of ssh or a command.
-
-    Attributes
-    ----------
-    handlers : mapping of str to callable
-        Handlers of messages about agents, by their kind.
+    `names` are those of this machine, and `several` says whether workers may be on several hosts. `cluster` starts
+    agents, instead of ssh or a command.
     """
 
     def __init__(

@@ -10,16 +10,10 @@ from .discovery import Discovery
 
 
 class ClusterBackend(Protocol):
-    """Replacement of `-H`, the discovery script and ssh.
-
-    Attributes
-    ----------
-    discovery : Discovery
-        Discovery whose hosts are named `NAME@ADDRESS`; other hosts reach a host at that address.
-    """
+    """Replacement of `-H`, the discovery script and ssh."""
 
     @property
-    def discovery(self) -> Discovery: ...
+    def discovery(self) -> Discovery: ...  # names hosts `NAME@ADDRESS`; other hosts reach a host at that address
 
     def make_agent(self, number: int, host: str) -> RemoteHost:
         """Return the launcher's end of a host's agent, which has not been started."""

@@ -36,10 +36,7 @@ class Discovery(Protocol):
     def poll_hosts(self, now: float) -> Mapping[str, int] | None:
         """Return the slots of each host if they have changed, else None. Does not block.
 
-        Raises
-        ------
-        LaunchError
-            Discovery failed, and there is no earlier answer.
+        A `LaunchError` is raised if discovery failed, and there is no earlier answer.
         """
         ...
 
@@ -64,28 +61,14 @@ class Fixed:
 class _Question:
     """One run of a script, in a thread of its own, so that nothing else waits for it.
 
-    Parameters
-    ----------
-    command : sequence of str
-    slots : int
-        Slots of a host that the script names without a number.
-    answered : callable
-        Called in the thread when the run is over, with or without an answer.
-
-    Attributes
-    ----------
-    answer : dict of str to int, or None
-        Slots of each host; None if there is no answer, or not yet.
-    trouble : str
-        Why there is no answer.
-    over : bool
-        Whether the script has ended.
+    A host that the script names without a number has `slots` slots. `answered` is called in the thread when the run is
+    over, with or without an answer.
     """
 
     def __init__(self, command: Sequence[str], slots: int, answered: Callable[[], None]) -> None:
-        self.answer: dict[str, int] | None = None
-        self.trouble = ""
-        self.over = False
+        self.answer: dict[str, int] | None = None  # slots of each host; None: no answer, or not yet
+        self.trouble = ""  # why there is no answer
+        self.over = False  # whether the script has ended
         self._command, self._slots, self._answered = command, slots, answered
         self._process: subprocess.Popen[bytes] | None = None
         self._unwanted = False
@@ -142,19 +125,9 @@ class _Question:
 
 
 class Script:
-    """The user's discovery script. If its first run fails, the job ends; if later ones fail, the last answer is kept.
+    """The user's discovery script.
 
-    Parameters
-    ----------
-    command : sequence of str
-    slots : int
-        Slots of a host that the script names without a number.
-    loop : ReaderLoop
-        Event loop that is woken when there is an answer.
-    say : callable
-        Shows a line.
-    deadline : float
-        Seconds that a run may take.
+    If its first run fails, the job ends; if later ones fail, the last answer is kept.
     """
 
     def __init__(
@@ -166,10 +139,10 @@ class Script:
         deadline: float = DEADLINE,
     ) -> None:
         self._command = list(command)
-        self._slots = slots
-        self._loop = loop
-        self._say = say
-        self._deadline = deadline
+        self._slots = slots  # slots of a host that the script names without a number
+        self._loop = loop  # woken when there is an answer
+        self._say = say  # shows a line
+        self._deadline = deadline  # seconds that a run may take
         self._question: _Question | None = None
         self._held: _Question | None = None  # the run of which it was reported that it cannot be killed
         self._late = False  # whether the current run has exceeded its deadline
@@ -238,10 +211,7 @@ class Script:
 class Names:
     """Unification of this machine's names: the first one that was used replaces the others.
 
-    Parameters
-    ----------
-    names : collection of str or None
-        Same as in `lay_out`.
+    `names` are those of `host_list.lay_out`.
     """
 
     def __init__(self, names: Collection[str] | None) -> None:

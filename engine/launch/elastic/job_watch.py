@@ -27,18 +27,9 @@ class _Span:
 class Watch:
     """Observer of an elastic job's machine, which it does not change.
 
-    Parameters
-    ----------
-    elastic : Elastic
-    pages : sequence of int
-        Descriptors by slot number of copies of the pages of counters; empty if nothing is counted.
-    publish : callable
-        Called with the public state of the job whenever it has changed.
-
-    Raises
-    ------
-    LaunchError
-        Slow workers are to be found, and nothing is counted.
+    `pages` are descriptors of copies of the pages of counters, by slot number; empty if nothing is counted. `publish`
+    is called with the public state of the job whenever it has changed. A `LaunchError` is raised if slow workers are to
+    be found, and nothing is counted.
     """
 
     def __init__(self, elastic: Elastic, pages: Sequence[int], publish: Callable[[ElasticJob], None]) -> None:
@@ -55,13 +46,7 @@ class Watch:
     def find_slow_worker(self, machine: Machine, numbers: Mapping[int, int], now: float) -> events.Slow | None:
         """Return an event for a slow worker, if `--slow-limit` is set and there is one; else None.
 
-        Parameters
-        ----------
-        machine : Machine
-        numbers : mapping of int to int
-            Slot number of each worker.
-        now : float
-            Time in seconds, on the driver's clock.
+        `numbers` are the slot numbers of workers, and `now` is in seconds, on the driver's clock.
         """
         if self._slow is None:
             return None
@@ -72,15 +57,8 @@ class Watch:
     def record_state(self, machine: Machine, ranks: Mapping[int, int], size: int, now: float) -> None:
         """Record the state of the machine, and publish it if it has changed; to be called after each event.
 
-        Parameters
-        ----------
-        machine : Machine
-        ranks : mapping of int to int
-            Same as in `ElasticJob`.
-        size : int
-            Size of the newest world.
-        now : float
-            Time in seconds, on the driver's clock.
+        `ranks` are those of `ElasticJob`, `size` is that of the newest world, and `now` is in seconds, on the driver's
+        clock.
         """
         running = machine.phase in (Phase.RUNNING, Phase.DRAINING, Phase.OVER)
         while len(self._spans) < len(machine.causes.resets):

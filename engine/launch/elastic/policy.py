@@ -51,14 +51,8 @@ class _Worker:
 class ElasticPolicy(JobPolicy):
     """Policy of a job whose workers come and go; it implements `PoolListener`.
 
-    Parameters
-    ----------
-    driver : Driver
-        Driver whose options have `elastic`.
-    limits : JobLimits
-    watch : Watch
-    cluster : ClusterBackend, optional
-        Cluster that discovers hosts and starts agents, instead of the means of the command line.
+    The driver's options must have `elastic`. `cluster` discovers hosts and starts agents, instead of the means of the
+    command line.
     """
 
     def __init__(self, driver: Driver, limits: JobLimits, watch: Watch, cluster: ClusterBackend | None = None) -> None:

@@ -9,13 +9,7 @@ from ...elastic.places import Slot
 
 
 class SlotNumbers:
-    """Numbers of slots.
-
-    Parameters
-    ----------
-    most : int
-        Largest number of workers at once.
-    """
+    """Numbers of slots; `most` is the largest number of workers at once."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -31,13 +25,8 @@ class SlotNumbers:
         """Return a slot's number in the job; assign one if it has none.
 
         A slot keeps its number, unless the numbers run out: then a slot without a worker loses its number to the new
-        one. The first numbers are assigned in the order of the first world's ranks.
-
-        Parameters
-        ----------
-        slot : Slot
-        used : collection of int
-            Numbers of slots that have workers.
+        one. `used` are the numbers of slots that have workers. The first numbers are assigned in the order of the first
+        world's ranks.
         """
         number = self._numbers.get(slot)
         if number is None:

@@ -19,14 +19,8 @@ LOOKS = 10  # most samples in the time for which a worker must have been slow
 class SlowWatch:
     """Detector of the worker that the others wait for.
 
-    Parameters
-    ----------
-    limit : float
-        Seconds of each step for which the others wait for a slow worker.
-    seconds : float
-        Seconds for which a worker must have been slow; at least the time of two samples.
-    pages : sequence of int
-        Descriptors by slot number of the copies of pages.
+    It must be slow for `seconds`, at least the time of two samples; the others wait for it `limit` seconds of each
+    step. `pages` are descriptors of the copies of pages, by slot number.
     """
 
     def __init__(self, limit: float, seconds: float, pages: Sequence[int]) -> None:
@@ -39,21 +33,10 @@ class SlowWatch:
         self._looks: list[Look] = []
 
     def take_sample(self, now: float, world: int, numbers: Mapping[int, int]) -> SlowWorker | None:
-        """Take a sample, if one is due, and return a slow worker, if there is one.
+        """Take a sample, if one is due, and return a slow worker, if there is one; at most one in each world.
 
-        Parameters
-        ----------
-        now : float
-            Time in seconds.
-        world : int
-            Number of the world that trains; 0: none does.
-        numbers : mapping of int to int
-            Slot number of each member.
-
-        Returns
-        -------
-        SlowWorker or None
-            A slow worker, at most one in each world.
+        `now` is in seconds. `world` is the number of the world that trains (0: none does), and `numbers` are the slot
+        numbers of its members.
         """
         if world != self._world:
             self._world, self._next, self._looks = world, now + self._every, []

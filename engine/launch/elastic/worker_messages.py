@@ -34,22 +34,9 @@ class WorkerMessageError(Exception):
 
 
 def check(said: Any) -> dict[str, Any]:
-    """Validate a worker's message.
+    """Validate a worker's message, one of `engine.elastic.worker.gate`, and return a copy of it.
 
-    Parameters
-    ----------
-    said : object
-        A message of `engine.elastic.worker.gate`.
-
-    Returns
-    -------
-    dict
-        A copy of the message.
-
-    Raises
-    ------
-    WorkerMessageError
-        Its kind is unknown, or a field is missing or invalid.
+    A `WorkerMessageError` is raised if its kind is unknown, or a field is missing or invalid.
     """
     kind = said.get("kind") if isinstance(said, dict) else None
     fields = _FIELDS.get(kind) if isinstance(kind, str) else None

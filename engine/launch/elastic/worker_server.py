@@ -48,21 +48,7 @@ class _Peer:
 class WorkerServer:
     """Server on an abstract socket of this network namespace.
 
-    Parameters
-    ----------
-    secret : str
-        The job's secret.
-    several : bool
-        Whether workers may be on several hosts.
-    most : int
-        Largest number of workers that may connect at once.
-    loop : ReaderLoop
-    listener : WorkerListener
-
-    Attributes
-    ----------
-    name : str
-        Name of the socket, without the leading NUL.
+    `several` says whether workers may be on several hosts; at most `most` of them connect at once.
     """
 
     def __init__(
@@ -73,7 +59,7 @@ class WorkerServer:
         loop: ReaderLoop,
         listener: WorkerListener,
     ) -> None:
-        self.name = f"engine-gate-{os.getuid()}-{secrets.token_hex(12)}"
+        self.name = f"engine-gate-{os.getuid()}-{secrets.token_hex(12)}"  # without the socket's leading NUL
         self._key = derive_key(secret, "gate")
         self._several = several
         self._loop = loop

@@ -16,12 +16,7 @@ from ..process.supervisor import EndingStage, Supervisor
 class WorkerSupervisor(Supervisor):
     """Supervisor of a host's workers.
 
-    Parameters
-    ----------
-    *arguments
-        Same as in `Supervisor`.
-    leaving : callable
-        Called with the name of a signal to the agent itself, which means that this host is about to go.
+    `leaving` is called with the name of a signal to the agent itself, which means that this host is about to go.
     """
 
     def __init__(self, *arguments: Any, leaving: Callable[[str], None]) -> None:

@@ -37,14 +37,7 @@ _NOT_EXECUTED = {errno.ENOENT: 127, errno.EACCES: 126, errno.ENOEXEC: 126}
 
 
 class Workers:
-    """The workers of this host. They implement `RankGroup` of the agent.
-
-    Parameters
-    ----------
-    agent : Agent
-    order : Message
-        The launcher's message `prepare`.
-    """
+    """The workers of this host, as a `RankGroup` of the agent; `order` is the launcher's message `prepare`."""
 
     def __init__(self, agent: Agent, order: Message) -> None:
         self._agent = agent
