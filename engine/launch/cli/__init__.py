@@ -26,17 +26,9 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `enginerun`.
+    """Run `enginerun` with arguments without the program's name; None: those of this process.
 
-    Parameters
-    ----------
-    argv : sequence of str or None
-        Arguments without the program's name; None for those of this process.
-
-    Returns
-    -------
-    int
-        Exit code: 0; 2 for a job that cannot start; otherwise that of `JobRun.run` or of the subcommand.
+    The exit code is 0; 2 for a job that cannot start; otherwise that of `JobRun.run` or of the subcommand.
     """
     arguments = sys.argv[1:] if argv is None else argv
     with _reader_may_leave():

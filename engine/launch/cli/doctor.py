@@ -42,11 +42,7 @@ installed there, which address its ranks would use, and which hosts it reaches. 
 def examine_host(channel: Channel, order: Message) -> None:
     """Report this host's installation to the launcher, and open a socket that other hosts can try to reach.
 
-    Parameters
-    ----------
-    channel : Channel
-    order : Message
-        Its field `interface` is the network interface that ranks are to use; empty for any.
+    Field `interface` of `order` is the network interface that ranks are to use; empty for any.
     """
     kernels, problem = check_build.find_kernels()
     address = network_of(str(order.head["interface"]))[1] if order.head["interface"] else ""
@@ -94,22 +90,13 @@ def _list_lacks() -> Iterable[str]:
 
 
 def try_connections(targets: Mapping[str, Sequence[Any]], limit: float = CONNECT) -> dict[str, tuple[str, str]]:
-    """Try to connect to other hosts, all at once.
+    """Try to connect to other hosts, all at once, within `limit` seconds for all of them together.
 
-    Each host has a thread, as far as the system allows threads, which looks up its name, too. Nobody waits for a
-    thread beyond the limit, because a name server may be silent for longer.
+    `targets` has the address and port of each host, by its name. The result has, for each, the address of this host
+    that was used and why the other cannot be reached; one is empty.
 
-    Parameters
-    ----------
-    targets : mapping of str to (str, int)
-        Address and port of each host, by its name.
-    limit : float
-        Seconds for all of them together.
-
-    Returns
-    -------
-    dict of str to (str, str)
-        For each host, the address of this host that was used and why the other cannot be reached; one is empty.
+    Each host has a thread, as far as the system allows threads, which looks up its name, too. Nobody waits for a thread
+    beyond the limit, because a name server may be silent for longer.
     """
     for name, (_, port) in targets.items():
         if type(port) is not int or not 0 < port <= MOST_PORTS:
@@ -153,22 +140,9 @@ def _try_connection(address: str, port: int, limit: float) -> tuple[str, str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run `enginerun doctor`.
+    """Run `enginerun doctor`; return 1 if a host cannot take part in a job, or does not reach another.
 
-    Parameters
-    ----------
-    arguments : sequence of str
-        Arguments after `doctor`.
-
-    Returns
-    -------
-    int
-        Exit code: 1 if a host cannot take part in a job, or does not reach another.
-
-    Raises
-    ------
-    LaunchError
-        The options are invalid.
+    `arguments` are those after `doctor`. A `LaunchError` is raised if they are invalid.
     """
     parser = argparse.ArgumentParser("enginerun doctor", USAGE, DESCRIPTION, allow_abbrev=False)
     parser.add_argument("-H", "--hosts", metavar="NAME,..", help="hosts; slots behind the names are passed over")
@@ -200,15 +174,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 class Examination:
-    """Examination of hosts by agents.
-
-    Parameters
-    ----------
-    places : sequence of HostRanks
-    reach : Reach
-    limit : float
-        Seconds in which agents must answer.
-    """
+    """Examination of hosts by agents, which must answer within `limit` seconds."""
 
     def __init__(self, places: Sequence[HostRanks], reach: Reach, limit: float) -> None:
         self._hosts = [RemoteHost(n, place, agent_command(place, reach, limit)) for n, place in enumerate(places)]
@@ -221,13 +187,7 @@ class Examination:
         self._loop = AgentLoop((), self)
 
     def run(self) -> int:
-        """Examine the hosts, and print the table and the problems.
-
-        Returns
-        -------
-        int
-            Exit code.
-        """
+        """Examine the hosts, print the table and the problems, and return the exit code."""
         try:
             for host in self._hosts:
                 self._loop.start(host)

@@ -26,42 +26,22 @@ MARGIN = 1.0  # seconds in which a guardian notices that a lease has expired, an
 
 @dataclass(frozen=True)
 class Elastic:
-    """Options of an elastic job.
-
-    Attributes
-    ----------
-    size, min_size, max_size, multiple : int
-        Same as in `JobLimits`.
-    hosts : tuple of (str, int)
-        Hosts of `-H`, or this one, with their slots; empty with a script.
-    script : tuple of str
-        Words of the host discovery command; empty if hosts are fixed.
-    slots : int
-        Slots of a host that the script names without a number.
-    timeout : float
-        Seconds that the job waits for `min_size` workers.
-    reset_limit : int or None
-        Most resets of the job; None: no limit.
-    cooldown : (float, float) or None
-        Least and longest seconds for which a failed host is blacklisted; None: for good.
-    slow : (float, float) or None
-        Limits for letting a slow worker go: seconds of each step for which the others wait for it, and for how long.
-    lease : float
-        Seconds without a message of the launcher after which the workers of another host are killed.
-    """
+    """Options of an elastic job. The sizes and `multiple` are those of `JobLimits`."""
 
     size: int
     min_size: int
     max_size: int
     multiple: int
-    hosts: tuple[tuple[str, int], ...]
-    script: tuple[str, ...]
-    slots: int
-    timeout: float
-    reset_limit: int | None
+    hosts: tuple[tuple[str, int], ...]  # hosts of `-H`, or this one, with their slots; empty with a script
+    script: tuple[str, ...]  # words of the host discovery command; empty if hosts are fixed
+    slots: int  # slots of a host that the script names without a number
+    timeout: float  # seconds that the job waits for `min_size` workers
+    reset_limit: int | None  # most resets of the job; None: no limit
+    # Least and longest seconds for which a failed host is blacklisted; None: for good
     cooldown: tuple[float, float] | None
+    # A slow worker goes: seconds of each step for which the others wait for it, and for how long
     slow: tuple[float, float] | None
-    lease: float = LEASE
+    lease: float = LEASE  # seconds without a message of the launcher after which the workers of another host are killed
 
     @property
     def silence(self) -> float:
@@ -74,20 +54,10 @@ class Elastic:
         return bool(self.script) or len(fixed) + (len(fixed) < len(self.hosts)) > 1
 
     def make_limits(self, start_timeout: float, stall_limit: float, grace: float) -> JobLimits:
-        """Return the limits of the driver's machine.
+        """Return the limits of the driver's machine; raise a `LaunchError` if the options contradict each other.
 
-        Parameters
-        ----------
-        start_timeout, stall_limit : float
-            The engine's settings, in seconds. For a stall limit of 0 (none) the default of `JobLimits` is used, because
-            a member that never comes back would block all others.
-        grace : float
-            Seconds in which workers must end when the user ends the job.
-
-        Raises
-        ------
-        LaunchError
-            The options contradict each other.
+        All parameters are in seconds. For a stall limit of 0 (none) the default of `JobLimits` is used, because a
+        member that never comes back would block all others. Workers must end within `grace` when the user ends the job.
         """
         try:
             return JobLimits(
@@ -110,10 +80,7 @@ class Elastic:
 def add_elastic(parser: argparse.ArgumentParser) -> None:
     """Add the options of elastic jobs.
 
-    Parameters
-    ----------
-    parser : ArgumentParser
-        Its `ignored` collects the names of options that have no effect unless the job is elastic.
+    The parser's `ignored` collects the names of options that have no effect unless the job is elastic.
     """
     group = parser.add_argument_group(
         "elastic jobs", "--min-np, --max-np or --host-discovery-script makes one, whose program calls elastic.run."
@@ -158,10 +125,7 @@ def add_elastic(parser: argparse.ArgumentParser) -> None:
 def elastic_of(given: argparse.Namespace, hosts: Sequence[tuple[str, int]] | None) -> Elastic | None:
     """Return the options of an elastic job; None if the job is not elastic.
 
-    Raises
-    ------
-    LaunchError
-        The options contradict each other.
+    A `LaunchError` is raised if they contradict each other.
     """
     script = _split_script(given.host_discovery_script)
     size = given.num_proc or (None if hosts is None else sum(slots for _, slots in hosts)) or given.min_np

@@ -12,21 +12,10 @@ _OURS = Path(__file__).resolve().parents[2]
 
 
 def find_hiding_file(command: Sequence[str], here: Path) -> str | None:
-    """Find a file that hides the package `engine` from the script of a command.
+    """Return a line on a file that hides the package `engine` from the script of a rank's command, with a workaround.
 
     Python looks for modules in the script's own directory first, so an `engine.py` there is what `import engine` gives.
-
-    Parameters
-    ----------
-    command : sequence of str
-        Program and arguments of a rank.
-    here : Path
-        The working directory.
-
-    Returns
-    -------
-    str or None
-        A line with the file and a workaround; None if nothing is hidden, or the script uses the name `enginerun`.
+    `here` is the working directory. None: nothing is hidden, or the script uses the name `enginerun`.
     """
     if not _PYTHON.fullmatch(Path(command[0]).name):
         return None

@@ -67,10 +67,7 @@ _SECTIONS = {
 def without_effect(options: Iterable[str]) -> str:
     """Return one line on the options that were accepted without effect, with the reasons.
 
-    Parameters
-    ----------
-    options : iterable of str
-        Keys of the tables above, in the order given.
+    They are keys of the tables above, in the order given.
     """
     reasons = FLAGS | WITH_VALUE | FAR | ELASTIC
     groups: dict[str, list[str]] = {}
@@ -80,20 +77,11 @@ def without_effect(options: Iterable[str]) -> str:
 
 
 def arguments_of(path: Path, options: Collection[str]) -> list[str]:
-    """Convert a settings file of `--config-file` into options.
+    """Convert a settings file of `--config-file` into options, which must be among `options` of the command line.
 
-    Parameters
-    ----------
-    path : Path
-        JSON or TOML by its suffix, else YAML. It holds sections `params`, `autotune`, `timeline`, `stall_check`,
-        `library_options` and `logging`, and options outside of them.
-    options : collection of str
-        All options of the command line.
-
-    Raises
-    ------
-    LaunchError
-        The file cannot be read, or a key stands for no option.
+    The file is JSON or TOML by its suffix, else YAML. It holds sections `params`, `autotune`, `timeline`,
+    `stall_check`, `library_options` and `logging`, and options outside of them. A `LaunchError` is raised if it cannot
+    be read, or a key stands for no option.
     """
     content = _read(path)
     if not isinstance(content, dict):

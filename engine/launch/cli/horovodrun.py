@@ -14,17 +14,7 @@ def main(argv: Sequence[str] | None = None) -> Any:
     """Run `enginerun --horovod` with the same arguments, or Horovod's own launcher if Horovod is installed.
 
     Both packages install a command of this name, and the last one installed has the file. So a Horovod in the same
-    environment works in either order of installation.
-
-    Parameters
-    ----------
-    argv : sequence of str or None
-        Arguments without the program's name; None: those of this process.
-
-    Returns
-    -------
-    int or None
-        Exit code, same as of `enginerun`.
+    environment works in either order of installation. Arguments and exit code are those of `enginerun`.
     """
     theirs = _of_horovod()
     if theirs is not None:

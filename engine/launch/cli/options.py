@@ -31,68 +31,31 @@ GROUPS = {"autotune": "tuning", "metrics": "metrics", "run": "metrics"}  # first
 
 @dataclass(frozen=True)
 class Options:
-    """The parsed and validated command line.
+    """The parsed and validated command line."""
 
-    Attributes
-    ----------
-    size : int
-        Number of ranks.
-    command : tuple of str
-        Program and arguments of every rank.
-    directory : Path or None
-        Directory of the job's files; None for a private temporary directory.
-    settings : dict of str to str
-        Engine settings given by options, as text, by environment variable.
-    binding : bool
-    cpus_per_rank : int or None
-    grace : float
-        Seconds between the stages by which a job is ended.
-    timestamps, verbose, quiet : bool
-    summary : bool
-        Whether to print figures of the run at its end.
-    horovod : bool
-        Whether `import horovod.torch` gives `engine.torch`, and so for the other frameworks.
-    torchrun : bool
-        Whether ranks get torchrun's variables too.
-    ignored : tuple of str
-        Options that were accepted without effect.
-    memory : int or None
-        Limit of a rank's private memory in bytes; no option sets it, nor the next two.
-    gpus : tuple of int, or None
-        GPUs and processes of each worker of a RiseML job; None: CUDA_VISIBLE_DEVICES is left as it is.
-    enclosed : bytes
-        Content of a file that every host gets in the job's directory (`remote_files.ENCLOSED`); empty: no file.
-    places : tuple of HostRanks
-        Hosts whose agents start the ranks; empty if the launcher starts all ranks here, or the job is elastic.
-    reach : Reach
-        Access to hosts with agents.
-    idle : tuple of str
-        Hosts that were given and get no rank.
-    elastic : Elastic or None
-        Options of an elastic job; None: the job is not elastic.
-    """
-
-    size: int
-    command: tuple[str, ...]
-    directory: Path | None
-    settings: dict[str, str]
+    size: int  # number of ranks
+    command: tuple[str, ...]  # program and arguments of every rank
+    directory: Path | None  # directory of the job's files; None for a private temporary directory
+    settings: dict[str, str]  # engine settings given by options, as text, by environment variable
     binding: bool
     cpus_per_rank: int | None
-    grace: float
+    grace: float  # seconds between the stages by which a job is ended
     timestamps: bool
     verbose: bool
     quiet: bool
-    summary: bool
-    horovod: bool
-    torchrun: bool
-    ignored: tuple[str, ...]
-    memory: int | None = None
+    summary: bool  # whether to print figures of the run at its end
+    horovod: bool  # whether `import horovod.torch` gives `engine.torch`, and so for the other frameworks
+    torchrun: bool  # whether ranks get torchrun's variables too
+    ignored: tuple[str, ...]  # options that were accepted without effect
+    memory: int | None = None  # limit of a rank's private memory in bytes; no option sets it, nor the next two
+    # GPUs and processes of each worker of a RiseML job; None: CUDA_VISIBLE_DEVICES is left as it is
     gpus: tuple[int, int] | None = None
-    enclosed: bytes = b""
+    enclosed: bytes = b""  # content of a file that every host gets (`remote_files.ENCLOSED`); empty: no file
+    # Hosts whose agents start ranks; empty: all ranks start here, or the job is elastic
     places: tuple[HostRanks, ...] = ()
-    reach: Reach = NO_OPTIONS
-    idle: tuple[str, ...] = ()
-    elastic: Elastic | None = None
+    reach: Reach = NO_OPTIONS  # access to hosts with agents
+    idle: tuple[str, ...] = ()  # hosts that were given and get no rank
+    elastic: Elastic | None = None  # None: the job is not elastic
 
     @property
     def most(self) -> int:
@@ -161,21 +124,10 @@ class _CheckBuild(argparse.Action):
 
 
 def parse(arguments: Sequence[str], kind: type[Config] = Config) -> Options:
-    """Parse and validate the command line.
+    """Parse and validate the command line, given without the program's name.
 
-    Parameters
-    ----------
-    arguments : sequence of str
-        Arguments without the program's name.
-    kind : type
-        Class of the settings: `Config`, or a class that adds some.
-
-    Raises
-    ------
-    LaunchError
-        The command line is invalid.
-    SystemExit
-        After `--help`, `--version` and `--check-build`.
+    `kind` is the class of the settings: `Config`, or one that adds some. A `LaunchError` is raised if the command line
+    is invalid, and `SystemExit` after `--help`, `--version` and `--check-build`.
     """
     parser = _make_parser(config.list_settings(kind))
     given = parser.parse_args(arguments)
@@ -228,12 +180,8 @@ def _select_ignored(names: Sequence[str], places: Sequence[HostRanks], elastic: 
 def load(options: Options, environment: Mapping[str, str]) -> dict[str, Any]:
     """Return the settings given by options or the environment, by name, after the validation that ranks do, too.
 
-    With `--no-metrics` the settings that publish metrics are ignored.
-
-    Raises
-    ------
-    LaunchError
-        A value is invalid; the text names its variable.
+    With `--no-metrics` the settings that publish metrics are ignored. If a value is invalid, a `LaunchError` names its
+    variable.
     """
     environment = {**environment, **options.settings}
     if options.settings.get(variable_name("metrics")) == "0":

@@ -13,17 +13,11 @@ DEEPEST = 16  # most levels of sections and lists
 
 
 class YAMLFileError(Exception):
-    """A text is no YAML, or exceeds a limit.
-
-    Attributes
-    ----------
-    line : int or None
-        Line of the error, from 1; None if it is not known.
-    """
+    """A text is no YAML, or exceeds a limit."""
 
     def __init__(self, text: str, line: int | None) -> None:
         super().__init__(text)
-        self.line = line
+        self.line = line  # line of the error, from 1; None if it is not known
 
 
 def parse_nodes(text: str) -> Any:
@@ -34,12 +28,8 @@ def parse_nodes(text: str) -> Any:
 def load(text: str) -> Any:
     """Parse a text into Python values, in which numbers stay texts.
 
-    Raises
-    ------
-    ModuleNotFoundError
-        PyYAML is not installed.
-    YAMLFileError
-        The text is no YAML, is nested too deeply, or has an alias.
+    A `ModuleNotFoundError` is raised if PyYAML is not installed, and a `YAMLFileError` if the text is no YAML, is
+    nested too deeply, or has an alias.
     """
     return _read(text, lambda loader: loader.get_single_data())
 
