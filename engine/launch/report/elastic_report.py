@@ -28,21 +28,11 @@ _NO_PROGRAM = re.compile(r"^\S+: (can't open file .+|No module named [\w.]+)$") 
 
 @dataclass(frozen=True)
 class Result(Outcome):
-    """The outcome of an elastic job.
+    """The outcome of an elastic job."""
 
-    Attributes
-    ----------
-    good : bool
-        Whether the training is complete.
-    code : int
-        The launcher's exit code.
-    lines : tuple of str
-        Lines of the report to the user.
-    """
-
-    good: bool = False
-    code: int = 1
-    lines: tuple[str, ...] = ()
+    good: bool = False  # whether the training is complete
+    code: int = 1  # exit code of the launcher
+    lines: tuple[str, ...] = ()  # lines of the report to the user
 
     @property
     def failed(self) -> bool:
@@ -52,22 +42,11 @@ class Result(Outcome):
 
 @dataclass
 class Last:
-    """The end of a worker that failed.
+    """The end of a worker that failed."""
 
-    Attributes
-    ----------
-    code : int
-        Same as in `RankEnd.code`.
-    path : Path
-        File of the stderr of its slot.
-    words : list of str
-        Last lines of its stderr.
-    report : ExitReport
-    """
-
-    code: int
-    path: Path
-    words: list[str]
+    code: int  # same as in `RankEnd.code`
+    path: Path  # file of the stderr of its slot
+    words: list[str]  # last lines of its stderr
     report: ExitReport = NOTHING
 
     @property

@@ -28,65 +28,29 @@ _TRACEBACK = re.compile(r"^(?:  [+|] )?(?:Exception Group )?Traceback \(most rec
 
 @dataclass(frozen=True)
 class Claim:
-    """One rank's report on the rank that caused the failure.
+    """One rank's report on the rank that caused the failure."""
 
-    Attributes
-    ----------
-    source : int
-        Rank that reports.
-    culprit : int or None
-        Rank that it blames, maybe itself; None if it only reports that another rank is the cause.
-    cause : str
-        `died`, `raised`, `left`, `stalled`, `lost`, `absent`; empty if it is not known.
-    message : str
-        Text of the report; if the cause is `absent`, with further lines of details.
-    time : float
-        Time of the report: seconds, CLOCK_REALTIME.
-    """
-
-    source: int
-    culprit: int | None
-    cause: str
-    message: str
-    time: float
+    source: int  # rank that reports
+    culprit: int | None  # rank that it blames, maybe itself; None if it only reports that another rank is the cause
+    cause: str  # `died`, `raised`, `left`, `stalled`, `lost`, `absent`; empty if it is not known
+    message: str  # text of the report; if the cause is `absent`, with further lines of details
+    time: float  # time of the report: seconds, CLOCK_REALTIME
 
 
 @dataclass(frozen=True)
 class FailureCause:
-    """The first cause of a job's failure.
+    """The first cause of a job's failure."""
 
-    Attributes
-    ----------
-    culprit : int
-        Rank that caused it.
-    claim : Claim or None
-        Earliest claim against the culprit, of another rank if there is one.
-    exit_code : int
-        Exit code of the launcher: the culprit's own if it failed by itself, else that of the first rank that did.
-    blames : dict of int to int or None
-        Rank that each rank failing as a consequence blames; None if it is not known.
-    """
-
-    culprit: int
-    claim: Claim | None
-    exit_code: int
-    blames: dict[int, int | None]
+    culprit: int  # rank that caused it
+    claim: Claim | None  # earliest claim against the culprit, of another rank if there is one
+    exit_code: int  # launcher's: the culprit's own if it failed by itself, else that of the first rank that did
+    blames: dict[int, int | None]  # rank that each rank failing as a consequence blames; None if it is not known
 
 
 def find_failure_cause(ends: Sequence[RankEnd], claims: Sequence[Claim]) -> FailureCause | None:
-    """Find the first cause of a job's failure.
+    """Find the first cause of a job's failure; None if no rank failed by itself.
 
-    Parameters
-    ----------
-    ends : sequence of RankEnd
-        Ends of all ranks.
-    claims : sequence of Claim
-        Claims of failures and exceptions; the times of the former are more exact.
-
-    Returns
-    -------
-    FailureCause or None
-        None if no rank failed by itself.
+    `ends` are those of all ranks. `claims` are of failures and exceptions; the times of the former are more exact.
     """
     failures = sorted((end for end in ends if end.failed), key=lambda end: end.time)
     if not failures:
@@ -138,16 +102,8 @@ def _follow_blames(rank: int, blames: Mapping[int, int | None]) -> int:
 def claim_of(end: RankEnd) -> Claim | None:
     """Return the claim that a rank's exit report contains.
 
-    Parameters
-    ----------
-    end : RankEnd
-        End of the rank.
-
-    Returns
-    -------
-    Claim or None
-        Claim of the failure of its world, or else of its exception, if that is the consequence of another rank's
-        failure; None if the report has neither.
+    It is of the failure of its world, or else of its exception, if that is the consequence of another rank's failure;
+    None if the report has neither.
     """
     failure, raised = end.report.failure, end.report.raised
     if failure is not None:
@@ -160,10 +116,8 @@ def claim_of(end: RankEnd) -> Claim | None:
 def traceback_span(lines: Sequence[str]) -> tuple[int, int] | None:
     """Find the last Python traceback, including those to which it is chained ("During handling of the above ...").
 
-    Returns
-    -------
-    tuple of int, or None
-        Index of its first line, and of the line after the first line of the exception's text.
+    The result has the index of its first line, and of the line after the first line of the exception's text; None:
+    there is no traceback.
     """
     starts = [index for index, line in enumerate(lines) if _TRACEBACK.match(line)]
     if not starts:

@@ -32,13 +32,7 @@ _SENT = re.compile(r"\b(?:rank ([0-9]{1,9})|ranks [\d, .-]+) sent ")
 
 
 def read_tail(path: Path) -> list[str]:
-    """Read the end of a rank's stderr.
-
-    Returns
-    -------
-    list of str
-        Lines as `tail_lines` returns them; empty without a file.
-    """
+    """Read the end of a rank's stderr, as lines of `tail_lines`; empty without a file."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -50,18 +44,9 @@ def read_tail(path: Path) -> list[str]:
 
 
 def tail_lines(data: bytes, cut: bool) -> list[str]:
-    """Split the end of a rank's stderr into lines, without colours and overwritten text.
+    """Split the end of a rank's stderr into lines, without colours, overwritten text and blank lines at the end.
 
-    Parameters
-    ----------
-    data : bytes
-    cut : bool
-        Whether the beginning was cut off, so that the first line is incomplete and is dropped.
-
-    Returns
-    -------
-    list of str
-        Lines, without blank ones at the end.
+    If the beginning was `cut` off, the first line is incomplete, and is dropped.
     """
     lines = data.decode(errors="backslashreplace").split("\n")
     lines = [_COLOUR.sub("", line.rstrip("\r").rpartition("\r")[2])[:LINE_CHARACTERS] for line in lines]
@@ -73,19 +58,9 @@ def tail_lines(data: bytes, cut: bool) -> list[str]:
 
 
 def find_first_failure(ends: Sequence[RankEnd], clocks: Mapping[int, float] | None = None) -> FailureCause | None:
-    """Find the first failure of a job from its ranks' ends and exit reports.
+    """Find the first failure of a job from the ends and exit reports of all ranks; None if none failed by itself.
 
-    Parameters
-    ----------
-    ends : sequence of RankEnd
-        Ends of all ranks.
-    clocks : mapping of int to float, optional
-        Seconds by which the launcher's clock is ahead of each rank's host; 0 for ranks that are missing.
-
-    Returns
-    -------
-    FailureCause or None
-        None if no rank failed by itself.
+    `clocks` has the seconds by which the launcher's clock is ahead of each rank's host; 0 for ranks that are missing.
     """
     ahead = {} if clocks is None else clocks
     claims = []
@@ -98,13 +73,7 @@ def find_first_failure(ends: Sequence[RankEnd], clocks: Mapping[int, float] | No
 
 
 def flight_records(directory: Path) -> list[int]:
-    """Return the ranks that have left a flight record.
-
-    Parameters
-    ----------
-    directory : Path
-        Directory of the job.
-    """
+    """Return the ranks that have left a flight record in the job's directory."""
     found = (parse_natural(path.parent.name.removeprefix("rank.")) for path in directory.glob("rank.*/flight.json"))
     return sorted(rank for rank in found if rank is not None)
 
@@ -116,24 +85,10 @@ def failure_lines(
     started: float,
     hosts: Mapping[int, str] | None = None,
 ) -> list[str]:
-    """Return the report on a failed job.
+    """Return the report on a failed job; the first cause comes last.
 
-    Parameters
-    ----------
-    cause : FailureCause
-    ends : sequence of RankEnd
-        Ends of all ranks.
-    directory : Path
-        Directory of the job.
-    started : float
-        Start of the ranks, by the present setting of CLOCK_REALTIME.
-    hosts : mapping of int to str, optional
-        Host of each rank; None: all ranks are on this host.
-
-    Returns
-    -------
-    list of str
-        Lines; the first cause comes last.
+    `ends` are those of all ranks. `started` is the start of the ranks, by the present setting of CLOCK_REALTIME.
+    `hosts` has the host of each rank; None: all ranks are on this host.
     """
     by_rank = {end.rank: end for end in ends}
     end = by_rank[cause.culprit]
@@ -159,15 +114,8 @@ def failure_lines(
 def odd_one_out(report: ExitReport) -> int | None:
     """Find the one rank that disagrees with all others, from the report of a rank that failed with a mismatch.
 
-    Parameters
-    ----------
-    report : ExitReport
-        Report of a rank. A mismatch has the message `ranks disagree on 'x': ranks 0, 1 sent .., rank 2 sent ..`.
-
-    Returns
-    -------
-    int or None
-        None if there is no mismatch, or if no single rank disagrees with several others that agree.
+    A mismatch has the message `ranks disagree on 'x': ranks 0, 1 sent .., rank 2 sent ..`. None: there is no mismatch,
+    or no single rank disagrees with several others that agree.
     """
     raised = report.raised
     if raised is None or raised.type != MismatchError.__name__:
