@@ -32,37 +32,16 @@ Other options are those of enginerun, except for the number of ranks and the com
 
 @dataclass(frozen=True)
 class Bounds:
-    """Resources that each process may use.
+    """Resources that each process may use."""
 
-    Attributes
-    ----------
-    cpus : int or None
-        Number of CPUs; None: no limit.
-    memory : int or None
-        Private memory in bytes; None: no limit.
-    """
-
-    cpus: int | None
-    memory: int | None
+    cpus: int | None  # number of CPUs; None: no limit
+    memory: int | None  # private memory in bytes; None: no limit
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run `enginerun job`.
+    """Run `enginerun job`; return 0, or the exit code of `JobRun.run` for the first line that failed.
 
-    Parameters
-    ----------
-    arguments : sequence of str
-        Arguments after `job`.
-
-    Returns
-    -------
-    int
-        Exit code: 0, or that of `JobRun.run` for the first line that failed.
-
-    Raises
-    ------
-    LaunchError
-        The file, or a line of it, cannot be run here.
+    `arguments` are those after `job`. A `LaunchError` is raised if the file, or a line of it, cannot be run here.
     """
     if {"-h", "--help"} & set(arguments):
         print_plain(USAGE)
@@ -194,16 +173,7 @@ def _words_before_separator(command: Sequence[str]) -> Sequence[str]:
 
 
 def bounds_of(description: Description) -> Bounds:
-    """Return the resources of each process: its share of its worker's.
-
-    Parameters
-    ----------
-    description : Description
-
-    Returns
-    -------
-    Bounds
-    """
+    """Return the resources of each process: its share of its worker's."""
     processes = description.processes
     cpus = memory = None
     if description.cpus is not None:
@@ -214,23 +184,10 @@ def bounds_of(description: Description) -> Bounds:
 
 
 def devices_of(description: Description, devices: Sequence[str]) -> tuple[str, ...]:
-    """Return the GPUs that each process sees, if all processes run on this machine.
+    """Return the GPUs that each process sees, if all processes run on this machine, whose GPUs are `devices`.
 
-    Parameters
-    ----------
-    description : Description
-    devices : sequence of str
-        The machine's GPUs.
-
-    Returns
-    -------
-    tuple of str
-        Same as for `share_devices`; empty if the description names no GPUs.
-
-    Raises
-    ------
-    LaunchError
-        The machine has too few GPUs.
+    The result is that of `share_devices`; empty if the description names no GPUs. A `LaunchError` is raised if the
+    machine has too few.
     """
     if description.gpus is None:
         return ()

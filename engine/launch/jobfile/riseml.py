@@ -34,35 +34,18 @@ class Told:
 
 @dataclass(frozen=True)
 class Description:
-    """An experiment.
-
-    Attributes
-    ----------
-    project : str
-    framework : str
-        One of `FRAMEWORKS`.
-    version : Told or None
-        Version of the framework; None if the file names none.
-    distributed : bool
-        Whether there is a section `horovod`.
-    workers, processes : int
-        Number of workers, and of processes of each worker.
-    gpus, cpus, mem : Told or None
-        Resources of each worker; `mem` in MiB.
-    run : tuple of str
-        Lines that each process executes, one after another.
-    """
+    """An experiment. `gpus`, `cpus` and `mem` are the resources of each worker."""
 
     project: str
-    framework: str
-    version: Told | None
-    distributed: bool
+    framework: str  # one of `FRAMEWORKS`
+    version: Told | None  # version of the framework; None if the file names none
+    distributed: bool  # whether there is a section `horovod`
     workers: int
-    processes: int
+    processes: int  # number of processes of each worker
     gpus: Told | None
     cpus: Told | None
-    mem: Told | None
-    run: tuple[str, ...]
+    mem: Told | None  # memory in MiB
+    run: tuple[str, ...]  # lines that each process executes, one after another
 
     @property
     def size(self) -> int:
@@ -179,10 +162,7 @@ def _parse_framework(value: str) -> str:
 def describe(path: Path) -> Description:
     """Read a description of an experiment.
 
-    Raises
-    ------
-    LaunchError
-        The file cannot be read, or is invalid; the text names file, line and key, and what is allowed there.
+    If the file cannot be read, or is invalid, a `LaunchError` names file, line and key, and what is allowed there.
     """
     file = str(path)
     top = _Section(file, _parse_file(path), "", ("project", "train"))
@@ -250,10 +230,7 @@ def _parse_file(path: Path) -> Any:
 def command_of(line: str) -> tuple[str, ...]:
     """Return program and arguments of a line; a line that needs a shell is run by `sh -c`.
 
-    Raises
-    ------
-    LaunchError
-        A quotation is not closed.
+    A `LaunchError` is raised if a quotation is not closed.
     """
     try:
         words = shlex.split(line)
