@@ -22,24 +22,7 @@ class ExportError(MetricsError):
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run `enginerun dashboards`.
-
-    Parameters
-    ----------
-    arguments : sequence of str
-        Arguments that follow `dashboards`.
-
-    Returns
-    -------
-    int
-        0.
-
-    Raises
-    ------
-    ExportError
-    SystemExit
-        Exits with 0 after `--help`, and with 2 for invalid arguments.
-    """
+    """Run `enginerun dashboards` with the arguments that follow `dashboards`; return 0, or raise `ExportError`."""
     parser = argparse.ArgumentParser(
         prog="enginerun dashboards",
         description="Grafana dashboards, recording rules, alerts and configuration for Prometheus and Grafana.",
@@ -62,25 +45,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def export(directory: Path, *, force: bool = False) -> tuple[list[Path], list[Path]]:
-    """Write the files.
+    """Write the files; return the paths that were written, and those that already had this content.
 
-    Parameters
-    ----------
-    directory : Path
-        Created if it does not exist. Other files in it are left alone.
-    force : bool
-        Whether files that differ are overwritten.
-
-    Returns
-    -------
-    written, same : list of Path
-        Paths that were written, and those that already had this content.
-
-    Raises
-    ------
-    ExportError
-        A file with other content exists and `force` is not given; then nothing is written. Or the directory is not
-        writable.
+    The directory is created if needed, and other files in it are left alone. Raises `ExportError` if it is not
+    writable, or if a file with other content exists and `force` is not given; then nothing is written.
     """
     try:
         root = machine.absolute_path(directory)
@@ -111,10 +79,7 @@ def export(directory: Path, *, force: bool = False) -> tuple[list[Path], list[Pa
 def read_dashboards() -> dict[str, str]:
     """Return the files' texts by their names relative to the directory.
 
-    Raises
-    ------
-    ExportError
-        This installation lacks the files.
+    Raises `ExportError` if this installation lacks the files.
     """
     source = _find_source()
     return {

@@ -16,26 +16,16 @@ COMMON = ("run", "rank")  # labels of every series of a rank
 class Metric:
     """A family of series.
 
-    Attributes
-    ----------
-    name : str
-        Exported name; counters end in `_total`, units are seconds and bytes.
-    kind : str
-    about : str
-        One line for the help text and the documentation.
-    labels : tuple of str
-        Labels besides `run` and `rank`.
-    scope : str
-        Ranks that have the series. `rank`: every rank. `gpu`: ranks that have opened a GPU. `far`: ranks of a job on
-        several hosts. `group`: ranks in process sets, or in groups of torch.distributed. `leader`: rank 0, about the
-        whole job. `tuner`: rank 0 while it tunes. `host`: the endpoint, without the label `rank`. `elastic`: same as
-        `host`, for elastic jobs, also between worlds.
+    The scope says which ranks have the series. `rank`: every rank. `gpu`: ranks that have opened a GPU. `far`: ranks of
+    a job on several hosts. `group`: ranks in process sets, or in groups of torch.distributed. `leader`: rank 0, about
+    the whole job. `tuner`: rank 0 while it tunes. `host`: the endpoint, without the label `rank`. `elastic`: same as
+    `host`, for elastic jobs, also between worlds.
     """
 
-    name: str
+    name: str  # exported name; counters end in `_total`, units are seconds and bytes
     kind: Kind
-    about: str
-    labels: tuple[str, ...] = ()
+    about: str  # one line for the help text and the documentation
+    labels: tuple[str, ...] = ()  # labels besides `run` and `rank`
     scope: Literal["rank", "gpu", "far", "group", "leader", "tuner", "host", "elastic"] = "rank"
 
     @property

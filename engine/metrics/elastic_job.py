@@ -26,77 +26,38 @@ TRIES = 5  # maximum number of readings, as one may coincide with a write
 
 @dataclass(frozen=True)
 class Reset:
-    """The end of a world after which the job went on.
+    """The end of a world after which the job went on."""
 
-    Attributes
-    ----------
-    number : int
-        Sequence number of the reset within the job.
-    time : float
-        Unix time.
-    cause, text : str
-        Cause in one word, and in full.
-    seconds : float
-        Seconds until the next world ran, or until now.
-    """
-
-    number: int
-    time: float
-    cause: str
-    text: str
-    seconds: float
+    number: int  # sequence number within the job
+    time: float  # unix time
+    cause: str  # one word
+    text: str  # the cause in full
+    seconds: float  # time until the next world ran, or until now
 
 
 @dataclass(frozen=True)
 class ElasticJob:
-    """An elastic job at one moment.
+    """An elastic job at one moment."""
 
-    Attributes
-    ----------
-    world : int
-        Number of the newest world; 0 before the first.
-    worlds : int
-        Number of worlds that have run.
-    size : int
-        Number of ranks of the newest world.
-    min_size, max_size : int
-    resetting : bool
-        Whether the last world has ended and the next does not run yet.
-    resets : dict of str to int
-        Number of resets by cause.
-    reset_seconds : float
-        Seconds spent in resets, including the current one.
-    cooling : int
-        Number of hosts excluded from new workers, temporarily or permanently.
-    slow_workers : int
-        Number of workers removed because they slowed the others.
-    ranks : dict of int to int
-        Ranks in the newest world, by slot number, for slots in which a worker runs; -1: the worker has no rank.
-    recent : tuple of Reset
-        Most recent resets, oldest first.
-    """
-
-    world: int
-    worlds: int
-    size: int
+    world: int  # number of the newest world; 0 before the first
+    worlds: int  # number of worlds that have run
+    size: int  # ranks of the newest world
     min_size: int
     max_size: int
-    resetting: bool
-    resets: dict[str, int]
-    reset_seconds: float = 0.0
-    cooling: int = 0
-    slow_workers: int = 0
+    resetting: bool  # whether the last world has ended and the next does not run yet
+    resets: dict[str, int]  # number of resets by cause
+    reset_seconds: float = 0.0  # time spent in resets, including the current one
+    cooling: int = 0  # hosts excluded from new workers, temporarily or permanently
+    slow_workers: int = 0  # workers removed because they slowed the others
+    # Ranks in the newest world, by slot in which a worker runs; -1: no rank
     ranks: dict[int, int] = field(default_factory=dict)
-    recent: tuple[Reset, ...] = ()
+    recent: tuple[Reset, ...] = ()  # most recent resets, oldest first
 
 
 class Board:
     """Shared memory in which the launcher publishes the state of an elastic job.
 
-    Raises
-    ------
-    OSError
-        The system cannot create anonymous memory.
+    Raises OSError if the system cannot create anonymous memory.
     """
 
     def __init__(self) -> None:
@@ -117,17 +78,7 @@ class Board:
 
 
 def read(descriptor: int) -> ElasticJob | None:
-    """Read what a launcher has written.
-
-    Parameters
-    ----------
-    descriptor : int
-
-    Returns
-    -------
-    ElasticJob or None
-        None if nothing is written yet, or another version wrote it.
-    """
+    """Read what a launcher has written; None if nothing is written yet, or another version wrote it."""
     for _ in range(TRIES):
         content = os.pread(descriptor, min(os.fstat(descriptor).st_size, LARGEST), 0)
         if not content:

@@ -19,22 +19,12 @@ UNITS = {
 
 @dataclass(frozen=True)
 class Gauge:
-    """Names and scale under which a knob is counted.
-
-    Attributes
-    ----------
-    setting : Setting
-    field : str
-        Field of the page, in bytes or nanoseconds, or the number of an enumerated value.
-    label : str
-    per : float
-        Number of the field's units in one unit of the label.
-    """
+    """Names and scale under which a knob is counted."""
 
     setting: Setting
-    field: str
+    field: str  # field of the page, in bytes or nanoseconds, or the number of an enumerated value
     label: str
-    per: float
+    per: float  # number of the field's units in one unit of the label
 
 
 def make_gauges(knobs: Mapping[str, Setting]) -> tuple[Gauge, ...]:

@@ -29,22 +29,10 @@ def should_count(settings: Config) -> bool:
 
 
 def open_page(environ: Mapping[str, str]) -> int:
-    """Open the launcher's page, or create one.
+    """Open the launcher's page, which the environment names, or create one.
 
-    Parameters
-    ----------
-    environ : mapping
-        Environment variables of the process.
-
-    Returns
-    -------
-    int
-        Descriptor, the same one at each call. It stays open, so that others find the page in /proc.
-
-    Raises
-    ------
-    OSError
-        No memory can be created.
+    Returns the same descriptor at each call. It stays open, so that others find the page in /proc. Raises OSError if no
+    memory can be created.
     """
     global _own
     if _own is not None and _own[1] == os.getpid():
@@ -80,16 +68,8 @@ def make_start_fields(
 ) -> dict[str, int | str]:
     """Return the fields of the page that a rank sets when it starts, by name.
 
-    Parameters
-    ----------
-    descriptor : int
-        Descriptor of the page, which an earlier world of this process may have used.
-    rank, local_rank : int
-        Numbers of the rank in the new world.
-    hosts : sequence of int
-        Host number of each rank, in the order of ranks.
-    host_name : str
-        Name of this rank's host.
+    An earlier world of this process may have used the page. `rank` and `local_rank` are those of the new world; `hosts`
+    has the host number of each rank.
     """
     before = page.read(descriptor)
     return {

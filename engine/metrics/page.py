@@ -38,23 +38,13 @@ DURATIONS = 40  # buckets: bucket k counts durations below 2**k ns, the last one
 
 @dataclass(frozen=True)
 class GroupCounts:
-    """Counts of one process set, or group of torch.distributed, on one rank.
-
-    Attributes
-    ----------
-    ranks : int
-        Number of the group's ranks.
-    collectives, nbytes, nanoseconds : int
-        Collectives that moved data, bytes of their tensors, and the time from their starts to their ends.
-    pending : int
-        Operations that are submitted and not done.
-    """
+    """Counts of one process set, or group of torch.distributed, on one rank."""
 
     ranks: int
-    collectives: int
-    nbytes: int
-    nanoseconds: int
-    pending: int
+    collectives: int  # those that moved data
+    nbytes: int  # bytes of their tensors
+    nanoseconds: int  # time from their starts to their ends
+    pending: int  # operations that are submitted and not done
 
 
 class PageError(Exception):
@@ -65,17 +55,11 @@ class PageError(Exception):
 class Snapshot:
     """Contents of a page.
 
-    Attributes
-    ----------
-    fields : dict of str to list of int
-        Values by the field names of counters.h. Words are read one by one while the rank writes: each is valid, but
-        they may be from different moments.
-    names : mapping of str to tuple of str
-        Names of the numbers, by the lists of names.h. They equal `NAMES`, unless another build wrote the page, which
-        may have more.
+    Words are read one by one while the rank writes: each is valid, but they may be from different moments.
     """
 
-    fields: dict[str, list[int]]
+    fields: dict[str, list[int]]  # values by the field names of counters.h
+    # Names of the numbers, by the lists of names.h. Equal to `NAMES`, except that another build may have more
     names: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: NAMES)
 
     def __getitem__(self, name: str) -> int:
@@ -149,17 +133,10 @@ def _decode_words(words: Sequence[int]) -> str:
 
 
 def make() -> int:
-    """Create an empty page.
+    """Create an empty page; return its descriptor.
 
-    Returns
-    -------
-    int
-        Descriptor, which children do not inherit: they open `/proc/PID/fd/N`.
-
-    Raises
-    ------
-    OSError
-        The system cannot create anonymous memory; `linux.explain_refusal` gives the remedy.
+    Children do not inherit it: they open `/proc/PID/fd/N`. Raises OSError if the system cannot create anonymous memory;
+    `linux.explain_refusal` gives the remedy.
     """
     descriptor = linux.memfd_create(NAME)
     os.ftruncate(descriptor, BYTES)
@@ -167,22 +144,9 @@ def make() -> int:
 
 
 def read(source: int | str | os.PathLike[str]) -> Snapshot | None:
-    """Read a page.
+    """Read a page by its descriptor or path; None as long as the rank has not written to it.
 
-    Parameters
-    ----------
-    source : int or path
-        Descriptor or path of the page.
-
-    Returns
-    -------
-    Snapshot or None
-        None as long as the rank has not written to the page.
-
-    Raises
-    ------
-    PageError
-        The page cannot be read, is damaged, or was written by another version.
+    Raises PageError if the page cannot be read, is damaged, or was written by another version.
     """
     try:
         descriptor = source if isinstance(source, int) else os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -199,18 +163,9 @@ def read(source: int | str | os.PathLike[str]) -> Snapshot | None:
 
 
 def write_copy(descriptor: int, content: bytes, ahead: int, ahead_unix: int) -> None:
-    """Store a copy of a page of another host; store nothing as long as the page is empty.
+    """Store `content`, the page of another host, in a copy; store nothing as long as the page is empty.
 
-    Parameters
-    ----------
-    descriptor : int
-        Descriptor of the copy.
-    content : bytes
-        Contents of the page.
-    ahead : int
-        Nanoseconds by which this host's monotonic clock is ahead of that host's.
-    ahead_unix : int
-        The same for unix time.
+    This host's monotonic clock is `ahead` nanoseconds ahead of that host's, and its unix time `ahead_unix`.
     """
     memory = bytearray(content)
     with memoryview(memory) as view, contextlib.suppress(PageError):  # a damaged page is copied as it is
@@ -226,14 +181,7 @@ def write_copy(descriptor: int, content: bytes, ahead: int, ahead_unix: int) -> 
 def date_copy(descriptor: int, now: int, state: str) -> None:
     """Record the time at which a copy equalled its page, and the state of the rank's process.
 
-    Parameters
-    ----------
-    descriptor : int
-        Descriptor of the copy.
-    now : int
-        CLOCK_MONOTONIC of this host, in nanoseconds.
-    state : str
-        Letter of the process's state, as in `Process.state`; empty if unknown.
+    `now` is CLOCK_MONOTONIC of this host, in nanoseconds. `state` is a letter as in `Process.state`; empty if unknown.
     """
     with mmap.mmap(descriptor, BYTES) as memory, memoryview(memory) as view, contextlib.suppress(PageError):
         if (places := _locate_fields(view)) is not None:

@@ -11,35 +11,17 @@ LONGEST_NAME = 80
 
 
 def clean_name(name: str) -> str:
-    """Convert a run's name to a valid label and file name.
+    """Convert any text to a valid label and file name.
 
-    Parameters
-    ----------
-    name : str
-        Any text.
-
-    Returns
-    -------
-    str
-        ASCII letters, digits, `.`, `_` and `-`, at most 80, without a leading dot; `run` if nothing is left.
+    It has ASCII letters, digits, `.`, `_` and `-`, at most 80, without a leading dot; `run` if nothing is left.
     """
     return re.sub(r"[^A-Za-z0-9._-]+", "_", name.strip())[:LONGEST_NAME].lstrip(".") or "run"
 
 
 def default_name(command: Sequence[str], pid: int) -> str:
-    """Name a run after its program.
+    """Return a name, valid as a label, after a run's program; `python [options] script` is named after the script.
 
-    Parameters
-    ----------
-    command : sequence of str
-        Program and its arguments; `python [options] script` is named after the script.
-    pid : int
-        Process id, which makes the name unique on the host.
-
-    Returns
-    -------
-    str
-        Name that is valid as a label.
+    `pid` makes the name unique on the host.
     """
     name = Path(command[0]).stem
     for before, word in pairwise(("", *command)):

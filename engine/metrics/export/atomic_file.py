@@ -12,16 +12,7 @@ MODE = 0o644  # Prometheus and node_exporter are other users
 def replace(path: Path, content: bytes) -> None:
     """Replace a file atomically: a reader sees either the old content or the new.
 
-    Parameters
-    ----------
-    path : Path
-        The file; earlier content is overwritten.
-    content : bytes
-
-    Raises
-    ------
-    OSError
-        The file cannot be written; the old content stays.
+    Raises OSError if the file cannot be written; the old content stays.
     """
     # The draft matches neither `*.json` nor `*.prom`, and two writers have different drafts.
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -38,31 +29,14 @@ def replace(path: Path, content: bytes) -> None:
 
 
 def remove(path: Path, mark: bytes) -> None:
-    """Remove a file if it is ours; another job may have replaced it. Never raises.
-
-    Parameters
-    ----------
-    path : Path
-    mark : bytes
-        Bytes that only our file contains.
-    """
+    """Remove a file if it contains `mark`, bytes of our file alone: another job may have replaced it. Never raises."""
     with contextlib.suppress(OSError):
         if mark in path.read_bytes():
             path.unlink()
 
 
 def check_directory(path: Path) -> str | None:
-    """Explain why a file cannot be written to its directory; return None if it can.
-
-    Parameters
-    ----------
-    path : Path
-        The file.
-
-    Returns
-    -------
-    str or None
-    """
+    """Explain why the file `path` cannot be written to its directory; return None if it can."""
     if not path.parent.is_dir():
         return f"there is no directory {str(path.parent)!r}: make it"
     if not os.access(path.parent, os.W_OK | os.X_OK):

@@ -40,29 +40,15 @@ FAMILIES: dict[str, type[Metric]] = {
 
 @dataclass(frozen=True)
 class RankReading:
-    """State of one rank at one moment.
-
-    Attributes
-    ----------
-    rank : int
-    up : bool
-        Whether the rank's process runs.
-    snapshot : Snapshot or None
-        Contents of the page; None until the rank's engine has started.
-    offset : float
-        Seconds to add to CLOCK_MONOTONIC to get unix time.
-    host, version : str
-    peers : mapping of int to str
-        Names of hosts by their numbers, as far as the pages that are read here contain them.
-    """
+    """State of one rank at one moment."""
 
     rank: int
-    up: bool
-    snapshot: Snapshot | None
-    offset: float
+    up: bool  # whether the rank's process runs
+    snapshot: Snapshot | None  # contents of the page; None until the rank's engine has started
+    offset: float  # seconds to add to CLOCK_MONOTONIC to get unix time
     host: str
     version: str
-    peers: Mapping[int, str]
+    peers: Mapping[int, str]  # names of hosts by number, as far as the pages read here contain them
 
 
 # A series: the values of its labels besides `run` and `rank`, and the further arguments of `add_metric`.
@@ -71,17 +57,10 @@ Reader = Callable[[RankReading, Snapshot], Iterable[Series]]
 
 
 def merge_buckets(counts: Sequence[int]) -> list[tuple[str, int]]:
-    """Merge a page's buckets into the exported cumulative buckets.
+    """Merge the `page.DURATIONS` buckets of a page into the exported cumulative buckets.
 
-    Parameters
-    ----------
-    counts : sequence of int
-        Counts of the `page.DURATIONS` buckets; bucket k counts durations below 2**k ns.
-
-    Returns
-    -------
-    list of (str, int)
-        Upper bound in seconds and number of durations up to it; `+Inf` comes last.
+    Page bucket k counts durations below 2**k ns. Returns pairs of an upper bound in seconds and the number of durations
+    up to it; `+Inf` comes last.
     """
     found, seen, total = [], 0, 0
     for power, bound in _POWERS:
@@ -97,19 +76,9 @@ _POWERS = [(round(bound * 1e9).bit_length() - 1, repr(bound)) for bound in defin
 class Exporter(Collector):
     """Collector of the metrics of a run's ranks on this host.
 
-    Parameters
-    ----------
-    run : str
-        Name of the run.
-    members : sequence of Member
-        Ranks of the run.
-    say : callable
-        Callback that logs a line; called once for each page that cannot be read.
-    active : callable
-        Callback that returns whether the job runs.
-    elastic : callable
-        Callback that returns the state of an elastic job, where the label `rank` is a slot number. Returns None for
-        other jobs, and while an elastic job starts.
+    `say` logs a line, once for each page that cannot be read. `active` returns whether the job runs. `elastic` returns
+    the state of an elastic job, where the label `rank` is a slot number; None for other jobs, and while an elastic job
+    starts.
     """
 
     def __init__(
@@ -133,18 +102,9 @@ class Exporter(Collector):
         self._version = _read_version()
 
     def encode_metrics(self, accept: str = "") -> tuple[bytes, str]:
-        """Encode all metrics.
+        """Encode all metrics; return the body and its content type.
 
-        Parameters
-        ----------
-        accept : str
-            `Accept` header of the request: OpenMetrics if it names that format, else the text format.
-
-        Returns
-        -------
-        bytes
-        str
-            Content type.
+        `accept` is the request's `Accept` header: OpenMetrics if it names that format, else the text format.
         """
         with self._lock:  # a scrape is work for one processor, and ranks want the others
             openmetrics = "application/openmetrics-text" in accept

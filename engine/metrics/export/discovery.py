@@ -11,46 +11,20 @@ from . import atomic_file
 
 
 def describe_endpoint(target: str, run: str, pid: int) -> bytes:
-    """Describe an endpoint.
+    """Describe the endpoint at `target` (`HOST:PORT`) in JSON for file_sd and http_sd of Prometheus.
 
     The run's name is a `__meta_` label, for relabelling, not a label of the target. Each series already has the label
-    `run`, which Prometheus would rename `exported_run` if the target had one too.
-
-    Parameters
-    ----------
-    target : str
-        `HOST:PORT`.
-    run : str
-    pid : int
-        Process that serves the endpoint; it distinguishes two jobs with the same name.
-
-    Returns
-    -------
-    bytes
-        JSON for file_sd and http_sd of Prometheus.
+    `run`, which Prometheus would rename `exported_run` if the target had one too. `pid` is the process that serves the
+    endpoint; it distinguishes two jobs with the same name.
     """
     labels = {"__meta_engine_run": run, "__meta_engine_pid": str(pid)}
     return json.dumps([{"targets": [target], "labels": labels}]).encode() + b"\n"
 
 
 def choose_file(path: Path, run: str) -> Path:
-    """Choose the file to write.
+    """Choose the file to write: `path` itself if it is `*.json`, else a file named after the run in this directory.
 
-    Parameters
-    ----------
-    path : Path
-        A `*.json` file, or a directory, which is created if it does not exist.
-    run : str
-        Name of the run; used as the file's name in a directory.
-
-    Returns
-    -------
-    Path
-
-    Raises
-    ------
-    MetricsError
-        The file cannot be written.
+    The directory is created if it does not exist. Raises MetricsError if the file cannot be written.
     """
     if path.suffix == ".json" and not path.is_dir():
         found = path

@@ -24,18 +24,7 @@ class Encoder:
         self._former = self._labels  # of the encoding before; older ones may be of groups that are gone
 
     def encode(self, families: Iterable[Metric], openmetrics: bool) -> bytes:
-        """Encode families.
-
-        Parameters
-        ----------
-        families : iterable of Metric
-        openmetrics : bool
-            Whether to write OpenMetrics; else the text format.
-
-        Returns
-        -------
-        bytes
-        """
+        """Encode families in OpenMetrics or the text format."""
         lines = []
         self._former, self._labels = self._labels, {}
         for family in families:

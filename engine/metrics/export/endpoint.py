@@ -56,37 +56,15 @@ _endpoints: weakref.WeakSet[Endpoint] = weakref.WeakSet()
 class Endpoint:
     """Listening socket with the server that answers its requests.
 
-    Parameters
-    ----------
-    address : str
-        IP address, or a name of this host.
-    port : int
-        Port; if it is in use, one of the next 50 is taken. 0: any free port.
-    run : str
-        Name of the run.
-    exposition : callable
-        Callback that takes the request's `Accept` header and returns the body of `/metrics` and its content type.
-
-    Attributes
-    ----------
-    port : int
-        Port on which the endpoint listens.
-    scraped : bool
-        Whether a client has got metrics here.
-    stopped : bool
-        Whether `stop` was called: requests that are not answered yet are dropped.
-
-    Raises
-    ------
-    MetricsError
-        The endpoint cannot listen.
+    `address` is an IP address or a name of this host. If `port` is in use, one of the next 50 is taken; 0: any free
+    port. Raises MetricsError if it cannot listen.
     """
 
     def __init__(self, address: str, port: int, run: str, exposition: Exposition) -> None:
         self.run = run
-        self.exposition = exposition
-        self.scraped = False
-        self.stopped = False
+        self.exposition = exposition  # takes the `Accept` header; returns the body of `/metrics` and its content type
+        self.scraped = False  # whether a client has got metrics here
+        self.stopped = False  # whether `stop` was called: requests that are not answered yet are dropped
         self._server = _listen(self, address, port)
         self._bound, self.port = self._server.socket.getsockname()[:2]
         # Started by `start`, woken and joined by `stop`.

@@ -16,14 +16,7 @@ from .service import Service, Wanted
 class InProcess:
     """Metrics service of local rank 0: listens from construction, serves from `start` to `stop`.
 
-    Parameters
-    ----------
-    wanted : Wanted
-
-    Raises
-    ------
-    ConfigError
-        The service is not possible with these settings.
+    Raises ConfigError if the service is not possible with these settings.
     """
 
     def __init__(self, wanted: Wanted) -> None:
@@ -37,10 +30,7 @@ class InProcess:
     def start(self, pids: Mapping[int, int]) -> None:
         """Start to serve; if it serves already, switch to the ranks of the next world.
 
-        Parameters
-        ----------
-        pids : mapping of int to int
-            Process ids of this host's ranks, by rank.
+        `pids` has the process ids of this host's ranks, by rank.
         """
         before, self._strangers = self._strangers, [Stranger(pid) for pid in pids.values()]
         self._members[:] = map(Stranger.make_member, self._strangers, pids)
@@ -67,23 +57,9 @@ class InProcess:
 
 
 def listen(settings: Config, local_rank: int) -> InProcess | None:
-    """Prepare to serve metrics if this is local rank 0 and the settings ask for it.
+    """Prepare to serve metrics if this is local rank 0 and the settings ask for it; else return None.
 
-    Call it before the ranks meet, while a wrong setting can still be corrected.
-
-    Parameters
-    ----------
-    settings : Config
-    local_rank : int
-
-    Returns
-    -------
-    InProcess or None
-
-    Raises
-    ------
-    ConfigError
-        The service is not possible with these settings.
+    Call it before the ranks meet, while a wrong setting can still be corrected: it raises ConfigError.
     """
     wanted = Wanted.from_settings(settings, [sys.executable, *sys.argv])
     return InProcess(wanted) if local_rank == 0 and wanted.anything else None

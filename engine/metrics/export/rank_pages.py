@@ -12,34 +12,16 @@ from ..page import NAME, PageError, Snapshot, read
 
 @dataclass(frozen=True)
 class Member:
-    """Member of a run: a rank and the access to its page.
-
-    Attributes
-    ----------
-    rank : int
-    source : callable
-        Callback that returns the descriptor or path of the rank's page; None as long as there is none.
-    up : callable
-        Callback that takes the page's snapshot or None, and returns whether the rank's process runs.
-    """
+    """Member of a run: a rank and the access to its page."""
 
     rank: int
+    # Returns the descriptor or path of the rank's page; None while there is none
     source: Callable[[], int | str | None]
-    up: Callable[[Snapshot | None], bool]
+    up: Callable[[Snapshot | None], bool]  # takes the page's snapshot, or None; returns whether the process runs
 
 
 def page_of(pid: int) -> str | None:
-    """Find the page into which a process of this user counts.
-
-    Parameters
-    ----------
-    pid : int
-
-    Returns
-    -------
-    str or None
-        Path in /proc; None if the process has no page or is gone.
-    """
+    """Return the path in /proc of the page into which a process of this user counts; None if there is none."""
     directory = f"/proc/{pid}/fd"
     try:
         for entry in os.listdir(directory):
@@ -61,28 +43,14 @@ def _is_of(path: str, pid: int) -> bool:
 
 
 class Stranger:
-    """Rank that this process did not start. Its page is held open once found, so that it outlives the rank.
-
-    Parameters
-    ----------
-    pid : int
-    """
+    """Rank that this process did not start. Its page is held open once found, so that it outlives the rank."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._descriptor: int | None = None
 
     def make_member(self, rank: int) -> Member:
-        """Return this rank as a member of a run.
-
-        Parameters
-        ----------
-        rank : int
-
-        Returns
-        -------
-        Member
-        """
+        """Return this rank as a member of a run."""
         return Member(rank, self._open_page, self._is_up)
 
     def close(self) -> None:

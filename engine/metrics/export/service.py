@@ -25,20 +25,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Wanted:
-    """Settings of a run's metrics service.
+    """Settings of a run's metrics service."""
 
-    Attributes
-    ----------
-    run : str
-        Name of the run, valid as a label.
-    port : int or None
-        Port of the endpoint; 0: any free port; None: not set.
-    address : str
-    file_sd, textfile : Path or None
-    """
-
-    run: str
-    port: int | None = None
+    run: str  # valid as a label
+    port: int | None = None  # port of the endpoint; 0: any free port; None: not set
     address: str = Config.metrics_address
     file_sd: Path | None = None
     textfile: Path | None = None
@@ -64,28 +54,9 @@ class Wanted:
 class Service:
     """Metrics service of a run. It listens from construction, and answers from `start` on.
 
-    Parameters
-    ----------
-    wanted : Wanted
-        Requested outputs. With `file_sd` but no `port`, any free port is used.
-    members : sequence of Member
-        Ranks of the run.
-    say : callable
-        Callback that shows a line; called from any thread.
-    elastic : callable
-        Callback that returns the state of an elastic job, or None.
-
-    Attributes
-    ----------
-    news : list of str
-        Messages that say where metrics are served.
-    warnings : list of str
-        Messages about deviations from what was requested.
-
-    Raises
-    ------
-    MetricsError
-        A requested output is not possible, or prometheus_client is not installed.
+    `file_sd` without a `port` takes any free port. `say` shows a line, and is called from any thread. `elastic` returns
+    the state of an elastic job, or None. Raises MetricsError if a requested output is not possible, or
+    prometheus_client is not installed.
     """
 
     def __init__(
@@ -97,8 +68,8 @@ class Service:
     ) -> None:
         if find_spec("prometheus_client") is None:
             raise MetricsError("metrics need prometheus_client: pip install '.[metrics]' in the source tree")
-        self.news: list[str] = []
-        self.warnings: list[str] = []
+        self.news: list[str] = []  # messages that say where metrics are served
+        self.warnings: list[str] = []  # deviations from what was requested
         self._wanted = wanted
         self._members = members
         self._say = say
@@ -129,10 +100,7 @@ class Service:
     def start(self) -> None:
         """Start to answer, and write the file for file_sd.
 
-        Raises
-        ------
-        MetricsError
-            The file for file_sd cannot be written, or the system allows no further thread.
+        Raises MetricsError if the file cannot be written, or the system allows no further thread.
         """
         if self._announced is not None and self._endpoint is not None:
             try:
@@ -153,13 +121,7 @@ class Service:
             ) from error
 
     def end(self) -> bool:
-        """Report from now on that the job has ended.
-
-        Returns
-        -------
-        bool
-            Whether a client has scraped the endpoint, and may come again to see the end.
-        """
+        """Report from now on that the job has ended; return whether a client has scraped and may come again."""
         self._over = True
         return self._endpoint is not None and self._endpoint.scraped
 

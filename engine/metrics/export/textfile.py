@@ -17,19 +17,8 @@ STOP_LIMIT = 2.0
 class Textfile:
     """Writer of a textfile, every 15 s and once more at the end. The last state of the run stays in the file.
 
-    Parameters
-    ----------
-    path : Path
-        Path `*.prom`, as node_exporter reads no other files.
-    text : callable
-        Callback that returns the whole content.
-    say : callable
-        Callback that logs a line; called with the reason at the first of consecutive failed writes.
-
-    Raises
-    ------
-    MetricsError
-        The file cannot be written.
+    The path must be `*.prom`, as node_exporter reads no other files. `text` returns the whole content. `say` logs a
+    line: the reason for the first of consecutive failed writes. Raises MetricsError if the file cannot be written.
     """
 
     def __init__(self, path: Path, text: Callable[[], bytes], say: Callable[[str], None]) -> None:

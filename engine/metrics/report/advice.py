@@ -14,19 +14,7 @@ MANY_MISSES = 0.2  # share of submissions by full request; in a steady job only 
 
 
 def summarize_run(pages: Mapping[int, Page], run: Run) -> list[str]:
-    """Summarise a run.
-
-    Parameters
-    ----------
-    pages : mapping of int to Snapshot, PageError or None
-        Last reading of the pages, by rank; empty if nothing was counted.
-    run : Run
-
-    Returns
-    -------
-    list of str
-        Lines to show.
-    """
+    """Summarise a run from the last reading of its pages, empty if nothing was counted; return the lines to show."""
     if not pages:
         return ["summary: there is none, as nothing was counted: leave --no-metrics, or ENGINE_METRICS=0, out"]
     told = compute_figures(pages, run)
@@ -34,16 +22,9 @@ def summarize_run(pages: Mapping[int, Page], run: Run) -> list[str]:
 
 
 def recommend_changes(told: Figures) -> list[str]:
-    """Return recommendations of what to change.
+    """Return recommendations of what to change, most important first.
 
-    Parameters
-    ----------
-    told : Figures
-
-    Returns
-    -------
-    list of str
-        Most important first. A single line says so if there is nothing to change, or too little data to judge.
+    A single line says so if there is nothing to change, or too little data to judge.
     """
     found = [text for rule in ALWAYS if (text := rule(told)) is not None]
     if not told.enough:

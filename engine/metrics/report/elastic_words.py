@@ -31,14 +31,7 @@ def describe_world(job: ElasticJob, now: float) -> list[str]:
 
 
 def describe_resets(job: ElasticJob, now: float) -> list[str]:
-    """Return one line for each of the last resets, the newest first.
-
-    Parameters
-    ----------
-    job : ElasticJob
-    now : float
-        Unix time.
-    """
+    """Return one line for each of the last resets, the newest first; `now` is unix time."""
     lines = []
     for reset in job.recent[: -SHOWN - 1 : -1]:
         last = reset is job.recent[-1] and job.resetting

@@ -34,30 +34,14 @@ AGENT = "engine.launch.agent"  # module in the command line of an agent
 
 @dataclass(frozen=True)
 class RunningJob:
-    """Job that runs on this host.
+    """Job that runs on this host."""
 
-    Attributes
-    ----------
-    run : str
-        Name of the run.
-    pid : int
-        Process id of the launcher, or without one, of the lowest rank.
-    launched : bool
-        Whether the job was started by `enginerun`, which holds the pages of all ranks.
-    pages : tuple of Path
-        Paths of the pages; empty if the job does not count.
-    processes : tuple of Process
-        Processes that define the job's lifetime: the launcher, or every rank.
-    members : frozenset of int
-        Process ids of all known members of the job.
-    """
-
-    run: str
-    pid: int
-    launched: bool
-    pages: tuple[Path, ...]
-    processes: tuple[Process, ...]
-    members: frozenset[int]
+    run: str  # name of the run
+    pid: int  # launcher, or without one, lowest rank
+    launched: bool  # whether `enginerun` started the job, and so holds the pages of all ranks
+    pages: tuple[Path, ...]  # empty if the job does not count
+    processes: tuple[Process, ...]  # those that define the job's lifetime: the launcher, or every rank
+    members: frozenset[int]  # process ids of all known members
 
 
 @dataclass(frozen=True)
@@ -70,13 +54,7 @@ class _Held:
 
 
 def find_jobs() -> list[RunningJob]:
-    """Find the jobs of this user that run now.
-
-    Returns
-    -------
-    list of RunningJob
-        Oldest first.
-    """
+    """Find the jobs of this user that run now, oldest first."""
     mine = {process.pid: process for process in _list_own_processes()}
     environments = {pid: read_environment(pid) for pid in mine}
     owned, holders = _group_pages_by_owner(mine)
@@ -106,12 +84,7 @@ def find_jobs() -> list[RunningJob]:
 
 
 class Attached:
-    """Open pages of a job, readable after the job has ended. Close it, or use it as a context manager.
-
-    Parameters
-    ----------
-    job : RunningJob
-    """
+    """Open pages of a job, readable after the job has ended. Close it, or use it as a context manager."""
 
     def __init__(self, job: RunningJob) -> None:
         self.job = job
@@ -136,11 +109,8 @@ class Attached:
     def read(self) -> JobReading:
         """Read every page, including those of ranks that joined the job since the last reading.
 
-        Returns
-        -------
-        JobReading
-            A page without a rank gets the number of its position among the pages. For an elastic job, pages are
-            numbered by slot, and only slots in which a worker runs are included.
+        A page without a rank gets the number of its position among the pages. Pages of an elastic job are numbered by
+        slot, and only slots in which a worker runs are included.
         """
         if not self.job.launched:
             self._look_again()
@@ -213,17 +183,7 @@ def _board_of(job: RunningJob) -> int | None:
 
 
 def look_into(source: int | Path) -> Page:
-    """Read a page; return, rather than raise, the error of one that cannot be read.
-
-    Parameters
-    ----------
-    source : int or Path
-        Descriptor or path of the page.
-
-    Returns
-    -------
-    Snapshot, PageError or None
-    """
+    """Read a page by its descriptor or path; return, rather than raise, the error of one that cannot be read."""
     try:
         return read(source)
     except PageError as error:
@@ -237,18 +197,9 @@ def state_letter(page: Snapshot) -> str:
 
 
 def by_rank(pages: Sequence[Page]) -> dict[int, Page]:
-    """Number pages by rank.
+    """Number pages, given in the order of ranks as far as that is known, by their own rank.
 
-    Parameters
-    ----------
-    pages : sequence of Snapshot, PageError or None
-        Pages in the order of ranks, as far as that is known.
-
-    Returns
-    -------
-    dict of int to Snapshot, PageError or None
-        Pages by their own rank. A page without a rank, or with the same rank as a later one, gets the first free
-        number from its position on.
+    A page without a rank, or with the same rank as a later one, gets the first free number from its position on.
     """
     told = {page["rank"]: page for page in pages if _has_rank(page)}
     numbered: dict[int, Page] = dict(told)

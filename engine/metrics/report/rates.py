@@ -24,18 +24,10 @@ MUCH = 0.10  # share of the time above which communication is worth a change
 
 @dataclass(frozen=True)
 class JobReading:
-    """Pages of a job's ranks, read together.
+    """Pages of a job's ranks, read together."""
 
-    Attributes
-    ----------
-    time : float
-        Time of the reading, in seconds of a monotonic clock.
-    pages : mapping of int to Snapshot, PageError or None
-        Pages by rank: the contents, the error if a page cannot be read, or None as long as it is empty.
-    """
-
-    time: float
-    pages: Mapping[int, Page]
+    time: float  # seconds of a monotonic clock
+    pages: Mapping[int, Page]  # pages by rank; the error if one cannot be read, None as long as it is empty
 
     @property
     def snapshots(self) -> dict[int, Snapshot]:
@@ -53,56 +45,30 @@ class GroupRates:
 
 @dataclass(frozen=True)
 class Rates:
-    """Rates of one rank between two readings.
+    """Rates of one rank between two readings."""
 
-    Attributes
-    ----------
-    seconds : float
-        Time between the readings.
-    steps, collectives, nbytes : float
-        Steps, collectives and bytes per second.
-    step : float or None
-        Mean seconds of a step; None if no step ended.
-    blocked, exposed : float
-        Shares of the time: blocked in the engine, and the part of it in which a collective was executed.
-    lag : float or None
-        Mean seconds from the first rank's submission to this rank's; None if nothing was submitted.
-    network : float
-        Bytes per second to and from other hosts.
-    crossing : mapping of int to float
-        Share of the time in which collectives waited for data from another host, by host number.
-    device : mapping of str to float
-        Mean of the samples of each GPU stage (`names.STAGES`), in seconds; stages without samples are omitted.
-    groups : mapping of str to GroupRates
-        Rates of the process sets and groups that the rank was in at both readings, by name.
-    """
-
-    seconds: float
-    steps: float
+    seconds: float  # time between the readings
+    steps: float  # per second, as the next two
     collectives: float
     nbytes: float
-    step: float | None
-    blocked: float
-    exposed: float
-    lag: float | None
-    network: float
+    step: float | None  # mean seconds of a step; None if no step ended
+    blocked: float  # share of the time in which the program was blocked in the engine
+    exposed: float  # the part of it in which a collective was executed
+    lag: float | None  # mean seconds from the first rank's submission to this one's; None if nothing was submitted
+    network: float  # bytes per second to and from other hosts
+    # Share of the time in which collectives waited for data from another host, by host number
     crossing: Mapping[int, float]
+    # Mean seconds of the samples of each GPU stage (`names.STAGES`) that has samples
     device: Mapping[str, float] = field(default_factory=dict)
+    # Groups that the rank was in at both readings, by name
     groups: Mapping[str, GroupRates] = field(default_factory=dict)
 
 
 def compute_rates(before: JobReading, after: JobReading) -> dict[int, Rates]:
-    """Compute the rates between two readings.
+    """Compute the rates of ranks whose pages could be read both times; empty if no time has passed.
 
-    Parameters
-    ----------
-    before, after : JobReading
-
-    Returns
-    -------
-    dict of int to Rates
-        Rates of ranks whose pages could be read both times. A rank is omitted if its counters restarted, because it is
-        another process, or if both readings have the same copy of a page of another host. Empty if no time has passed.
+    A rank is omitted if its counters restarted, because it is another process, or if both readings have the same copy
+    of a page of another host.
     """
     earlier = before.snapshots
     found = {}
@@ -116,19 +82,9 @@ def compute_rates(before: JobReading, after: JobReading) -> dict[int, Rates]:
 
 
 def find_straggler(lags: Mapping[int, float], step: float | None) -> int | None:
-    """Find the rank for which the others wait.
+    """Find the rank for which the others wait; None if no rank stands out.
 
-    Parameters
-    ----------
-    lags : mapping of int to float
-        Mean seconds after the first rank, by rank.
-    step : float or None
-        Seconds of a step, if known.
-
-    Returns
-    -------
-    int or None
-        None if no rank stands out.
+    `lags` has the mean seconds after the first rank; `step` is the seconds of a step, if known.
     """
     if len(lags) < 2:
         return None
@@ -199,18 +155,11 @@ def _compute_host_waits(before: Snapshot, after: Snapshot) -> dict[int, int]:
 
 
 def waits_by_host(told: Iterable[tuple[Snapshot, Mapping[int, float]]]) -> dict[int, float]:
-    """Compute the share of the time in which a job's ranks waited for each host.
+    """Compute the share of the time in which a job's ranks waited for each host, by host number.
 
-    Parameters
-    ----------
-    told : iterable of (Snapshot, mapping of int to float)
-        Page of each rank, and its share of the time waited for each host, by host number; missing hosts count as 0.
-
-    Returns
-    -------
-    dict of int to float
-        Lower median over the other hosts, each with the mean of its ranks, by host number; empty for a job on one
-        host. All hosts wait for one with a slow connection. That host waits as long, but for whichever is first.
+    `told` has the page of each rank, and its share of the time waited for each host; missing hosts count as 0. The
+    result is the lower median over the other hosts, each with the mean of its ranks; it is empty for a job on one host.
+    All hosts wait for one with a slow connection. That host waits as long, but for whichever is first.
     """
     shares: dict[int, dict[int, list[float]]] = {}
     for page, waits in told:
@@ -221,17 +170,9 @@ def waits_by_host(told: Iterable[tuple[Snapshot, Mapping[int, float]]]) -> dict[
 
 
 def slow_host(waits: Mapping[int, float]) -> int | None:
-    """Find the host for whose data the others wait.
+    """Find the host for whose data the others wait; None if no host stands out, or the wait is small.
 
-    Parameters
-    ----------
-    waits : mapping of int to float
-        Share of the time in which ranks of other hosts waited for a host, by host number.
-
-    Returns
-    -------
-    int or None
-        None if no host stands out, or the wait is small.
+    `waits` has the share of the time in which ranks of other hosts waited for a host, by host number.
     """
     if len(waits) < 2:
         return None
@@ -243,17 +184,8 @@ def slow_host(waits: Mapping[int, float]) -> int | None:
 def slow_link(waits: Mapping[int, float]) -> tuple[int, int] | None:
     """Find two hosts that wait for each other more than for any third: the connection between them is slow.
 
-    The waits do not tell which of the two is to blame: neither can go on without the other's data.
-
-    Parameters
-    ----------
-    waits : mapping of int to float
-        Same as in `slow_host`.
-
-    Returns
-    -------
-    tuple of two ints, or None
-        Numbers of the hosts; None if no two stand out, if one host alone does, or if the wait is small.
+    The waits, as in `slow_host`, do not tell which of the two is to blame: neither can go on without the other's data.
+    None if no two stand out, if one host alone does, or if the wait is small.
     """
     if len(waits) < 2 or slow_host(waits) is not None:
         return None

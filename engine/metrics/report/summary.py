@@ -27,33 +27,16 @@ FEW_STEPS = 20  # minimum number of steps for advice: the first steps weigh too 
 
 @dataclass(frozen=True)
 class Run:
-    """Facts that the launcher knows about a run.
+    """Facts that the launcher knows about a run."""
 
-    Attributes
-    ----------
-    seconds : float
-        Duration of the run.
-    size : int
-        Number of ranks.
-    processors : int
-        Number of processors that the ranks could keep busy at once, if all are on the launcher's host.
-    unix_offset : float
-        Unix time minus CLOCK_MONOTONIC when the ranks were started, in seconds.
-    tuner_log : str or None
-        Path of the tuner's log, if known.
-    ended_by : str or None
-        Signal by which the user ended the job, such as `SIGINT`; failures that ranks then report are a consequence.
-    hosts : mapping of str to (int, int)
-        Number of ranks of each host with an agent, and of processors that they could keep busy at once, by host name.
-        Empty if all ranks are on the launcher's host.
-    """
-
-    seconds: float
-    size: int
-    processors: int
-    unix_offset: float
-    tuner_log: str | None = None
+    seconds: float  # duration of the run
+    size: int  # number of ranks
+    processors: int  # processors that the ranks could keep busy at once, if all are on the launcher's host
+    unix_offset: float  # unix time minus CLOCK_MONOTONIC when the ranks were started, in seconds
+    tuner_log: str | None = None  # path, if known
+    # Signal by which the user ended the job, such as `SIGINT`; failures that ranks then report are a consequence
     ended_by: str | None = None
+    # Numbers of ranks and of usable processors of each host with an agent; empty if all are on the launcher's
     hosts: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
@@ -61,106 +44,46 @@ class Run:
 class Figures:
     """Figures of a run, from its pages. Times are in seconds, shares from 0 to 1; None: unknown.
 
-    Attributes
-    ----------
-    run : Run
-    ranks : int
-        Number of ranks whose engine has started and whose page can be read.
-    unreadable : mapping of int to str
-        Error of each page that cannot be read, by rank.
-    silent : tuple of int
-        Ranks that never started the engine.
-    steps : int
-        Largest step count over all ranks.
-    step : float or None
-        Mean duration of a step.
-    step_half, step_most : tuple of float, or None
-        Bounds of the median and of the 95th percentile; a page only counts by powers of two.
-    nbytes : float
-        Bytes of tensors in collectives, mean over the ranks.
-    active : float
-        Time from the engine's start to the last collective, mean over the ranks.
-    blocked, exposed, waited : float or None
-        Shares of `active`: the time in which the program was blocked; the part of it while a collective was executed;
-        the rest, spent waiting for late ranks and for batches to close.
-    hidden : float or None
-        Share of the collectives' time in which the program was not blocked.
-    lags : mapping of int to float
-        Mean time after the first rank's submission, by rank.
-    batch : float or None
-        Mean bytes of an allreduce.
-    tensors : float or None
-        Mean number of tensors in a collective.
-    fill : float or None
-        Share of the fusion threshold that batches of allreduces fill.
-    closed : mapping of str to int
-        Number of batches by the reason for which they were closed.
-    misses : float or None
-        Share of the submissions that came with their full description.
-    knobs : sequence of (str, str)
-        Knobs in force at the end, as options of `enginerun`.
-    phase : str
-        Phase of the tuner.
-    trials, changes : int
-        Numbers of the tuner's trials and of its changes.
-    default_score, best_score : float
-        The tuner's scores; 0: none.
-    warnings, mismatches : int
-        Numbers of stall warnings, and of tensors about which ranks disagreed.
-    failures : mapping of str to list of int
-        Failed ranks by the cause that they report; empty if the user ended the job.
-    hosts : mapping of str to list of int
-        Ranks of each host, if there are several.
-    gpus : int
-        Number of ranks that have opened a GPU.
-    device_bytes : float
-        Bytes of tensors on the GPU, mean over these ranks.
-    device : mapping of str to float
-        Mean of the samples of each GPU stage (`names.STAGES`).
-    device_speed : float or None
-        Bytes per second in NCCL, over the sampled collectives.
-    network : float
-        Bytes sent to other hosts, mean over the ranks.
-    crossing : mapping of str to float
-        Share of the time in which the others waited for a host's data, by host, as in `rates.waits_by_host`.
+    Means of a rank (`nbytes`, `active`, `network`) are over the ranks; `device_bytes` is over the ranks with a GPU.
     """
 
     run: Run
-    ranks: int
-    unreadable: Mapping[int, str]
-    silent: tuple[int, ...]
-    steps: int
-    step: float | None
-    step_half: tuple[float, float] | None
-    step_most: tuple[float, float] | None
-    nbytes: float
-    active: float
-    blocked: float | None
-    exposed: float | None
-    waited: float | None
-    hidden: float | None
-    lags: Mapping[int, float]
-    batch: float | None
-    tensors: float | None
-    fill: float | None
-    closed: Mapping[str, int]
-    misses: float | None
-    knobs: Sequence[tuple[str, str]]
-    phase: str
-    trials: int
-    changes: int
-    default_score: float
-    best_score: float
-    warnings: int
-    mismatches: int
-    failures: Mapping[str, list[int]]
-    hosts: Mapping[str, list[int]]
-    network: float
+    ranks: int  # those whose engine has started and whose page can be read
+    unreadable: Mapping[int, str]  # errors of pages that cannot be read, by rank
+    silent: tuple[int, ...]  # ranks that never started the engine
+    steps: int  # largest count of a rank
+    step: float | None  # mean duration
+    step_half: tuple[float, float] | None  # bounds of the median; a page only counts by powers of two
+    step_most: tuple[float, float] | None  # bounds of the 95th percentile
+    nbytes: float  # bytes of tensors in collectives
+    active: float  # time from the engine's start to the last collective
+    blocked: float | None  # share of `active` in which the program was blocked
+    exposed: float | None  # the part of it while a collective was executed
+    waited: float | None  # the rest, spent waiting for late ranks and for batches to close
+    hidden: float | None  # share of the collectives' time in which the program was not blocked
+    lags: Mapping[int, float]  # mean time after the first rank's submission, by rank
+    batch: float | None  # mean bytes of an allreduce
+    tensors: float | None  # mean number of tensors in a collective
+    fill: float | None  # share of the fusion threshold that batches of allreduces fill
+    closed: Mapping[str, int]  # number of batches by the reason for which they were closed
+    misses: float | None  # share of the submissions that came with their full description
+    knobs: Sequence[tuple[str, str]]  # those in force at the end, as options of `enginerun`
+    phase: str  # phase of the tuner
+    trials: int  # made by the tuner
+    changes: int  # made by the tuner
+    default_score: float  # the tuner's; 0: none
+    best_score: float  # the tuner's; 0: none
+    warnings: int  # stall warnings
+    mismatches: int  # tensors about which ranks disagreed
+    failures: Mapping[str, list[int]]  # failed ranks by the cause that they report; empty if the user ended the job
+    hosts: Mapping[str, list[int]]  # ranks of each host, if there are several
+    network: float  # bytes sent to other hosts
+    # Share of the time in which the others waited for a host's data (`rates.waits_by_host`)
     crossing: Mapping[str, float]
-    gpus: int
-    device_bytes: float
-    device: Mapping[str, float]
-    device_speed: float | None
+    gpus: int  # ranks that have opened a GPU
+    device_bytes: float  # bytes of tensors on the GPU
+    device: Mapping[str, float]  # mean of the samples of each GPU stage (`names.STAGES`)
+    device_speed: float | None  # bytes per second in NCCL, over the sampled collectives
 
     @property
     def straggler(self) -> int | None:
@@ -174,18 +97,7 @@ class Figures:
 
 
 def compute_figures(pages: Mapping[int, Page], run: Run) -> Figures:
-    """Compute the figures of a run from its pages.
-
-    Parameters
-    ----------
-    pages : mapping of int to Snapshot, PageError or None
-        Last reading of the pages, by rank.
-    run : Run
-
-    Returns
-    -------
-    Figures
-    """
+    """Compute the figures of a run from the last reading of its pages, by rank."""
     read = {rank: page for rank, page in sorted(pages.items()) if isinstance(page, Snapshot) and page.state != "new"}
     ranks = list(read.values())
     spans = [(page, span) for page in ranks if (span := _compute_active_seconds(page, run)) > 0]
@@ -276,19 +188,10 @@ _SUMMED = (
 
 
 def find_percentile(buckets: Sequence[int], share: float) -> tuple[float, float] | None:
-    """Find the bounds between which a percentile lies.
+    """Find the bounds in seconds between which a percentile lies; None if nothing was counted.
 
-    Parameters
-    ----------
-    buckets : sequence of int
-        Counts of durations of at least 2**(k - 1) ns and below 2**k ns; the last bucket has all longer ones.
-    share : float
-        Share of the counts, above 0, at most 1.
-
-    Returns
-    -------
-    tuple of float, or None
-        Bounds in seconds; the upper bound of the last bucket is infinite. None if nothing was counted.
+    Bucket k counts durations of at least 2**(k - 1) ns and below 2**k ns. The last one has all longer ones, and an
+    infinite upper bound. `share` of the counts is above 0 and at most 1.
     """
     wanted, seen = share * sum(buckets), 0
     for k, count in enumerate(buckets):
@@ -300,19 +203,7 @@ def find_percentile(buckets: Sequence[int], share: float) -> tuple[float, float]
 
 
 def format_summary(told: Figures, advice: Sequence[str]) -> list[str]:
-    """Format the summary.
-
-    Parameters
-    ----------
-    told : Figures
-    advice : sequence of str
-        Recommendations from `engine.metrics.report.advice`.
-
-    Returns
-    -------
-    list of str
-        About ten lines.
-    """
+    """Format the summary with the recommendations of `engine.metrics.report.advice`, in about ten lines."""
     head = f"summary: {format_count(told.run.size, 'rank')}, {format_clock(told.run.seconds)}"
     text = [head + _format_silent_ranks(told)]
     if told.ranks == 0:

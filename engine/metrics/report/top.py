@@ -37,17 +37,9 @@ class TopError(Exception):
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run `enginerun top`.
+    """Run `enginerun top` with the arguments that follow `top`; return the exit code.
 
-    Parameters
-    ----------
-    arguments : sequence of str
-        Arguments that follow `top`.
-
-    Returns
-    -------
-    int
-        Exit code: 0 after the job has ended or the user has quit; 1 if there is no job to show.
+    It is 0 after the job has ended or the user has quit, and 1 if there is no job to show.
     """
     given = _make_parser().parse_args(arguments)
     try:
@@ -76,23 +68,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def choose_job(jobs: Sequence[RunningJob], wanted: str | None) -> RunningJob:
-    """Choose the job to show.
+    """Choose the job to show; raise TopError if no job fits, several do, or the job does not count.
 
-    Parameters
-    ----------
-    jobs : sequence of RunningJob
-        Running jobs.
-    wanted : str or None
-        Process id of a member, or the job's name, or a prefix of the name; None: the only job.
-
-    Returns
-    -------
-    RunningJob
-
-    Raises
-    ------
-    TopError
-        No job fits, several do, or the job does not count.
+    `wanted` is the process id of a member, or the job's name, or a prefix of the name; None: the only job.
     """
     if wanted is None:
         fitting = [job for job in jobs if job.pages] or list(jobs)

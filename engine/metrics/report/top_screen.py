@@ -28,28 +28,14 @@ HOST_WIDTH = 12  # characters of a host's name
 
 @dataclass(frozen=True)
 class Frame:
-    """Figures to show in one frame.
-
-    Attributes
-    ----------
-    run : str
-    reading : JobReading
-    rates : mapping of int to Rates
-        Rates since the previous reading.
-    letters : mapping of int to str
-        States of the ranks' processes, as returned by `find_jobs.Attached.read_process_states`.
-    now : float
-        Unix time.
-    elastic : ElasticJob or None
-        State of an elastic job, where ranks are slot numbers; None for other jobs.
-    """
+    """Figures to show in one frame."""
 
     run: str
     reading: JobReading
-    rates: Mapping[int, Rates]
-    letters: Mapping[int, str]
-    now: float
-    elastic: ElasticJob | None = None
+    rates: Mapping[int, Rates]  # since the previous reading
+    letters: Mapping[int, str]  # states of the ranks' processes (`find_jobs.Attached.read_process_states`)
+    now: float  # unix time
+    elastic: ElasticJob | None = None  # state of an elastic job, where ranks are slot numbers; None for other jobs
 
     def state(self, rank: int) -> str:
         """Return `starting`, `running`, `stopped`, `gone` (silent), `ended`, `failed`, `resetting` or `unreadable`."""
@@ -91,20 +77,9 @@ class Frame:
 
 
 def draw_frame(frame: Frame, width: int, height: int | None) -> RenderableType:
-    """Draw a frame.
+    """Draw a frame in lines of at most `width` columns.
 
-    Parameters
-    ----------
-    frame : Frame
-    width : int
-        Number of columns of the terminal.
-    height : int or None
-        Number of lines, of which one stays free; None: no limit.
-
-    Returns
-    -------
-    RenderableType
-        No line is longer than `width`, and there are fewer than `height` lines.
+    There are fewer than `height` lines, as one stays free; None: no limit.
     """
     head = [Text(line) for line in _pack_lines(_describe_job(frame), width)]
     if head:
