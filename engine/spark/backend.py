@@ -37,14 +37,8 @@ class Backend:
 class SparkBackend(Backend):
     """Backend that uses `engine.spark.run`.
 
-    Parameters
-    ----------
-    num_proc : int, optional
-        Number of ranks; by default as many as Spark has slots.
-    env : mapping of str to str, optional
-        Variables of the ranks.
-    **options
-        Further arguments of `engine.spark.run`.
+    `num_proc` defaults to as many ranks as Spark has slots. `env` has variables of the ranks; `options` are further
+    arguments of `engine.spark.run`.
     """
 
     def __init__(self, num_proc: int | None = None, env: Mapping[str, str] | None = None, **options: Any) -> None:

@@ -25,14 +25,7 @@ class LateStartError(Exception):
 class Collecting:
     """Rows of a DataFrame that are being collected in a thread.
 
-    The job has the properties of the caller's thread, such as its scheduler pool.
-
-    Parameters
-    ----------
-    session : SparkSession
-    frame : DataFrame
-    tag : str
-        Unique tag of the job in Spark.
+    The job has the properties of the caller's thread, such as its scheduler pool, and a unique `tag` in Spark.
     """
 
     def __init__(self, session: Any, frame: Any, tag: str) -> None:
@@ -47,21 +40,10 @@ class Collecting:
         InheritableThread(target=self._collect, session=session, daemon=True).start()
 
     def await_rows(self, late: threading.Event, excused: Callable[[], bool]) -> list[Any]:
-        """Wait for the rows.
+        """Wait for the rows; raise Spark's exception, or LateStartError if the job is late and not excused.
 
-        Parameters
-        ----------
-        late : threading.Event
-            Set when the job should have begun.
-        excused : callable
-            Called once then; returns whether the job may go on all the same.
-
-        Raises
-        ------
-        LateStartError
-            The job should have begun, and is not excused.
-        Exception
-            Exception of Spark.
+        `late` is set when the job should have begun. `excused` is called once then; it returns whether the job may go
+        on all the same.
         """
         asked = False
         try:

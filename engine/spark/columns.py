@@ -12,37 +12,16 @@ from .manifest import DataError, check_length
 def select_numbers(frame: Any, columns: list[str]) -> Any:
     """Return a DataFrame of these columns, each converted by `as_numbers`.
 
-    Parameters
-    ----------
-    frame : DataFrame
-    columns : list of str
-
-    Raises
-    ------
-    DataError
-        A column is missing or has an unsupported type.
+    Raises DataError if a column is missing or has an unsupported type.
     """
     return frame.select(*(as_numbers(frame, name)[0].alias(name) for name in columns))
 
 
 def as_numbers(frame: Any, name: str) -> tuple[Any, bool]:
-    """Return a column as float32 or int64, or as lists of these; vectors of `pyspark.ml` become lists of float32.
+    """Return a column as float32 or int64, or as lists of these, and whether its values are integers.
 
-    Parameters
-    ----------
-    frame : DataFrame
-    name : str
-
-    Returns
-    -------
-    Column
-    bool
-        Whether its values are integers.
-
-    Raises
-    ------
-    DataError
-        The column is missing or has an unsupported type.
+    Vectors of `pyspark.ml` become lists of float32. Raises DataError if the column is missing or has an unsupported
+    type.
     """
     from pyspark.ml.functions import vector_to_array
     from pyspark.ml.linalg import VectorUDT
@@ -68,18 +47,10 @@ def as_numbers(frame: Any, name: str) -> tuple[Any, bool]:
 
 
 def lengths_of(table: Any) -> dict[str, int]:
-    """Return the length of the lists of each column; 0 for a column of numbers.
+    """Return the length of the lists of each column of a pyarrow table with rows; 0 for a column of numbers.
 
-    Parameters
-    ----------
-    table : pyarrow.Table or pyarrow.RecordBatch
-        Table with at least one row.
-
-    Raises
-    ------
-    DataError
-        A value is missing or not finite, lists have different lengths, or a column has neither numbers nor lists of
-        them.
+    Raises DataError if a value is missing or not finite, lists have different lengths, or a column has neither numbers
+    nor lists of them.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -113,13 +84,7 @@ def lengths_of(table: Any) -> dict[str, int]:
 
 
 def integers_of(table: Any) -> dict[str, bool]:
-    """Return for each column of numbers, or of lists of them, whether it has integers.
-
-    Parameters
-    ----------
-    table : pyarrow.Table
-        Table whose columns `lengths_of` has accepted.
-    """
+    """Return for each column of a pyarrow.Table that `lengths_of` has accepted, whether it has integers."""
     import pyarrow as pa
 
     kinds = {field.name: field.type for field in table.schema}
@@ -128,17 +93,7 @@ def integers_of(table: Any) -> dict[str, bool]:
 
 
 def to_arrays(table: Any) -> dict[str, np.ndarray[Any, Any]]:
-    """Convert each column to an array.
-
-    Parameters
-    ----------
-    table : pyarrow.Table
-
-    Returns
-    -------
-    dict of str to numpy.ndarray
-        float32 or int64; [rows] for numbers, [rows, length] for lists.
-    """
+    """Convert each column of a table to a float32 or int64 array, [rows] for numbers, [rows, length] for lists."""
     found = {}
     for name, length in lengths_of(table).items() if table.num_rows else ():
         import pyarrow.compute as pc

@@ -171,24 +171,13 @@ def _make_call(call: bytes, horovod: bool) -> Any:
 
 
 class _ElasticJob:
-    """Elastic job, which may find room in Spark.
-
-    Parameters
-    ----------
-    session : SparkSession
-    home : Path
-        Directory of this job.
-    executable : str
-        Python interpreter of the ranks; empty: the executors'.
-    streams : (TextIO, TextIO)
-        Streams for stdout and stderr of the launcher.
-    """
+    """Elastic job, which may find room in Spark."""
 
     def __init__(self, session: Any, home: Path, executable: str, streams: tuple[TextIO, TextIO]) -> None:
         self._session = session
-        self._home = home
-        self._executable = executable
-        self._streams = streams
+        self._home = home  # directory of this job
+        self._executable = executable  # Python interpreter of the ranks; empty: the executors'
+        self._streams = streams  # streams for stdout and stderr of the launcher
         self._over = threading.Event()
         self._spark_error: BaseException | None = None
 

@@ -55,28 +55,25 @@ class JobEstimator(Estimator[TrainedModel], SavedStage):
     Parameters
     ----------
     num_proc : int, optional
-        Number of ranks; by default as many as Spark has slots.
+        By default as many ranks as Spark has slots.
     backend : Backend, optional
-        Backend that runs the ranks, instead of `num_proc`; by default in Spark. It is not saved with the stage.
+        Runs the ranks, instead of `num_proc`; by default in Spark. It is not saved with the stage.
     model
         Model to train, of the estimator's framework.
     store : Store
-        Store for data, checkpoints and the model.
+        Holds data, checkpoints and the model.
     loss_weights : list of float, optional
         Weights of the losses, by label; by default 1 each.
     feature_cols, label_cols : list of str
         Columns of numbers, lists of numbers of one length, or vectors.
-    input_shapes : list of list of int, optional
-        Shape of each feature, without the rows, such as `[1, 28, 28]`; or with a leading -1 for the rows, as in
-        Horovod: `[-1, 1, 28, 28]`. By default that of the column.
-    label_shapes : list of list of int, optional
-        Shape of each label, likewise. By default a label gets the shape of the model's output, if the number of values
-        is the same.
+    input_shapes, label_shapes : list of list of int, optional
+        Shape of each feature and label, without the rows, such as `[1, 28, 28]`; or with a leading -1 for the rows, as
+        in Horovod. By default a feature has the shape of its column, and a label that of the model's output, if the
+        number of values is the same.
     validation : float or str, optional
         Share of the rows that are for validation; or a column that is true, or more than 0, in these rows.
     batch_size, val_batch_size : int
         Number of rows of a rank's batch; 32 by default.
-    epochs : int
     train_steps_per_epoch, validation_steps_per_epoch : int, optional
         Maximum number of batches of an epoch; by default all.
     shuffle : bool
@@ -127,19 +124,9 @@ class JobEstimator(Estimator[TrainedModel], SavedStage):
         self._set_values(dict.fromkeys(self.OBJECT_NAMES) | dict(given))
 
     def fit_on_parquet(self, path: str, validation_path: str | None = None) -> Any:
-        """Train on Parquet files that are in the store already.
+        """Train on Parquet files in a directory below the store; return a model of the estimator's framework.
 
-        Parameters
-        ----------
-        path : str
-            Directory of the files, below the store.
-        validation_path : str, optional
-            Directory of the validation files; `validation` is ignored here.
-
-        Returns
-        -------
-        TrainedModel
-            Model of the estimator's framework.
+        `validation_path` has the validation files; `validation` is ignored here.
         """
         store = self._check()
         if store.exists(f"{path}/{NAME}"):

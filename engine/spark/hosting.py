@@ -30,21 +30,11 @@ UNREACHED = "it does not reach the driver under any of its addresses"
 
 @dataclass(frozen=True)
 class HostSpec:
-    """Instructions for every task.
+    """Instructions for every task."""
 
-    Attributes
-    ----------
-    addresses : tuple of (str, int)
-        Addresses on which the driver listens.
-    secret : str
-        Secret of the connections between tasks and driver.
-    executable : str
-        Python interpreter of agents and ranks; empty: the executor's.
-    """
-
-    addresses: tuple[tuple[str, int], ...]
-    secret: str = field(repr=False)
-    executable: str = ""
+    addresses: tuple[tuple[str, int], ...]  # addresses on which the driver listens
+    secret: str = field(repr=False)  # secret of the connections between tasks and driver
+    executable: str = ""  # Python interpreter of agents and ranks; empty: the executor's
 
 
 class UnreachableError(RuntimeError):

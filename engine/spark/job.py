@@ -147,16 +147,7 @@ def read_start_timeout(given: float | None) -> float:
 
 
 class _Job:
-    """Job that has room in Spark.
-
-    Parameters
-    ----------
-    session : SparkSession
-    spec : JobSpec
-    listener : TaskListener
-    say : callable
-        Shows a line.
-    """
+    """Job that has room in Spark; `say` shows a line."""
 
     def __init__(self, session: Any, spec: JobSpec, listener: TaskListener, say: Callable[[str], None]) -> None:
         self._session = session
@@ -260,10 +251,7 @@ class _Job:
 def session_of(spark: Any = None) -> Any:
     """Return the session to run in: the given one, or else the active one.
 
-    Raises
-    ------
-    LaunchError
-        No session is active, or pyspark is not installed.
+    Raises LaunchError if no session is active, or pyspark is not installed.
     """
     if spark is not None:
         return spark
@@ -297,13 +285,7 @@ def _read_result(records: Mapping[int, RankRecord], rank: int) -> Any:
 
 
 def pickle_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes:
-    """Pickle a call.
-
-    Raises
-    ------
-    TypeError
-        It cannot be pickled.
-    """
+    """Pickle a call; raise TypeError if that is impossible."""
     from pyspark import cloudpickle
 
     try:
@@ -352,11 +334,7 @@ def listening_address(session: Any) -> str | None:
 def own_addresses(session: Any, bound: str | None) -> list[str]:
     """Return the addresses of this process's host, first the one by which Spark's executors reach it.
 
-    Parameters
-    ----------
-    session : SparkSession
-    bound : str or None
-        Result of `listening_address`: the only address on which this process listens, or None.
+    `bound` is the result of `listening_address`: the only address on which this process listens, or None.
     """
     if not has_remote_executors(session):
         return ["127.0.0.1"]

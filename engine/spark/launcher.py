@@ -16,10 +16,7 @@ from .task_registry import SETTINGS
 def main(arguments: Sequence[str]) -> None:
     """Run the job, and write its outcome to the directory.
 
-    Parameters
-    ----------
-    arguments : sequence of str
-        The caller's pid, the directory of the call, and arguments of `enginerun`.
+    The arguments are the caller's pid, the directory of the call, and arguments of `enginerun`.
     """
     home = Path(arguments[1])
     settings = json.loads((home / SETTINGS).read_text())

@@ -21,39 +21,20 @@ class DataError(ValueError):
 
 @dataclass(frozen=True)
 class Part:
-    """Parquet file of a data set.
+    """Parquet file of a data set."""
 
-    Attributes
-    ----------
-    name : str
-        Path below the directory of the data set.
-    split : str
-        `TRAIN` or `VALIDATION`.
-    groups : tuple of int
-        Number of rows of each row group.
-    lengths : mapping of str to int
-        Length of the lists of each column; 0 for numbers.
-    """
-
-    name: str
-    split: str
-    groups: tuple[int, ...]
-    lengths: Mapping[str, int]
+    name: str  # path below the directory of the data set
+    split: str  # `TRAIN` or `VALIDATION`
+    groups: tuple[int, ...]  # number of rows of each row group
+    lengths: Mapping[str, int]  # length of the lists of each column; 0 for numbers
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """Description of a data set.
-
-    Attributes
-    ----------
-    parts : tuple of Part
-    lengths : mapping of str to int
-        Length of the lists of each column; 0 for numbers.
-    """
+    """Description of a data set."""
 
     parts: tuple[Part, ...]
-    lengths: Mapping[str, int]
+    lengths: Mapping[str, int]  # same as in `Part`
 
     def count_rows(self, split: str = TRAIN) -> int:
         """Return the number of rows of a split."""
@@ -84,10 +65,7 @@ class Manifest:
     def combine_parts(cls, parts: Iterable[Part]) -> Manifest:
         """Combine the files that tasks have written.
 
-        Raises
-        ------
-        DataError
-            There is no row, or a column's lists have different lengths in two files.
+        Raises DataError if there is no row, or a column's lists have different lengths in two files.
         """
         ordered = tuple(sorted(parts, key=lambda part: part.name))
         if not any(part.groups for part in ordered):
@@ -100,12 +78,7 @@ class Manifest:
 
 
 def check_length(column: str, expected: int, found: int) -> None:
-    """Refuse lists of different lengths.
-
-    Raises
-    ------
-    DataError
-    """
+    """Raise DataError for lists of different lengths."""
     if expected != found:
         raise DataError(
             f"column {column!r} has lists of {min(expected, found)} and of {max(expected, found)} values: all rows "
@@ -116,19 +89,9 @@ def check_length(column: str, expected: int, found: int) -> None:
 def of_parquet(fs: Any, path: str, columns: Sequence[str], split: str = TRAIN) -> Manifest:
     """Create the manifest of Parquet files that another program has written.
 
-    Parameters
-    ----------
-    fs : fsspec.AbstractFileSystem
-    path : str
-        Directory of the file system. Files and directories whose names begin with `.` or `_` are ignored.
-    columns : sequence of str
-    split : str
-
-    Raises
-    ------
-    DataError
-        There are no files with rows; a column is missing or has other values than numbers and lists of numbers; or it
-        has integers in one file and fractions in another.
+    `fs` is a file system of fsspec, and `path` a directory of it. Names that begin with `.` or `_` are ignored. Raises
+    DataError if there are no files with rows, or a column is missing. A column must have numbers or lists of numbers,
+    and not integers in one file and fractions in another.
     """
     import pyarrow.parquet as pq
 

@@ -21,29 +21,11 @@ Compute = Callable[[Any, list[Any]], list[Any]]
 
 
 class TrainedModel(Model, SavedStage):
-    """SavedStage that computes a model's outputs on the executors.
+    """Stage that computes a model's outputs on the executors, which find the model in the store.
 
-    Parameters
-    ----------
-    model
-        Model of the class's framework.
-    store : Store
-        Store in which executors find the model.
-    run_id : str
-        Name of the run that has made the model.
-    history : list of dict
-        Losses and metrics of each epoch; names that begin with `val_` are those of the validation rows.
-    feature_cols, label_cols : list of str
-    input_shapes : list of list of int, or None
-        Shape of each feature, without the rows; None: that of the column.
-    feature_lengths : list of int
-        Length of each feature's lists; 0: numbers.
-    vector_cols : list of str
-        Labels whose outputs become vectors.
-    output_cols : list of str, optional
-        Names of the outputs; by default the label's name followed by `__output`.
-    batch_size : int
-        Maximum number of rows that are computed at once.
+    `history` has the losses and metrics of each epoch; names that begin with `val_` are those of the validation rows. A
+    shape in `input_shapes` is without the rows; None: that of the column. A length in `feature_lengths` is 0 for
+    numbers. `output_cols` defaults to the labels' names followed by `__output`.
     """
 
     OBJECT_NAMES: tuple[str, ...] = ("model", "store", "history")
@@ -146,13 +128,9 @@ class TrainedModel(Model, SavedStage):
         ]
 
     def publish_model(self) -> str:
-        """Write the model where executors find it, unless it is there already.
+        """Write the model where executors find it, unless it is there already; return the path below the store.
 
-        Returns
-        -------
-        str
-            Path below the store. It is unique to this model: a later run of the same name, after this run was removed,
-            has another path.
+        The path is unique to this model: a later run of the same name, after this run was removed, has another path.
         """
         path = f"{self._store.get_run_path(self._get_value(self.run_id))}/{self.uid}.pkl"
         if not self._store.exists(path):

@@ -34,10 +34,7 @@ class SavedStage(Params, MLWritable, MLReadable[Any]):
     def _set_values(self, given: dict[str, Any]) -> None:
         """Set parameters and objects by name; None leaves the default.
 
-        Raises
-        ------
-        TypeError
-            No parameter or object has that name.
+        Raises TypeError if no parameter or object has that name.
         """
         for name, value in given.items():
             if name in self.OBJECT_NAMES:
@@ -85,13 +82,7 @@ class _Reader(DefaultParamsReader[Any]):
     """Reader of stages that `_Writer` has saved."""
 
     def load(self, path: str) -> Any:
-        """Load the stage.
-
-        Raises
-        ------
-        LaunchError
-            Another version has saved it, and this one cannot load it.
-        """
+        """Load the stage; raise LaunchError if another version has saved it, and this one cannot load it."""
         version = self.loadMetadata(path, self.sparkSession).get("engineVersion")
         try:
             stage = super().load(path)

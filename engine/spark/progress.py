@@ -12,19 +12,11 @@ from .slots import context_of
 class StageProgress:
     """Handler of the server's progress reports on the session's operations, by default every 2 s.
 
-    Parameters
-    ----------
-    size : int
-        Number of tasks of the job's only stage, which begin together.
-
-    Attributes
-    ----------
-    all_began : bool
-        Whether all tasks have begun.
+    `size` is the number of tasks of the job's only stage, which begin together.
     """
 
     def __init__(self, size: int) -> None:
-        self.all_began = False
+        self.all_began = False  # whether all tasks have begun
         self._size = size
 
     @contextmanager

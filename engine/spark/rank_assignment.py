@@ -17,25 +17,13 @@ from ..text.bounded_reader import get_whole
 
 @dataclass(frozen=True)
 class TaskInfo:
-    """Description of a task, which it sends to all others.
+    """Description of a task, which it sends to all others."""
 
-    Attributes
-    ----------
-    host : str
-        Equal exactly for tasks that can share memory.
-    name : str
-        Name of the host for messages.
-    address : str
-        Address at which other executors reach this one, as Spark knows it.
-    hub, port : int
-        Free ports on which the other hosts meet, and for `MASTER_PORT`.
-    """
-
-    host: str
-    name: str
-    address: str
-    hub: int
-    port: int
+    host: str  # equal exactly for tasks that can share memory
+    name: str  # name of the host for messages
+    address: str  # address at which other executors reach this one, as Spark knows it
+    hub: int  # free port on which the other hosts meet
+    port: int  # free port for `MASTER_PORT`
 
     @classmethod
     def of_this_process(cls, address: str, hub: int) -> TaskInfo:
@@ -57,41 +45,17 @@ class TaskInfo:
 
 @dataclass(frozen=True)
 class RankAssignment:
-    """Place of one task among the ranks.
-
-    Attributes
-    ----------
-    rank : int
-    crew : Crew
-        Ranks of its host.
-    hub : str
-        `ADDRESS:PORT` at which the hosts meet; empty: there is one host.
-    address : str
-        `MASTER_ADDR`.
-    port : int
-        `MASTER_PORT`.
-    """
+    """Place of one task among the ranks."""
 
     rank: int
-    crew: Crew
-    hub: str
-    address: str
-    port: int
+    crew: Crew  # ranks of its host
+    hub: str  # `ADDRESS:PORT` at which the hosts meet; empty: there is one host
+    address: str  # `MASTER_ADDR`
+    port: int  # `MASTER_PORT`
 
 
 def assign_ranks(infos: Sequence[TaskInfo]) -> list[RankAssignment]:
-    """Assign the ranks: those of a host are consecutive, and the first task has rank 0.
-
-    Parameters
-    ----------
-    infos : sequence of TaskInfo
-        Descriptions, by task.
-
-    Returns
-    -------
-    list of RankAssignment
-        Assignments, by task.
-    """
+    """Assign the ranks, by task: those of a host are consecutive, and the first task has rank 0."""
     hosts: dict[str, list[int]] = {}
     for task, info in enumerate(infos):
         hosts.setdefault(info.host, []).append(task)

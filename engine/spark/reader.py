@@ -19,27 +19,10 @@ Batch = dict[str, np.ndarray[Any, Any]]
 
 
 class Reader:
-    """Reader of the rows of one rank.
+    """Reader of the rows of one rank, from a data set at `path` below the store.
 
-    Parameters
-    ----------
-    store : Store
-    path : str
-        Path of the data set, below the store.
-    manifest : Manifest
-    columns : list of str
-    split : str
-    rank, size : int
-    seed : int
-    shuffle : bool
-        False: rows come in the order of the files, in every epoch.
-    cache : bool
-        Whether to keep row groups in memory once they have been read.
-
-    Raises
-    ------
-    DataError
-        There are fewer rows than ranks.
+    Without `shuffle`, rows come in the order of the files, in every epoch. With `cache`, row groups stay in memory once
+    they have been read. Raises DataError if there are fewer rows than ranks.
     """
 
     def __init__(
@@ -71,26 +54,15 @@ class Reader:
     def count_steps(self, batch_size: int) -> int:
         """Return the number of batches of an epoch, which is equal on all ranks, so that none waits for another.
 
-        Parameters
-        ----------
-        batch_size : int
-            Maximum number of rows of a batch; a batch may have one more if ranks have unequally many rows.
+        A batch may have one row more than `batch_size` if ranks have unequally many rows.
         """
         most, least = -(-self.rows // self._size), self.rows // self._size
         return min(-(-most // batch_size), least)
 
     def read_batches(self, epoch: int, batch_size: int) -> Iterator[Batch]:
-        """Iterate over the batches of an epoch, whose sizes differ by at most one row.
+        """Yield the batches of an epoch, whose sizes differ by at most one row.
 
-        Parameters
-        ----------
-        epoch : int
-        batch_size : int
-
-        Yields
-        ------
-        dict of str to numpy.ndarray
-            Arrays by column, [rows] or [rows, length].
+        A batch has an array for each column, [rows] or [rows, length].
         """
         begin, end = self._find_range()
         steps = self.count_steps(batch_size)

@@ -28,22 +28,12 @@ SCHEMA = "name string, data binary"
 
 @dataclass(frozen=True)
 class RankRecord:
-    """End of a rank.
-
-    Attributes
-    ----------
-    rank : int
-    host : str
-        Name of the host for messages.
-    end : RankEnd
-    files : mapping of str to bytes
-        Files that the rank left, and the end of its stderr, by name.
-    """
+    """End of a rank."""
 
     rank: int
-    host: str
+    host: str  # name of the host for messages
     end: RankEnd
-    files: Mapping[str, bytes]
+    files: Mapping[str, bytes]  # files that the rank left, and the end of its stderr, by name
 
     @classmethod
     def from_directory(cls, host: str, end: RankEnd, directory: Path, stderr: bytes) -> RankRecord:
@@ -77,10 +67,7 @@ class RankRecord:
     def read(cls, head: Mapping[str, Any], files: Mapping[str, bytes]) -> RankRecord:
         """Create a record from the result of `to_head`.
 
-        Raises
-        ------
-        ValueError
-            A file has a name that a rank does not use, or a field is invalid.
+        Raises ValueError if a file has a name that a rank does not use, or a field is invalid.
         """
         rank, code, age = head.get("rank"), head.get("code"), head.get("age")
         if type(rank) is not int or type(code) is not int or rank < 0 or not -128 <= code <= 255:

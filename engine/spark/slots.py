@@ -22,10 +22,7 @@ SAID_EVERY = 30.0
 def default_size(session: Any) -> int:
     """Return the default number of ranks: as many as Spark has slots.
 
-    Raises
-    ------
-    LaunchError
-        The session is one of Spark Connect, which has no interface to ask for slots.
+    Raises LaunchError for a session of Spark Connect, which has no interface to ask for slots.
     """
     context = context_of(session)
     if context is None:
@@ -41,23 +38,10 @@ def context_of(session: Any) -> Any:
 
 
 def check(session: Any, size: int, seconds: float, say: Callable[[str], None]) -> None:
-    """Wait for free slots, and refuse a job that can never have enough.
+    """Wait for free slots, and refuse a job that can never have enough; `say` shows a line.
 
-    Parameters
-    ----------
-    session : SparkSession
-    size : int
-        Number of ranks.
-    seconds : float
-        Longest time that other jobs of the application may take to free their slots.
-    say : callable
-        Shows a line.
-
-    Raises
-    ------
-    LaunchError
-        There are fewer slots than ranks, or too few became free in time; or Spark's configuration does not allow
-        barrier stages.
+    Other jobs of the application may take `seconds` to free their slots. Raises LaunchError if there are fewer slots
+    than ranks, if too few became free in time, or if Spark's configuration does not allow barrier stages.
     """
     _check_idle(session)
     context = context_of(session)
@@ -78,18 +62,7 @@ def check(session: Any, size: int, seconds: float, say: Callable[[str], None]) -
 
 
 def check_elastic(session: Any, least: int) -> None:
-    """Refuse an elastic job without a SparkContext, or one that can never have enough slots.
-
-    Parameters
-    ----------
-    session : SparkSession
-    least : int
-        Minimum number of ranks.
-
-    Raises
-    ------
-    LaunchError
-    """
+    """Raise LaunchError for an elastic job without a SparkContext, or one that can never have `least` ranks."""
     context = context_of(session)
     if context is None:
         raise LaunchError(

@@ -15,15 +15,9 @@ __all__ = ["DBFSLocalStore", "FilesystemStore", "HDFSStore", "LocalStore", "Stor
 class Store:
     """Directory of a file system that fsspec supports.
 
-    It contains `data/NAME` with training data, and `runs/RUN` with the results of a run.
-
-    Parameters
-    ----------
-    prefix_path : str
-        Path, or a URL such as `s3://bucket/training`. The packages that fsspec needs for it must be installed on driver
-        and executors (`s3fs` for s3).
-    **options
-        Options of fsspec, such as keys and endpoints.
+    It contains `data/NAME` with training data, and `runs/RUN` with the results of a run. `prefix_path` is a path, or a
+    URL such as `s3://bucket/training`. The packages that fsspec needs for it must be installed on driver and executors
+    (`s3fs` for s3). `options` are those of fsspec, such as keys and endpoints.
     """
 
     def __init__(self, prefix_path: str, **options: Any) -> None:
@@ -46,13 +40,8 @@ class Store:
     def create(prefix_path: str, **options: Any) -> Store:
         """Create the store of the class that a path requires.
 
-        Parameters
-        ----------
-        prefix_path : str
-            `hdfs://...`: an `HDFSStore`; `/dbfs/...`, `dbfs:/...` or `/Volumes/...`: a `DBFSLocalStore`; another URL:
-            a `FilesystemStore`; a path: a `LocalStore`.
-        **options
-            Same as in the class.
+        `hdfs://...` takes an `HDFSStore`; `/dbfs/...`, `dbfs:/...` or `/Volumes/...` a `DBFSLocalStore`; another URL a
+        `FilesystemStore`; a path a `LocalStore`.
         """
         for kind in (HDFSStore, DBFSLocalStore):
             if kind.matches(prefix_path):

@@ -61,53 +61,24 @@ class RankFailedError(RuntimeError):
 
 @dataclass(frozen=True)
 class JobSpec:
-    """Instructions for every task of a job.
+    """Instructions for every task of a job."""
 
-    Attributes
-    ----------
-    size : int
-        Number of ranks.
-    name : str
-        Unique name of the job.
-    secret : str
-    addresses : tuple of (str, int)
-        Addresses on which the driver listens.
-    call : bytes
-        Pickled function with its arguments.
-    settings : mapping of str to str
-        Variables of the ranks, over the executor's own.
-    executable : str
-        Python interpreter of the ranks; empty: the executor's.
-    horovod : bool
-        Whether the ranks run scripts written for Horovod.
-    grace : float
-        Seconds between the stages of ending a rank.
-    """
-
-    size: int
-    name: str
+    size: int  # number of ranks
+    name: str  # unique name of the job
     secret: str = field(repr=False)
-    addresses: tuple[tuple[str, int], ...]
-    call: bytes = field(repr=False)
-    settings: Mapping[str, str] = field(repr=False)
-    executable: str = ""
-    horovod: bool = False
-    grace: float = 5.0
+    addresses: tuple[tuple[str, int], ...]  # addresses on which the driver listens
+    call: bytes = field(repr=False)  # pickled function with its arguments
+    settings: Mapping[str, str] = field(repr=False)  # variables of the ranks, over the executor's own
+    executable: str = ""  # Python interpreter of the ranks; empty: the executor's
+    horovod: bool = False  # whether the ranks run scripts written for Horovod
+    grace: float = 5.0  # seconds between the stages of ending a rank
 
 
 def serve(spec: JobSpec, batches: Iterable[Any]) -> Iterator[pa.RecordBatch]:
     """Run this task's rank; Spark calls this function in a barrier stage.
 
-    Parameters
-    ----------
-    spec : JobSpec
-    batches : iterable of pyarrow.RecordBatch
-        The task's part of the range of tasks; its content is ignored.
-
-    Yields
-    ------
-    pyarrow.RecordBatch
-        Record of the rank's end, in the schema of `record`.
+    The content of `batches`, the task's part of the range of tasks, is ignored. Yields the record of the rank's end, in
+    the schema of `record`.
     """
     import pyarrow as pa
     from pyspark import BarrierTaskContext
@@ -153,23 +124,13 @@ def _describe_failure(record: RankRecord) -> str:
 
 
 class TaskSupervisor:
-    """Supervision of one rank, from its start to its end.
-
-    Parameters
-    ----------
-    spec : JobSpec
-    place : RankAssignment
-    host : str
-        Name of this host.
-    channel : Channel or None
-        Channel to the driver; None: the driver cannot be reached.
-    """
+    """Supervision of one rank, from its start to its end."""
 
     def __init__(self, spec: JobSpec, place: RankAssignment, host: str, channel: Channel | None) -> None:
         self.spec = spec
         self.place = place
-        self.host = host
-        self.channel = channel
+        self.host = host  # name of this host
+        self.channel = channel  # channel to the driver; None: the driver cannot be reached
         self.home = Path(tempfile.mkdtemp(prefix=leftovers.PREFIX))
         self._lock = leftovers.lock(self.home)
         self._ends: list[RankEnd] = []
@@ -179,10 +140,7 @@ class TaskSupervisor:
     def run(self, hub: socket.socket) -> RankRecord:
         """Start the rank, and return its record once none of its processes is left, whatever happens.
 
-        Parameters
-        ----------
-        hub : socket.socket
-            Socket that listens for the other hosts, if this is the task of rank 0.
+        `hub` listens for the other hosts, if this is the task of rank 0.
         """
         try:
             own = self.home / f"rank.{self.place.rank}"

@@ -45,20 +45,9 @@ def channel_over(connection: Connection) -> Channel:
 
 
 def reach_driver(addresses: Sequence[tuple[str, int]], secret: str, task: int) -> Channel | None:
-    """Look for the driver at several addresses.
+    """Look for the driver at several addresses, in their order; `task` is the number of the calling task.
 
-    Parameters
-    ----------
-    addresses : sequence of (str, int)
-        Addresses in the order in which they are tried.
-    secret : str
-    task : int
-        Number of the calling task.
-
-    Returns
-    -------
-    Channel or None
-        None: none of the addresses is the driver's, or none can be reached.
+    Returns None if none of the addresses is the driver's, or none can be reached.
     """
     patience = Patience(SEARCH)
     left = [*addresses]
@@ -98,28 +87,10 @@ def _try_address(address: tuple[str, int], secret: str, task: int, patience: Pat
 
 
 def admit_task(connection: Connection, greeting: dict[str, object], tasks: int) -> tuple[Channel, int]:
-    """Take over the connection of a task. `answer_task` must follow, which authenticates the driver.
+    """Take over the connection of a task; return the channel that owns it now, and the number of the task.
 
-    Parameters
-    ----------
-    connection : Connection
-        It is taken over by the channel.
-    greeting : dict
-    tasks : int
-        Number of tasks.
-
-    Returns
-    -------
-    Channel
-    int
-        Number of the task.
-
-    Raises
-    ------
-    ValueError
-        There is no such task.
-    OSError
-        There is no descriptor for the channel.
+    `answer_task` must follow, which authenticates the driver. Raises ValueError if there is no such task among `tasks`,
+    and OSError if there is no descriptor for the channel.
     """
     task = greeting.get("task")
     if type(task) is not int or not 0 <= task < tasks:  # True is no number of a task
@@ -136,20 +107,8 @@ def answer_task(channel: Channel) -> None:
 def receive_task(connected: socket.socket, secret: str, tasks: int) -> tuple[Channel | None, int]:
     """Authenticate the peer that has connected: the driver's side of `reach_driver` in a thread of its own.
 
-    Parameters
-    ----------
-    connected : socket.socket
-        Remains the caller's.
-    secret : str
-    tasks : int
-        Number of tasks.
-
-    Returns
-    -------
-    Channel or None
-        Channel over copies of the connection's descriptor; None: the peer is no task, or does not answer in time.
-    int
-        Number of the task, or -1.
+    Returns a channel over copies of the descriptor of `connected`, which remains the caller's, and the number of the
+    task; None and -1 if the peer is no task, or does not answer in time. `tasks` is the number of tasks.
     """
     connection = Connection(connected, task_key(secret), SERVER)
     try:

@@ -48,32 +48,15 @@ class _TaskConnection:
 class TaskListener:
     """Server for the tasks of one job. A context manager: its thread runs inside.
 
-    Parameters
-    ----------
-    size : int
-        Number of tasks.
-    secret : str
-    host : str or None
-        Address on which to listen; None: all.
-    streams : tuple of TextIO
-        Streams for stdout and stderr of ranks.
-    timestamps : bool
-        Whether lines begin with the time.
-
-    Attributes
-    ----------
-    port : int
-    records : dict of int to RankRecord
-        Ends of ranks, by rank, as far as their tasks have reported them.
-    lost : dict of int to RankRecord
-        Ends of ranks whose tasks went away without a report, by rank.
+    It listens on `host`; None: all addresses. `streams` are for stdout and stderr of ranks. `timestamps` says whether
+    lines begin with the time.
     """
 
     def __init__(
         self, size: int, secret: str, host: str | None, streams: tuple[TextIO, TextIO], timestamps: bool = False
     ) -> None:
-        self.records: dict[int, RankRecord] = {}
-        self.lost: dict[int, RankRecord] = {}
+        self.records: dict[int, RankRecord] = {}  # ends that tasks have reported, by rank
+        self.lost: dict[int, RankRecord] = {}  # ends of ranks whose tasks went away without a report
         self._size = size
         self._streams = dict(zip(("stdout", "stderr"), streams, strict=True))
         self._timestamps = timestamps

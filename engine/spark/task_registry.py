@@ -49,19 +49,8 @@ class _Task:
 class TaskRegistry:
     """Server for the tasks of one job. A context manager: its threads run inside.
 
-    Parameters
-    ----------
-    tasks : int
-        Number of tasks.
-    secret : str
-    host : str or None
-        Address on which to listen; None: all.
-    directory : Path
-        Directory for the launcher; it exists, and only this user can enter it.
-
-    Attributes
-    ----------
-    port : int
+    It listens on `host`; None: all addresses. `tasks` is their number. `directory` is for the launcher; it exists, and
+    only this user can enter it.
     """
 
     def __init__(self, tasks: int, secret: str, host: str | None, directory: Path) -> None:

@@ -27,13 +27,7 @@ RELAY = "relay"  # purpose for which the key is derived
 def relay_bytes(connection: socket.socket, reading: int, writing: int, seal: Seal) -> None:
     """Relay bytes both ways, until the peer ends the connection or fails authentication.
 
-    Parameters
-    ----------
-    connection : socket.socket
-        It is shut down, but not closed.
-    reading, writing : int
-        Descriptors of this side. At the end of input, the sending direction is shut down.
-    seal : Seal
+    The connection is shut down, but not closed. At the end of input from `reading`, the sending direction is shut down.
     """
     connection.setblocking(True)
     sender = threading.Thread(target=_send, args=(connection, reading, seal), name="engine-relay", daemon=True)
@@ -60,13 +54,7 @@ def _receive(connection: socket.socket, writing: int, seal: Seal) -> None:
 
 
 def main() -> int:
-    """Relay bytes until either side has ended.
-
-    Returns
-    -------
-    int
-        Exit code: 1 if there is no such connection any more.
-    """
+    """Relay bytes until either side has ended; return 1 if there is no such connection any more, else 0."""
     path, host = sys.argv[1:3]
     keeper = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     keeper.settimeout(10)

@@ -21,54 +21,29 @@ START, HISTORY = "start.pkl", "history.json"  # files below the run
 
 @dataclass(frozen=True)
 class Training:
-    """Instructions for every rank.
-
-    Attributes
-    ----------
-    store : Store
-    run : str
-        Path of the run, below the store; the model is read and written there.
-    data : str
-        Path of the data set, below the store.
-    manifest : Manifest
-    features, labels : tuple of str
-    shapes : tuple of tuple of int, or None
-        Shape of each feature, without the rows; None: that of the data.
-    label_shapes : tuple of tuple of int, or None
-        Shape of each label, without the rows; None: that of the model's output.
-    batch_size, val_batch_size, epochs : int
-    steps, val_steps : int or None
-        Maximum number of batches of an epoch; None: all.
-    shuffle : bool
-    seed : int
-    options : mapping
-        Further arguments of the binding's `DistributedOptimizer`, including `backward_passes_per_step`.
-    verbose : int
-    weights : str
-        Column with the weights of rows; empty: there is none.
-    cache : bool
-        Whether ranks keep data in memory once they have read it.
-    """
+    """Instructions for every rank."""
 
     store: Store
-    run: str
-    data: str
+    run: str  # path of the run, below the store; the model is read and written there
+    data: str  # path of the data set, below the store
     manifest: Manifest
     features: tuple[str, ...]
     labels: tuple[str, ...]
-    shapes: tuple[tuple[int, ...] | None, ...]
+    shapes: tuple[tuple[int, ...] | None, ...]  # shape of each feature, without the rows; None: that of the data
+    # Shape of each label, without the rows; None: that of the model's output
     label_shapes: tuple[tuple[int, ...] | None, ...]
     batch_size: int
     val_batch_size: int
     epochs: int
-    steps: int | None
-    val_steps: int | None
+    steps: int | None  # maximum number of batches of an epoch; None: all
+    val_steps: int | None  # same for validation
     shuffle: bool
     seed: int
+    # Further arguments of the binding's `DistributedOptimizer`, including `backward_passes_per_step`
     options: Mapping[str, Any]
     verbose: int
-    weights: str = ""
-    cache: bool = False
+    weights: str = ""  # column with the weights of rows; empty: there is none
+    cache: bool = False  # whether ranks keep data in memory once they have read it
 
     @property
     def splits(self) -> list[str]:
@@ -126,20 +101,10 @@ def without_rows(shape: Sequence[int] | None) -> tuple[int, ...] | None:
 
 
 def row_shape(shape: Sequence[int] | None, column: str, length: int) -> tuple[int, ...] | None:
-    """Return the shape of a row of a column, without -1.
+    """Return the shape of a row of a column, without -1; None: that of the column.
 
-    Parameters
-    ----------
-    shape : sequence of int, or None
-        Argument of `without_rows`, in which one more -1 may stand for the remaining values. None: that of the column.
-    column : str
-    length : int
-        Length of the column's lists; 0: numbers.
-
-    Raises
-    ------
-    DataError
-        The shape has another number of values than a row.
+    In `shape`, an argument of `without_rows`, one more -1 may stand for the remaining values. `length` is that of the
+    column's lists; 0: numbers. Raises DataError if the shape has another number of values than a row.
     """
     sizes, there = without_rows(shape), length or 1
     if sizes is None:
@@ -158,32 +123,16 @@ def row_shape(shape: Sequence[int] | None, column: str, length: int) -> tuple[in
 def like_shape(label: Any, shape: tuple[int, ...]) -> Any:
     """Reshape a label to the shape of the model's output, as losses and metrics of every kind expect it.
 
-    A label that has another number of values, such as the number of a class, is returned unchanged.
-
-    Parameters
-    ----------
-    label
-        An array, or a tensor.
-    shape : tuple of int
-        Shape of the output, including the rows.
+    It is an array or a tensor. A label that has another number of values, such as the number of a class, is returned
+    unchanged. The shape includes the rows.
     """
     return label.reshape(shape) if math.prod(shape) == math.prod(label.shape) else label
 
 
 def reshape_columns(batch: Batch, names: Sequence[str], shapes: Sequence[tuple[int, ...] | None]) -> list[Any]:
-    """Return columns of a batch, each in its shape.
+    """Return columns of a batch as writable copies, each in its shape.
 
-    Parameters
-    ----------
-    batch : dict of str to numpy.ndarray
-    names : sequence of str
-    shapes : sequence of tuple of int, or None
-        Shape of each column in the form that `without_rows` takes; None: unchanged.
-
-    Returns
-    -------
-    list of numpy.ndarray
-        Writable copies.
+    A shape has the form that `without_rows` takes; None: unchanged.
     """
     rows = [without_rows(shape) for shape in shapes]
     return [

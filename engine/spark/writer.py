@@ -26,26 +26,14 @@ SPLIT = "__engine_validation__"  # temporary column that marks validation rows f
 
 @dataclass(frozen=True)
 class _Writing:
-    """Instructions for the tasks.
-
-    Attributes
-    ----------
-    store : Store
-    path : str
-        Path of the data set, below the store.
-    share : float
-        Share of the rows that are for validation, drawn at random; 0 if a column marks them.
-    seed : int
-    rows_per_group, bytes_per_group : int
-        Maximum size of a row group.
-    """
+    """Instructions for the tasks."""
 
     store: Store
-    path: str
-    share: float
+    path: str  # path of the data set, below the store
+    share: float  # share of the rows that are for validation, drawn at random; 0 if a column marks them
     seed: int
-    rows_per_group: int
-    bytes_per_group: int
+    rows_per_group: int  # maximum of a row group
+    bytes_per_group: int  # maximum of a row group
 
 
 def write(
@@ -58,32 +46,12 @@ def write(
     rows_per_group: int = ROWS_PER_GROUP,
     bytes_per_group: int = BYTES_PER_GROUP,
 ) -> Manifest:
-    """Write columns of a DataFrame into a store, and their manifest beside them.
+    """Write columns of a DataFrame into a store, and their manifest beside them; the directory's content is replaced.
 
-    Parameters
-    ----------
-    frame : DataFrame
-    store : Store
-    path : str
-        Directory below the store; its content is replaced.
-    columns : list of str
-        Columns of numbers, lists of numbers of one length, or vectors.
-    validation : float or str, optional
-        Share of the rows that are for validation, drawn at random; or a column that is true, or more than 0, in these
-        rows.
-    seed : int
-        Seed of the draw.
-    rows_per_group, bytes_per_group : int
-        Maximum size of a row group, which is the unit that ranks read.
-
-    Returns
-    -------
-    Manifest
-
-    Raises
-    ------
-    DataError
-        Rows cannot be trained on, or the split is invalid.
+    The columns have numbers, lists of numbers of one length, or vectors. `validation` is the share of the rows that are
+    for validation, drawn at random with `seed`; or a column that is true, or more than 0, in these rows. A row group,
+    which is the unit that ranks read, has at most `rows_per_group` rows and `bytes_per_group` bytes. Raises DataError
+    if rows cannot be trained on, or the split is invalid.
     """
     share = 0.0 if validation is None or isinstance(validation, str) else float(validation)
     if not 0 <= share < 1:
@@ -162,12 +130,7 @@ class _Partition:
         self._files: dict[str, tuple[str, Any, Any]] = {}
 
     def write(self, batches: Iterable[Any]) -> list[Part]:
-        """Write all batches.
-
-        Raises
-        ------
-        DataError
-        """
+        """Write all batches; raise DataError if rows cannot be trained on."""
         for batch in batches:
             if batch.num_rows:
                 for column, length in lengths_of(batch).items():

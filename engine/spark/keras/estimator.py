@@ -24,9 +24,7 @@ class KerasEstimator(JobEstimator):
     ----------
     optimizer : keras.optimizers.Optimizer or str, optional
         None: the model is compiled already, and its own optimizer, `loss` and `metrics` are used.
-    loss : callable, str, or list of them, optional
-        Same as in `keras.Model.compile`.
-    metrics : list, optional
+    loss, metrics : optional
         Same as in `keras.Model.compile`.
     callbacks : list of keras.callbacks.Callback, optional
         Called on every rank, with metrics that are averaged over the ranks. A callback that writes a file must use

@@ -18,15 +18,7 @@ def compute_outputs(model: Any, arrays: list[Any]) -> list[Any]:
 
 
 class KerasModel(TrainedModel):
-    """Variant of `TrainedModel` whose `model` is a `keras.Model`.
-
-    Parameters
-    ----------
-    custom_objects : mapping of str to object, optional
-        Same as in `KerasEstimator`.
-    **common
-        Same as in `TrainedModel`.
-    """
+    """Variant of `TrainedModel` whose `model` is a `keras.Model`; `custom_objects` are those of `KerasEstimator`."""
 
     OBJECT_NAMES = (*TrainedModel.OBJECT_NAMES, "custom_objects")
     compute_outputs = staticmethod(compute_outputs)

@@ -11,13 +11,8 @@ from typing import Any
 class Packed:
     """Value that contains models, optimizers or callbacks of Keras. Its pickle yields the value itself.
 
-    If unpickling imports Keras, it selects the backend that Keras has here.
-
-    Parameters
-    ----------
-    value
-    custom_objects : mapping of str to object
-        Classes and functions, by their names in Keras.
+    If unpickling imports Keras, it selects the backend that Keras has here. `custom_objects` has classes and functions
+    by their names in Keras.
     """
 
     def __init__(self, value: Any, custom_objects: Mapping[str, Any] | None) -> None:

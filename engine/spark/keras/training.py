@@ -21,34 +21,17 @@ CHECKPOINT = "checkpoint/model.pkl"
 
 @dataclass(frozen=True)
 class Start:
-    """Model, and how it is trained.
+    """Model, and how it is trained."""
 
-    Attributes
-    ----------
-    model : keras.Model
-    compiled : mapping
-        Arguments of `compile`; empty: the model is compiled already.
-    callbacks : list of keras.callbacks.Callback
-    custom_objects : mapping of str to object
-    checkpoint : keras.callbacks.ModelCheckpoint or None
-        Selects the weights that the trained model has; None: those of the last epoch.
-    """
-
-    model: Any
-    compiled: Mapping[str, Any]
-    callbacks: list[Any]
+    model: Any  # keras.Model
+    compiled: Mapping[str, Any]  # arguments of `compile`; empty: the model is compiled already
+    callbacks: list[Any]  # keras.callbacks.Callback each
     custom_objects: Mapping[str, Any]
-    checkpoint: Any = None
+    checkpoint: Any = None  # ModelCheckpoint that selects the weights of the trained model; None: the last epoch's
 
 
 def train_rank(training: Training) -> list[dict[str, float]]:
-    """Train on one rank.
-
-    Returns
-    -------
-    list of dict of str to float
-        Losses and metrics by epoch, averaged over all ranks.
-    """
+    """Train on one rank; return losses and metrics by epoch, averaged over all ranks."""
     start = load(training.store, f"{training.run}/{START}")  # before Keras is imported: it selects the backend
     import keras
 

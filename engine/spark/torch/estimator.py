@@ -17,15 +17,10 @@ from .training import CHECKPOINT, train_rank
 class TorchEstimator(JobEstimator):
     """Estimator that trains a model of PyTorch on the ranks of a job in Spark.
 
-    Parameters
-    ----------
-    optimizer : torch.optim.Optimizer
-        Optimizer of the model's parameters.
-    loss : callable or list of callable
-        One loss for each label; takes output and label. A label with as many values as the output gets its shape.
-    **common
-        Same as in `JobEstimator`. The `model` is a `torch.nn.Module`: it takes a tensor for each feature, and returns
-        one for each label, or a tuple of them. With several batches a step, the last step of an epoch may have fewer.
+    `optimizer` has the model's parameters. `loss` has one function for each label, which takes output and label; a
+    label with as many values as the output gets its shape. `common` is the same as in `JobEstimator`. The `model` is a
+    `torch.nn.Module`: it takes a tensor for each feature, and returns one for each label, or a tuple of them. With
+    several batches a step, the last step of an epoch may have fewer.
     """
 
     OBJECT_NAMES = (*JobEstimator.OBJECT_NAMES, "optimizer", "loss")

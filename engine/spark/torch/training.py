@@ -14,12 +14,9 @@ CHECKPOINT = "checkpoint/state.pt"
 
 
 def train_rank(training: Training) -> list[dict[str, float]]:
-    """Train on one rank.
+    """Train on one rank; return the losses by epoch, averaged over all ranks.
 
-    Returns
-    -------
-    list of dict of str to float
-        `loss` by epoch, and `val_loss` if there are validation rows, averaged over all ranks.
+    There is a `val_loss` beside `loss` if there are validation rows.
     """
     import torch
 
