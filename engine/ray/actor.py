@@ -31,25 +31,15 @@ _door: socket.socket | None = None  # socket on which rank 0 listens for the lea
 class Standing:
     """Location of a process, as it has determined itself.
 
-    Attributes
-    ----------
-    machine : tuple
-        Boot id, network namespace and user: equal exactly for processes that can share memory. A name or an address
-        would not do: all nodes of a local cluster have the same, and pods of one machine do not share memory.
-    node : str
-        Ray's id of the node.
-    address : str
-        IP address of the node.
-    pid : int
-    gpus : tuple of str
-        GPUs that Ray has assigned to this process.
+    `machine` is equal exactly for processes that can share memory. A name or an address would not do: all nodes of a
+    local cluster have the same, and pods of one machine do not share memory.
     """
 
-    machine: tuple[str, int, int]
-    node: str
-    address: str
+    machine: tuple[str, int, int]  # boot id, network namespace and user
+    node: str  # Ray's id of the node
+    address: str  # IP address of the node
     pid: int
-    gpus: tuple[str, ...] = ()
+    gpus: tuple[str, ...] = ()  # GPUs that Ray has assigned to this process
 
     def __str__(self) -> str:
         return f"node {self.address} ({self.node[:8]}), pid {self.pid}"
@@ -70,17 +60,8 @@ def locate_process() -> Standing:
 def open_door(several_hosts: bool, interfaces: str) -> tuple[str, int, str]:
     """Listen on rank 0 for the other hosts, if there are any.
 
-    Parameters
-    ----------
-    several_hosts : bool
-    interfaces : str
-        Comma-separated names of network interfaces; empty: no choice.
-
-    Returns
-    -------
-    tuple
-        Address of this host; a port of it that is free now, for PyTorch; and the hub in the form of `ENGINE_HUB`, or an
-        empty text.
+    `interfaces` are comma-separated names; empty: no choice. Returns the address of this host; a port of it that is
+    free now, for PyTorch; and the hub in the form of `ENGINE_HUB`, or an empty text.
     """
     global _door
     address = network_of(interfaces)[1] if interfaces else ray.util.get_node_ip_address()
@@ -95,15 +76,8 @@ def open_door(several_hosts: bool, interfaces: str) -> tuple[str, int, str]:
 def take_place(job: Job, crew: Crew | None, rank: int, variables: Mapping[str, str]) -> None:
     """Write the place of this process into its environment, where `engine.init()` finds it.
 
-    Parameters
-    ----------
-    job : Job
-        Its secret is passed as an argument of an actor's method, since the dashboard shows a `runtime_env`.
-    crew : Crew or None
-        Ranks of this host; None: all.
-    rank : int
-    variables : mapping of str to str
-        Variables of the user, which take precedence over all others.
+    The job's secret comes as an argument of an actor's method, since the dashboard shows a `runtime_env`. `crew` has
+    the ranks of this host; None: all. The user's `variables` take precedence over all others.
     """
     global _door
     if job.interface and crew is not None:

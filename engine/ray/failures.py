@@ -20,22 +20,11 @@ SETTLE = 1.0  # seconds that the other ranks have to fail in turn
 
 
 def collect_results(refs: Sequence[ray.ObjectRef[Any]], standings: Sequence[Standing]) -> list[Any]:
-    """Wait for all ranks, and return their results by rank.
+    """Wait for all ranks, and return their results by rank; `standings` are for messages.
 
-    Parameters
-    ----------
-    refs : sequence of ObjectRef
-        References to the results, by rank.
-    standings : sequence of Standing
-        Locations of the ranks, for messages.
-
-    Raises
-    ------
-    Exception
-        Exception of the rank that failed first, as Ray raises it: a `RayTaskError` that also has the exception's class.
-        A note names the rank and its location.
-    JobError
-        The process of that rank ended, or cannot be reached; `rank` is its number.
+    Raises the exception of the rank that failed first, as Ray raises it: a `RayTaskError` that also has the exception's
+    class. A note names the rank and its location. If that rank's process ended, or cannot be reached, it raises
+    JobError with `rank`.
     """
     failed: dict[int, BaseException] = {}
     values: dict[int, Any] = {}

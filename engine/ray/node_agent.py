@@ -100,14 +100,7 @@ def _read_answer(answer: object) -> tuple[bytes, bytes, int | None]:
 class RayAgent(RemoteHost):
     """Caller's end of the agent of a node. Two threads relay data between pipes and the actor, one for each direction.
 
-    Parameters
-    ----------
-    number : int
-        Number of the host in the job.
-    host : str
-        `NODE@ADDRESS`.
-    node : str
-        Ray's id of the node.
+    `number` is that of the host in the job, `host` is `NODE@ADDRESS`, and `node` is Ray's id of the node.
     """
 
     def __init__(self, number: int, host: str, node: str) -> None:

@@ -23,19 +23,11 @@ _ANY = -1  # any bundle with room
 
 @dataclass(frozen=True)
 class Request:
-    """Request for room.
-
-    Attributes
-    ----------
-    ranks : int
-    per_rank : dict of str to float
-        Resources of each rank: `CPU`, and `GPU` if it needs any.
-    hosts : int or None
-        Number of nodes over which to spread the ranks evenly; None: wherever there is room, close together.
-    """
+    """Request for room."""
 
     ranks: int
-    per_rank: dict[str, float]
+    per_rank: dict[str, float]  # resources of each rank: `CPU`, and `GPU` if it needs any
+    # Nodes over which to spread the ranks evenly; None: wherever there is room, close together
     hosts: int | None = None
 
     @property
@@ -55,20 +47,11 @@ class Request:
 
 @dataclass(frozen=True)
 class Room:
-    """Placement group with room for ranks.
-
-    Attributes
-    ----------
-    group : PlacementGroup
-    bundles : sequence of int
-        Bundle of each rank, by rank.
-    ours : bool
-        Whether the group was made for these ranks, and is removed with them.
-    """
+    """Placement group with room for ranks."""
 
     group: PlacementGroup
-    bundles: Sequence[int]
-    ours: bool
+    bundles: Sequence[int]  # bundle of each rank, by rank
+    ours: bool  # whether the group was made for these ranks, and is removed with them
 
     def give_back(self) -> None:
         """Remove the group, if it was made for these ranks."""
@@ -83,20 +66,9 @@ def connect() -> None:
 
 
 def find_room(request: Request, seconds: float, use_current: bool) -> Room:
-    """Find room, or make it.
+    """Find room, or make it, within `seconds`; raise NoRoomError with what was requested and what the cluster has.
 
-    Parameters
-    ----------
-    request : Request
-    seconds : float
-        Longest time that Ray may take.
-    use_current : bool
-        Whether to put ranks into the placement group that the caller runs in, if any.
-
-    Raises
-    ------
-    NoRoomError
-        There was no room in time; the text says what was requested, and what the cluster has.
+    `use_current` puts ranks into the placement group that the caller runs in, if any.
     """
     current = get_current_placement_group() if use_current and request.hosts is None else None
     if current is not None:
@@ -124,15 +96,8 @@ def describe_lack(
 ) -> str:
     """Describe what was requested, and what the cluster has.
 
-    Parameters
-    ----------
-    request : Request
-    seconds : float
-        Time that Ray was given.
-    nodes, free : sequence of dict, dict
-        Results of `ray.nodes()` and `ray.available_resources()`.
-    name : str
-        Name of the setting that limits the time.
+    `nodes` and `free` are results of `ray.nodes()` and `ray.available_resources()`. `name` is the setting that limits
+    the time to `seconds`.
     """
     names = list(request.per_rank)
     alive = [node["Resources"] for node in nodes if node["Alive"]]

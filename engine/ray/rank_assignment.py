@@ -25,21 +25,9 @@ Ask = Callable[..., "ray.ObjectRef[Any]"]
 
 
 def collect_answers(refs: Sequence[ray.ObjectRef[Any]], seconds: float, doing: str) -> list[Any]:
-    """Return the answers of all ranks, by rank.
+    """Return the answers of all ranks, by rank; `doing` describes the task, for messages.
 
-    Parameters
-    ----------
-    refs : sequence of ObjectRef
-        References to the answers, by rank.
-    seconds : float
-        Longest time to wait.
-    doing : str
-        Description of the task, for messages.
-
-    Raises
-    ------
-    LaunchError
-        Some ranks did not answer in time, or failed.
+    Raises LaunchError if some ranks did not answer within `seconds`, or failed.
     """
     end = time.monotonic() + seconds
     pending = list(refs)
@@ -70,27 +58,11 @@ def assign_ranks(
     interfaces: str = "",
     share_gpus: bool = True,
 ) -> None:
-    """Assign each rank its place, and send it.
+    """Assign each rank its place, and send it; raise LaunchError if some ranks do not answer within `seconds`, or fail.
 
-    Parameters
-    ----------
-    ask : callable
-        See `Ask`.
-    standings : sequence of Standing
-        Locations of the processes, by rank.
-    seconds : float
-        Longest time that the ranks may take to answer.
-    settings, variables : mapping of str to str
-        Environment variables: settings of the engine, and the user's variables, which take precedence.
-    interfaces : str
-        Comma-separated names of network interfaces; empty: no choice.
-    share_gpus : bool
-        Whether each rank sees the GPUs of all ranks of its host, its own at the number of its local rank.
-
-    Raises
-    ------
-    LaunchError
-        Same as in `answers`.
+    `standings` are by rank. `settings` are variables for the engine; the user's `variables` take precedence.
+    `interfaces` are comma-separated names; empty: no choice. `share_gpus` lets each rank see the GPUs of all ranks of
+    its host, its own at the number of its local rank.
     """
     layout = layout_of(standings)
     several = len(layout.crews) > 1

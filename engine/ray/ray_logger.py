@@ -18,15 +18,7 @@ LIMIT = 500 << 10  # largest pickle in bytes; its base64 text fits into one mess
 def log(info: Any) -> None:
     """Send a value to the caller's callbacks. Does nothing on ranks other than 0, and outside an elastic job.
 
-    Parameters
-    ----------
-    info : object
-        Its pickle may have 500 KiB at most.
-
-    Raises
-    ------
-    ValueError
-        It is larger.
+    Raises ValueError if its pickle has more than 500 KiB.
     """
     if topology.rank() == 0:
         data = cloudpickle.dumps(info)

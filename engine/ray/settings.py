@@ -134,19 +134,9 @@ def _read_count(name: str, number: object) -> int:
 def set_aside(cpus: int, use_gpu: bool, gpus: int | None, whose: str) -> dict[str, float]:
     """Return the resources that Ray reserves for each rank or slot.
 
-    Parameters
-    ----------
-    cpus : int
-    use_gpu : bool
-    gpus : int or None
-        None: 1 if `use_gpu` is set.
-    whose : str
-        `worker` or `slot`: the suffix of the arguments' names.
-
-    Raises
-    ------
-    ValueError
-        Numbers are not whole, or below 1, since no two ranks can share a GPU in NCCL; or GPUs without `use_gpu`.
+    `whose`, `worker` or `slot`, is the suffix of the arguments' names. `gpus` None means 1 if `use_gpu` is set. Raises
+    ValueError for GPUs without `use_gpu`, and for numbers that are not whole or below 1, since no two ranks can share a
+    GPU in NCCL.
     """
     cpus = _read_count(f"cpus_per_{whose}", cpus)
     gpus = None if gpus is None else _read_count(f"gpus_per_{whose}", gpus)

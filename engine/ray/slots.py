@@ -53,25 +53,14 @@ class _Slot:
 class ClusterSlots:
     """Requests slots from Ray, and tracks which ones exist. Between `open` and `close` it has a thread.
 
-    Parameters
-    ----------
-    per_slot : dict of str to float
-        Resources of each slot: `CPU`, and `GPU` if it needs any.
-    least : int
-        Minimum number of slots to request.
-    most : int
-        Maximum number of slots to request. Unless `bounded` is set, no more are requested than may find room, but at
-        least one more than exist.
-    bounded : bool
-        Whether to request `most` slots whether or not there is room.
-    hosts : Hosts, optional
-        Discovery of the user: how many slots to request on which nodes.
+    It requests at least `least` slots and at most `most`. Unless `bounded` is set, no more are requested than may find
+    room, but at least one more than exist. `hosts` is the user's discovery: how many slots to request on which nodes.
     """
 
     def __init__(
         self, per_slot: dict[str, float], least: int, most: int, bounded: bool, hosts: Hosts | None = None
     ) -> None:
-        self.per_slot = per_slot
+        self.per_slot = per_slot  # resources of each slot: `CPU`, and `GPU` if it needs any
         self._least, self._most, self._bounded = least, most, bounded
         self._hosts = hosts
         self._slots: list[_Slot] = []
