@@ -23,69 +23,34 @@ _TIMES = 1e11  # largest time that a report may name: seconds since 1970
 
 @dataclass(frozen=True)
 class Raised:
-    """The exception that ended a rank's process.
+    """The exception that ended a rank's process."""
 
-    Attributes
-    ----------
-    type : str
-        Name of its class.
-    message : str
-    file : str
-        Source file of the innermost frame outside of the engine; empty if there is none.
-    line : int
-        Line in `file`; 0 if it is not known.
-    consequence : bool
-        Whether another rank caused it, according to an exception of the engine in its chain.
-    culprit : int or None
-        Number of that other rank; None if it is not known.
-    cause : str
-        Failure of that rank: `died`, `raised`, `left`, `stalled`, `lost`, `absent`; empty if it is not known.
-    """
-
-    type: str
+    type: str  # name of its class
     message: str = ""
-    file: str = ""
-    line: int = 0
-    consequence: bool = False
-    culprit: int | None = None
+    file: str = ""  # source file of the innermost frame outside of the engine; empty if there is none
+    line: int = 0  # line in `file`; 0 if it is not known
+    consequence: bool = False  # whether another rank caused it, according to an exception of the engine in its chain
+    culprit: int | None = None  # number of that other rank; None if it is not known
+    # Failure of that rank: `died`, `raised`, `left`, `stalled`, `lost`, `absent`; empty if it is not known
     cause: str = ""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """The failure of a rank's world, as that rank knows it.
+    """The failure of a rank's world, as that rank knows it."""
 
-    Attributes
-    ----------
-    rank : int
-        The rank that caused it.
-    cause : str
-        `died`, `raised`, `left`, `stalled`, `lost`; empty if the report names no such cause.
-    message : str
-    time : float
-        Time at which the reporting rank learned of it: seconds, CLOCK_REALTIME of its host.
-    """
-
-    rank: int
-    cause: str
+    rank: int  # the rank that caused it
+    cause: str  # `died`, `raised`, `left`, `stalled`, `lost`; empty if the report names no such cause
     message: str
-    time: float
+    time: float  # when the reporting rank learned of it: seconds, CLOCK_REALTIME of its host
 
 
 @dataclass(frozen=True)
 class ExitReport:
-    """The report of a rank's process on its own end.
+    """The report of a rank's process on its own end."""
 
-    Attributes
-    ----------
-    raised : Raised or None
-        The exception that ended it; None if there was none, or if it could not be reported.
-    failure : Failure or None
-        The failure of its world; None if it knew of none.
-    """
-
-    raised: Raised | None = None
-    failure: Failure | None = None
+    raised: Raised | None = None  # the exception that ended it; None if there was none, or if it could not be reported
+    failure: Failure | None = None  # the failure of its world; None if it knew of none
 
     @classmethod
     def parse(cls, data: bytes) -> ExitReport:
@@ -128,16 +93,7 @@ def make_page() -> int:
 def make_environment(page: int, environ: Mapping[str, str]) -> dict[str, str]:
     """Return a copy of an environment that makes processes report into a page of this process.
 
-    Parameters
-    ----------
-    page : int
-        Descriptor that `make_page` returned; if it is -1, the copy names no page.
-    environ : mapping of str to str
-
-    Returns
-    -------
-    dict of str to str
-        A copy that names the page, with the startup hook of exit reports first in PYTHONPATH.
+    If the page is -1, it names none. Otherwise it has the startup hook of exit reports first in PYTHONPATH.
     """
     others = {name: value for name, value in environ.items() if name not in (PAGE, OWNER)}  # not an outer job
     if page < 0:

@@ -60,12 +60,7 @@ def claim_rank() -> None:
 
 
 def report_exception(error: BaseException) -> None:
-    """Report an exception that ends this process.
-
-    Parameters
-    ----------
-    error : BaseException
-    """
+    """Report an exception that ends this process."""
     try:
         _report["raised"] = describe(error)
         _write()
@@ -76,15 +71,8 @@ def report_exception(error: BaseException) -> None:
 def report_failure(rank: int, cause: str, message: str, time: float) -> None:
     """Report that the world of this rank has failed.
 
-    Parameters
-    ----------
-    rank : int
-        The rank that caused it.
-    cause : str
-        Same as in `engine.errors.WorldError`.
-    message : str
-    time : float
-        Time at which this rank learned of it: seconds, CLOCK_REALTIME.
+    `rank` caused it, and `cause` is the same as in `engine.errors.WorldError`. This rank learned of it at `time`:
+    seconds, CLOCK_REALTIME.
     """
     _report["failure"] = {"rank": rank, "cause": cause, "message": message[:_LONGEST], "time": time}
     _write()
@@ -98,17 +86,9 @@ def clear() -> None:
 
 
 def describe(error: BaseException) -> dict[str, Any]:
-    """Return the entry of a report that describes an exception.
+    """Return the entry of a report that describes an exception: the fields of `Raised`.
 
-    Parameters
-    ----------
-    error : BaseException
-
-    Returns
-    -------
-    dict
-        The fields of `Raised`. Without a frame outside of the engine, `file` and `line` are those of the innermost
-        frame.
+    Without a frame outside of the engine, `file` and `line` are those of the innermost frame.
     """
     file, line = _find_position(error)
     blame = next(filter(None, map(_get_blame, _walk_chain(error))), None)
