@@ -22,12 +22,8 @@ def compute_excesses(
 ) -> list[float]:
     """Return by how much each trial was slower than the standing setting: logarithms of ratios, 0 for the latter's own.
 
-    Parameters
-    ----------
-    settings, standing : sequence of str
-        Setting of each trial, in the order measured, and the standing one at that time; equal texts are equal settings.
-    logs, errors : sequence of float
-        Logarithms of the seconds per step, and their standard errors.
+    `settings` has the setting of each trial, in the order measured, and `standing` the standing one at that time; equal
+    texts are equal settings. `logs` are logarithms of the seconds per step, and `errors` their standard errors.
     """
     found = [0.0] * len(settings)
     for stood in set(standing):

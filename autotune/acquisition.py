@@ -24,8 +24,6 @@ C2 = math.log(math.pi / 2) / 2
 def log_improvement(z: Array) -> Array:
     """Return log(phi(z) + z Phi(z)), the log of a normal variable's expected improvement in its standard deviations.
 
-    References
-    ----------
     S. Ament et al., Unexpected improvements to expected improvement for Bayesian optimization, arXiv:2310.20708.
     """
     near = np.maximum(z, -1.0)

@@ -28,34 +28,11 @@ def get_terrible_loss(settings: Settings) -> float:
 class Budget:
     """Rest of the budget of a search.
 
-    Parameters
-    ----------
-    settings : Settings
-    cost : float
-        Steps that slower trials of the job have lost, minus those that faster ones of this epoch have gained.
-    doubt : float
-        Standard error of `cost`, in steps.
-    gain : float
-        Share of a step that the best setting gains with certainty.
-    passed : int
-        Steps of the job so far, including those of trials.
-    steps : float
-        Steps of a trial that is not cut short.
-    standing : float
-        Logarithm of the standing setting's seconds per step, from all trials.
-    usual : float
-        Standard deviation of one step's logarithm.
-
-    Attributes
-    ----------
-    allowance : float
-        Steps that may be lost at the beginning.
-    spare : float
-        Steps that may still be lost.
-    lacking : float
-        Steps that the job must make until a paused search resumes.
-    at_once : float
-        Steps from which the loss of one trial counts as terrible.
+    `cost` is in steps: those that slower trials of the job have lost, minus those that faster ones of this epoch have
+    gained; `doubt` is its standard error. `gain` is the share of a step that the best setting gains with certainty.
+    `passed` counts the job's steps so far, including those of trials, and `steps` those of a trial that is not cut
+    short. `standing` is the logarithm of the standing setting's seconds per step, from all trials. `usual` is the
+    standard deviation of one step's logarithm.
     """
 
     def __init__(
@@ -71,12 +48,12 @@ class Budget:
     ) -> None:
         shortest = min(float(settings.horizon), settings.shortest / math.exp(standing))
         ran = passed + settings.ran
-        self.allowance = max(LEAST_STEPS, settings.regret_budget * shortest)
+        self.allowance = max(LEAST_STEPS, settings.regret_budget * shortest)  # steps that may be lost at the beginning
         most = settings.regret_budget * settings.horizon
         owed = settings.spent + max(cost - gain * max(shortest, ran), -most - settings.refill * ran)
         allowed = max(self.allowance, settings.refill * ran)
         owed += min(doubt, allowed - LEAST_STEPS)  # caution always leaves LEAST_STEPS to a search
-        self.spare = allowed - owed
+        self.spare = allowed - owed  # steps that may still be lost
         self._steps, self._standing, self._tolerated = steps, standing, max(LEAST_LIMIT, NOISY * usual)
         # If a minute has more steps than the horizon, a trial is a small part of it, whatever it loses.
         uncut = self._tolerated * (steps + settings.settling) if shortest < settings.horizon else 0.0
@@ -84,8 +61,9 @@ class Budget:
         self._reserve = max(RESERVE * self.allowance, uncut)
         self._kept_back = max(KEPT_BACK * self.allowance, uncut)
         needed = owed + self._kept_back + (ENOUGH - KEPT_BACK) * self.allowance
+        # Steps that the job must make until a paused search resumes
         self.lacking = 0.0 if needed <= self.allowance else max(0.0, needed / max(settings.refill, 1e-9) - ran)
-        self.at_once = get_terrible_loss(settings)
+        self.at_once = get_terrible_loss(settings)  # steps from which the loss of one trial counts as terrible
 
     @property
     def spent(self) -> bool:

@@ -52,13 +52,7 @@ def serve(peer: socket.socket) -> int:
 
 
 def receive(peer: socket.socket) -> bytes:
-    """Receive one message; return empty bytes at the end.
-
-    Raises
-    ------
-    SessionError
-        The message is longer than allowed.
-    """
+    """Receive one message; return empty bytes at the end, or raise SessionError for a message longer than allowed."""
     data, _, flags, _ = peer.recvmsg(LIMIT)
     if flags & socket.MSG_TRUNC:
         raise SessionError(f"a message is longer than {LIMIT} bytes")

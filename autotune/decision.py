@@ -16,17 +16,8 @@ from autotune.terminal import print_text
 def read_chosen_knobs(log: Path) -> tuple[Knobs, bool]:
     """Return the knobs of a log, and whether they are decided: before the first decision they are its default.
 
-    Parameters
-    ----------
-    log : path
-        Log of the tuner, or Horovod's CSV file, of which the sample with the highest score counts.
-
-    Raises
-    ------
-    JournalError
-        The file is neither.
-    OSError
-        The file cannot be read.
+    In Horovod's CSV file, the sample with the highest score counts. Raises JournalError if the file is neither, and
+    OSError if it cannot be read.
     """
     if horovod_csv.is_horovod_log(log):
         return horovod_csv.find_best_sample(horovod_csv.read(log)).knobs, True

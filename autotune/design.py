@@ -29,13 +29,8 @@ INSIDE = (0.03, 0.15)
 def build_corners(space: Space, most: int, rng: np.random.Generator) -> list[Knobs]:
     """Return settings near corners of the space, beginning with those in which the first two knobs are equal in size.
 
-    Parameters
-    ----------
-    space : Space
-    most : int
-        Maximum number of settings.
-    rng : Generator
-        Generator of each setting's distance from its corner, and of the first combinations of the further knobs.
+    There are at most `most`. `rng` draws each setting's distance from its corner, and the first combinations of the
+    further knobs.
     """
     count = len(space.knobs)
     high = build_orthogonal_array(count)

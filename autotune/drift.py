@@ -21,13 +21,8 @@ BELIEVED = 2.0
 class PageHinkley:
     """Detector of a drift of logarithmic step times from a reference.
 
-    Parameters
-    ----------
-    reference, error : float
-        Expected logarithm of the seconds per step, and its standard error, which the first batches reduce.
+    The reference is the expected logarithm of the seconds per step; the first batches reduce its standard error.
 
-    References
-    ----------
     E. S. Page, Continuous inspection schemes, Biometrika 41 (1954).
     """
 

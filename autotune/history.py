@@ -26,13 +26,7 @@ WALL = 0.7  # additional standard error of a terrible setting, in multiples of `
 class History:
     """Completed trials of all epochs.
 
-    Parameters
-    ----------
-    space : Space
-    seed : int
-        Seed of the surrogate.
-    settling : int
-        Steps after a change of the knobs that no trial counts.
+    `seed` is the surrogate's. `settling` counts the steps after a change of the knobs that no trial counts.
     """
 
     def __init__(self, space: Space, seed: int, settling: int) -> None:

@@ -38,10 +38,7 @@ def is_horovod_log(path: str | os.PathLike[str]) -> bool:
 def read(path: str | os.PathLike[str]) -> list[HorovodSample]:
     """Return all samples of such a log.
 
-    Raises
-    ------
-    JournalError
-        A column is missing, or a value is not a number; the text names the line.
+    Raises JournalError if a column is missing, or a value is not a number; the text names the line.
     """
     try:
         return _parse_samples(Path(path))

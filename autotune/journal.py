@@ -47,19 +47,10 @@ class JournalError(ValueError):
 
 
 class Journal:
-    """Log of one search: appends rows to a new file.
+    """Log of one search: appends rows to a new file, created with mode 0600.
 
-    Parameters
-    ----------
-    path : path
-        Path of the file, which is created with mode 0600.
-    about : mapping, optional
-        Description of the search in JSON's types: model, world size, transport.
-
-    Raises
-    ------
-    FileExistsError
-        The file exists.
+    `about` describes the search in JSON's types: model, world size, transport. Raises FileExistsError if the file
+    exists.
     """
 
     def __init__(self, path: str | os.PathLike[str], about: Mapping[str, Any] | None = None) -> None:
@@ -118,12 +109,7 @@ def read_processor_model() -> str:
 def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Return all rows of a log.
 
-    Raises
-    ------
-    JournalError
-        The file is not a log, has a newer schema, is truncated, or has rows out of order.
-    OSError
-        The file cannot be read.
+    Raises JournalError if the file is not a log, has a newer schema, is truncated, or has rows out of order.
     """
     try:
         data = read_bytes(path, LIMIT)

@@ -20,19 +20,7 @@ MOST_SETTLING = 1 << 20  # maximum steps after a change; a damaged log may have 
 
 @dataclass(frozen=True)
 class TrialLine:
-    """One trial of a log.
-
-    Attributes
-    ----------
-    seconds, error : float
-        Robust time per step, or another score, and its standard error; NaN before there are samples.
-    ratio : float
-        Time relative to the setting at the start of this search; below 1 is faster.
-    exposed : float
-        Share of a step spent waiting for communication; NaN: not measured.
-    lost : float
-        Steps lost against the standing setting (`account.compute_steps_lost`).
-    """
+    """One trial of a log."""
 
     id: int
     epoch: int
@@ -40,34 +28,24 @@ class TrialLine:
     knobs: Knobs
     why: str
     status: str = "running"
-    seconds: float = math.nan
-    error: float = math.nan
-    ratio: float = math.nan
+    seconds: float = math.nan  # robust time per step, or another score; NaN before there are samples
+    error: float = math.nan  # standard error of `seconds`
+    ratio: float = math.nan  # time relative to the setting at the start of this search; below 1 is faster
     samples: int = 0
-    exposed: float = math.nan
-    lost: float = 0.0
+    exposed: float = math.nan  # share of a step spent waiting for communication; NaN: not measured
+    lost: float = 0.0  # steps lost against the standing setting (`account.compute_steps_lost`)
 
 
 @dataclass
 class LogSummary:
-    """Trials and decisions of a log, in order.
-
-    Attributes
-    ----------
-    final : dict or None
-        Last decision that ended a search; None as long as it goes on.
-    lost : float
-        Seconds lost by trials that were slower than the standing setting, over the same number of steps.
-    saved : float
-        Seconds gained by trials that were faster.
-    """
+    """Trials and decisions of a log, in order."""
 
     lines: list[TrialLine] = field(default_factory=list)
     decisions: list[dict[str, Any]] = field(default_factory=list)
     observed: int = 0
-    final: dict[str, Any] | None = None
-    lost: float = 0.0
-    saved: float = 0.0
+    final: dict[str, Any] | None = None  # last decision that ended a search; None as long as it goes on
+    lost: float = 0.0  # seconds lost by trials slower than the standing setting, over the same number of steps
+    saved: float = 0.0  # seconds gained by trials that were faster
     spent: float = 0.0
 
     def compute_best_so_far(self) -> list[float]:

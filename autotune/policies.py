@@ -88,19 +88,8 @@ LATER = ("after_drift", "background", "interval", "patience")
 def apply_changes(opened: Mapping[str, Any], changes: Sequence[str], policy: str) -> dict[str, Any]:
     """Return the first row of a log with changed settings.
 
-    Parameters
-    ----------
-    opened : mapping
-        First row of the log.
-    changes : sequence of str
-        Changes NAME=VALUE, where NAME is `seed`, `max_trials` or a field of `Settings`.
-    policy : str
-        Name of the policy to which the settings apply.
-
-    Raises
-    ------
-    PolicyError
-        A name is unknown or has no effect, or a value is not a valid number.
+    A change is NAME=VALUE, where NAME is `seed`, `max_trials` or a field of `Settings`. Raises PolicyError if a name is
+    unknown or has no effect for this policy, or a value is not a valid number.
     """
     row = {**opened, "settings": dict(opened["settings"])}
     allowed: dict[str, float] = {"seed": 0, "max_trials": 1}
@@ -132,19 +121,9 @@ def apply_changes(opened: Mapping[str, Any], changes: Sequence[str], policy: str
 def make_policy(name: str, opened: Mapping[str, Any]) -> Policy:
     """Create a policy by its name, for a search described by a log's first row.
 
-    Parameters
-    ----------
-    name : str
-        Name `tuner`, one of `POLICIES`, or `module:factory` (see `Factory`); modules of the working directory are
-        found.
-    opened : mapping
-
-    Raises
-    ------
-    PolicyError
-        There is no such policy, or the factory's result is not a policy.
-    JournalError
-        The row is invalid.
+    The name is `tuner`, one of `POLICIES`, or `module:factory` (see `Factory`); modules of the working directory are
+    found. Raises PolicyError if there is no such policy, or the factory's result is not one; JournalError if the row is
+    invalid.
     """
     if name == "tuner":
         return create_tuner(dict(opened))

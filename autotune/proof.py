@@ -22,15 +22,7 @@ OUT_OF_REACH = 2.0  # multiple of the affordable trials beyond which a proof is 
 
 
 class Proof:
-    """Comparison of settings with the standing one, based on all trials.
-
-    Parameters
-    ----------
-    history : History
-    surrogate : Surrogate
-    epoch : Epoch
-    settings : Settings
-    """
+    """Comparison of settings with the standing one, based on all trials."""
 
     def __init__(self, history: History, surrogate: Surrogate, epoch: Epoch, settings: Settings) -> None:
         self._history, self._surrogate, self._epoch, self._settings = history, surrogate, epoch, settings

@@ -29,12 +29,7 @@ WARNED = 2.0
 
 
 class Proposals:
-    """Settings that a search may try next.
-
-    Parameters
-    ----------
-    state : SearchState
-    """
+    """Settings that a search may try next."""
 
     def __init__(self, state: SearchState) -> None:
         self._state = state

@@ -26,32 +26,16 @@ STAMPS = {"n", "schema", "time", "environment", "about"}
 
 @dataclass(frozen=True)
 class Replay:
-    """Result of a successful replay.
+    """Result of a successful replay."""
 
-    Attributes
-    ----------
-    proposals, decisions : int
-        Numbers of the log's proposals and decisions that were reproduced.
-    exact : bool
-        Whether every number was exactly equal.
-    differences : list of str
-        Differences between this environment and that of the log.
-    """
-
-    proposals: int
-    decisions: int
-    exact: bool
-    differences: list[str]
+    proposals: int  # number that was reproduced
+    decisions: int  # number that was reproduced
+    exact: bool  # whether every number was exactly equal
+    differences: list[str]  # differences between this environment and that of the log
 
 
 def create_tuner(row: dict[str, Any], journal: Any = None) -> Tuner:
-    """Create the tuner that began a log with this row.
-
-    Raises
-    ------
-    JournalError
-        The row is invalid.
-    """
+    """Create the tuner that began a log with this row; raise JournalError if the row is invalid."""
     known = {field.name for field in fields(Settings)}
     unknown = set(row["settings"]) - known
     if unknown:
@@ -65,17 +49,10 @@ def create_tuner(row: dict[str, Any], journal: Any = None) -> Tuner:
 
 
 def replay_log(rows: Sequence[dict[str, Any]]) -> Replay:
-    """Replay a log.
+    """Replay a log's rows, as read by `autotune.journal.read`.
 
-    Parameters
-    ----------
-    rows : list of dict
-        Rows from `autotune.journal.read`.
-
-    Raises
-    ------
-    JournalError
-        A row differs from the policy's result now, or cannot follow the previous ones; the text shows both.
+    Raises JournalError if a row differs from the policy's result now, or cannot follow the previous ones; the text
+    shows both.
     """
     missing = {field.name for field in fields(Settings)} - set(rows[0]["settings"])
     if missing:

@@ -36,37 +36,18 @@ Value = int | float | str
 
 @dataclass(frozen=True)
 class JobKind:
-    """Kind of job for which knobs are good; jobs are of the same kind if all fields are equal.
+    """Kind of job for which knobs are good; jobs are of the same kind if all fields are equal."""
 
-    Attributes
-    ----------
-    model : str
-        Signature of the tensors reduced in a step, in hexadecimal digits.
-    tensors, bytes : int
-        Number and size of the model's tensors, for reports and to compare models.
-    ranks, hosts : int
-    transport : str
-        Transport: `shm` within a host; between hosts `tcp` with the number of ranks of each.
-    processor : str
-        Model name of the processor.
-    cpus : int
-        Number of CPUs on which the job may run.
-    version : str
-        Version of the engine.
-    held : dict
-        Knobs that the user has set, which are not tuned.
-    """
-
-    model: str
-    tensors: int
-    bytes: int
+    model: str  # signature of the tensors reduced in a step, in hexadecimal digits
+    tensors: int  # number of the model's tensors, for reports and to compare models
+    bytes: int  # their size, likewise
     ranks: int
     hosts: int
-    transport: str
-    processor: str
-    cpus: int
-    version: str
-    held: dict[str, Value]
+    transport: str  # `shm` within a host; between hosts `tcp` with the number of ranks of each
+    processor: str  # model name
+    cpus: int  # number of CPUs on which the job may run
+    version: str  # version of the engine
+    held: dict[str, Value]  # knobs that the user has set, which are not tuned
 
     def __post_init__(self) -> None:
         _check_texts(self, "model", "transport", "processor", "version")
@@ -90,35 +71,18 @@ class JobKind:
 
 @dataclass(frozen=True)
 class Known:
-    """Result of a search.
-
-    Attributes
-    ----------
-    job : Workload
-    knobs : dict
-        Best known knobs: the default if nothing was proven better.
-    gain, sure : float, optional
-        Share of a step's time saved against the default: estimate and lower bound; None: nothing was proven better.
-    trials : int
-    when : str
-        Time at which the search ended: ISO 8601, in UTC.
-    versions : dict
-        Versions of the libraries that computed the result.
-    log : str, optional
-        Path of the search's log.
-    fruitless : int
-        Number of later, consecutive searches without a proof.
-    """
+    """Result of a search."""
 
     job: JobKind
-    knobs: dict[str, Value]
-    gain: float | None
-    sure: float | None
+    knobs: dict[str, Value]  # best known ones: the default if nothing was proven better
+    gain: float | None  # share of a step's time saved against the default; None: nothing was proven better
+    sure: float | None  # lower bound of `gain`
     trials: int
+    # Time at which the search ended: ISO 8601, in UTC
     when: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
-    versions: dict[str, Value] = field(default_factory=dict)
-    log: str | None = None
-    fruitless: int = 0
+    versions: dict[str, Value] = field(default_factory=dict)  # versions of the libraries that computed the result
+    log: str | None = None  # path of the search's log
+    fruitless: int = 0  # number of later, consecutive searches without a proof
 
     def __post_init__(self) -> None:
         _check_knobs(self, "knobs", "versions")
@@ -145,13 +109,7 @@ class Known:
 
 
 def get_default_directory() -> Path:
-    """Return the default directory of results.
-
-    Raises
-    ------
-    OSError
-        There is no home directory.
-    """
+    """Return the default directory of results; raise OSError if there is no home directory."""
     given = os.environ.get("XDG_CACHE_HOME", "")
     try:
         base = Path(given) if os.path.isabs(given) else Path.home() / ".cache"
@@ -161,15 +119,10 @@ def get_default_directory() -> Path:
 
 
 def store_result(home: Path, known: Known) -> None:
-    """Store a result, replacing an earlier one of the same job.
+    """Store a result, replacing an earlier one of the same job; raise OSError if it cannot be written.
 
     A proven result is not replaced by a search without a proof, which may be due to a busy machine; only after
     `FRUITLESS` such searches in a row.
-
-    Raises
-    ------
-    OSError
-        The result cannot be written.
     """
     path = home / known.job.file
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -192,20 +145,10 @@ def store_result(home: Path, known: Known) -> None:
 
 
 def find_result(home: Path, job: JobKind) -> tuple[Known | None, str, list[str]]:
-    """Return the best known result for a job.
+    """Return the best known result for a job, or None; the reason for this choice; and what cannot be used.
 
-    Returns
-    -------
-    known : Known or None
-    why : str
-        Reason for this choice, for the user.
-    skipped : list of str
-        Files that cannot be used, with the reasons.
-
-    Raises
-    ------
-    OSError
-        The directory cannot be read. A missing one counts as empty.
+    The reason is for the user. Each file that cannot be used comes with its reason. Raises OSError if the directory
+    cannot be read; a missing one counts as empty.
     """
     results, skipped = read(home)
     offered = [(order, known) for known in results if (order := compute_nearness(known, job)) is not None]
@@ -258,10 +201,7 @@ def _describe_difference(other: JobKind, job: JobKind) -> str:
 def read(home: Path) -> tuple[list[Known], list[str]]:
     """Read all results in a directory, and list the files that cannot be used, with the reasons.
 
-    Raises
-    ------
-    OSError
-        The directory cannot be read. A missing one counts as empty.
+    Raises OSError if the directory cannot be read; a missing one counts as empty.
     """
     results: list[Known] = []
     skipped: list[str] = []
@@ -279,12 +219,9 @@ def read(home: Path) -> tuple[list[Known], list[str]]:
 
 
 def remove_results(home: Path) -> int:
-    """Remove all results of a directory, and return their number.
+    """Remove all results of a directory, and return their number; a missing directory counts as empty.
 
-    Raises
-    ------
-    OSError
-        The directory cannot be read, or a file cannot be removed.
+    Raises OSError if the directory cannot be read, or a file cannot be removed.
     """
     paths = _list_result_files(home)
     for path in paths:
@@ -301,15 +238,7 @@ def _list_result_files(home: Path) -> list[Path]:
 
 
 def _read(path: Path) -> Known:
-    """Read one file.
-
-    Raises
-    ------
-    OSError
-        The file cannot be read.
-    ValueError
-        The file is not a result.
-    """
+    """Read one file; raise OSError if it cannot be read, and ValueError if it is not a result."""
     content = parse_json(read_bytes(path, LARGEST))
     if not isinstance(content, dict) or not isinstance(content.get("job"), dict):
         raise ValueError("it is no result of a search")

@@ -32,12 +32,6 @@ def estimate_location(samples: Array) -> float:
     It is sufficiently robust (29 % of the samples may be anything), and nearly as efficient as the mean: 95 % on normal
     noise, where the median has 64 %. More samples than `MOST` are first reduced to medians of neighbours.
 
-    Parameters
-    ----------
-    samples : array of float64, shape (n,)
-
-    References
-    ----------
     J. L. Hodges, E. L. Lehmann, Estimates of location based on rank tests, Ann. Math. Statist. 34 (1963).
     """
     if len(samples) > MOST:
@@ -54,18 +48,8 @@ def estimate_scale(samples: Array) -> float:
 class TrialScore:
     """Score of a trial: logarithm of the seconds per step, and its standard error.
 
-    Parameters
-    ----------
-    samples : sequence of float
-        Seconds per step, at least one.
-    usual : float
-        Prior standard deviation of one sample's logarithm. Counts as `PRIOR` samples.
-
-    Attributes
-    ----------
-    log : float
-    error : float
-        Standard error of `log`.
+    `samples` has at least one. `usual` is the prior standard deviation of one sample's logarithm, and counts as `PRIOR`
+    samples.
     """
 
     PRIOR = 4
@@ -76,6 +60,6 @@ class TrialScore:
         own = estimate_scale(logs) if n > 2 else usual
         spread = math.sqrt((self.PRIOR * usual**2 + (n - 1) * own**2) / (self.PRIOR + n - 1))
         self.log = estimate_location(logs)
-        self.error = spread / math.sqrt(0.95 * n)
+        self.error = spread / math.sqrt(0.95 * n)  # standard error of `log`
         self.spread = spread
         self.count = n

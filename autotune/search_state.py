@@ -22,39 +22,15 @@ WORSE = 0.05  # logarithm of a ratio of times above which a setting on the way t
 
 
 class SearchState:
-    """Trials, completed and pending, and the beliefs that they support.
-
-    Parameters
-    ----------
-    space : Space
-    seed : int
-    settings : Settings
-    epoch : Epoch
-        First epoch.
-    first : sequence of dict
-        Settings that were given to be tried first.
-
-    Attributes
-    ----------
-    history : History
-        Completed trials so far.
-    epoch : Epoch
-        Current epoch.
-    pending : dict of int to Trial
-        Trials without a result yet, by number.
-    asked : int
-        Number of trials asked for so far.
-    passed : int
-        Steps of the job since the first trial began.
-    """
+    """Trials, completed and pending, and the beliefs that they support."""
 
     def __init__(self, space: Space, seed: int, settings: Settings, epoch: Epoch, first: Sequence[Knobs]) -> None:
         self.space, self.seed, self.settings, self.epoch = space, seed, settings, epoch
-        self.first = first
-        self.history = History(space, seed, settings.settling)
-        self.pending: dict[int, Trial] = {}
-        self.asked = 0
-        self.passed = 0
+        self.first = first  # settings that were given to be tried first
+        self.history = History(space, seed, settings.settling)  # completed trials so far
+        self.pending: dict[int, Trial] = {}  # trials without a result yet, by number
+        self.asked = 0  # number of trials asked for so far
+        self.passed = 0  # steps of the job since the first trial began
         self._known: tuple[object, Surrogate] | None = None
         self._balance: tuple[object, Budget] | None = None
 

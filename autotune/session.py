@@ -68,11 +68,8 @@ class Session:
     def answer_message(self, data: bytes) -> bytes:
         """Return the answer to a message.
 
-        Raises
-        ------
-        SessionError
-            The message is malformed, of another version, or out of sequence; scipy is missing; or the log cannot be
-            written.
+        Raises SessionError if the message is malformed, of another version, or out of sequence; if scipy is missing; or
+        if the log cannot be written.
         """
         message = decode_message(data)
         kind = message["type"]
@@ -260,10 +257,7 @@ def encode_message(message: dict[str, Any]) -> bytes:
 def decode_message(data: bytes) -> dict[str, Any]:
     """Decode a message.
 
-    Raises
-    ------
-    SessionError
-        The message is not a JSON object, has another version of the protocol, or has no type.
+    Raises SessionError if it is not a JSON object, has another version of the protocol, or has no type.
     """
     try:
         message = parse_json(data)

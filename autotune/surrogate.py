@@ -37,8 +37,6 @@ KINSHIP = 0.6  # correlation of a surface with its state before a drift
 def spread_points(n: int, width: int, shift: Array) -> Array:
     """Return evenly spread points in the unit cube: shape (n, width). `shift`, of shape (width,), moves them around.
 
-    References
-    ----------
     M. Roberts, The unreasonable effectiveness of quasirandom sequences, 2018.
     """
     ratio = 2.0
@@ -64,23 +62,11 @@ def apply_matern(squared: Array) -> Array:
 class Surrogate:
     """Posterior of the surface, given observations.
 
-    Parameters
-    ----------
-    x : array of float64, shape (n, w)
-        Encoded settings.
-    y : array of float64, shape (n,)
-        Logarithms of seconds; best near 0.
-    errors : array of float64, shape (n,)
-        Standard errors of `y`.
-    epochs : array of int, shape (n,)
-        Epoch of each observation, a count of drifts: those of an older epoch are of a surface similar to today's.
-    groups : array of int, shape (w,)
-        Number of the knob of each column.
-    seed : int
-    counts : array of int, shape (n,), optional
-        Number of trials of which an observation is the mean; its error is then that of one trial.
-    scatter : array of float64, shape (n,), optional
-        Sum of squares of these trials around their mean, which shows how much trials of one setting differ.
+    `x` has encoded settings, (n, w), `y` logarithms of seconds, (n,), best near 0, and `errors` their standard errors.
+    `epochs` counts the drifts before each observation: those of an older epoch are of a surface similar to today's.
+    `groups` has the number of the knob of each column, (w,). An observation may be the mean of several trials, as many
+    as `counts` says; its error is then that of one trial. `scatter` is the sum of squares of these trials around their
+    mean, which shows how much trials of one setting differ.
     """
 
     def __init__(

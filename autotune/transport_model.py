@@ -28,37 +28,18 @@ WAITING = 1e-4  # seconds; a shorter cycle time is as good as none
 
 @dataclass(frozen=True)
 class Link:
-    """Model of a batch's time: `latency` plus its bytes over `bandwidth`.
+    """Model of a batch's time: `latency` plus its bytes over `bandwidth`."""
 
-    Attributes
-    ----------
-    latency : float
-        Seconds.
-    bandwidth : float
-        Bytes per second.
-    """
-
-    latency: float
-    bandwidth: float
+    latency: float  # seconds
+    bandwidth: float  # bytes per second
 
 
 def fit_link(batches: Sequence[tuple[float, float]]) -> Link | None:
-    """Fit the model to the batches.
+    """Fit the model to the batches, pairs of bytes and seconds.
 
-    Parameters
-    ----------
-    batches : sequence of (float, float)
-        Bytes and seconds of each batch.
-
-    Returns
-    -------
-    Link or None
-        None if there are too few batches, their sizes are too similar, or larger ones do not take longer.
-
-    Notes
-    -----
-    Ranks wait for each other in a batch, so times have a long tail. Therefore sizes are grouped by powers of two, and
-    each class counts with the lower quartile of its times. The line has the median slope (P. K. Sen, 1968).
+    Returns None if there are too few batches, their sizes are too similar, or larger ones do not take longer. Ranks
+    wait for each other in a batch, so times have a long tail. Therefore sizes are grouped by powers of two, and each
+    class counts with the lower quartile of its times. The line has the median slope (P. K. Sen, 1968).
     """
     known = np.array([(size, seconds) for size, seconds in batches if size > 0 and seconds > 0], dtype=np.float64)
     if len(known) < LEAST_BATCHES or known[:, 0].max() < APART * known[:, 0].min():
@@ -79,26 +60,12 @@ def fit_link(batches: Sequence[tuple[float, float]]) -> Link | None:
 
 
 def suggest_knobs(link: Link, total: float, arriving: float) -> Knobs:
-    """Return the batches for which the optimizer waits least.
+    """Return the `fusion_threshold` and `cycle_time_ms` for which the optimizer waits least.
 
-    Parameters
-    ----------
-    link : Link
-    total : float
-        Bytes of a step.
-    arriving : float
-        Seconds from the first gradient to the last.
-
-    Returns
-    -------
-    dict
-        `fusion_threshold` and `cycle_time_ms`.
-
-    Notes
-    -----
-    With batches of n bytes the optimizer waits `latency + n / bandwidth + max(0, total / n * latency + total /
-    bandwidth - arriving)`. If the link is slower, the minimum is at n = sqrt(total * latency * bandwidth). Otherwise it
-    is at the smallest n for which the link keeps up, if that is smaller.
+    A step has `total` bytes, and `arriving` seconds pass from the first gradient to the last. With batches of n bytes
+    the optimizer waits `latency + n / bandwidth + max(0, total / n * latency + total / bandwidth - arriving)`. If the
+    link is slower, the minimum is at n = sqrt(total * latency * bandwidth). Otherwise it is at the smallest n for which
+    the link keeps up, if that is smaller.
     """
     batch = math.sqrt(total * link.latency * link.bandwidth)
     idle = arriving - total / link.bandwidth
@@ -112,21 +79,11 @@ def suggest_knobs(link: Link, total: float, arriving: float) -> Knobs:
 def find_first_setting(
     traffic: Mapping[str, Any], space: Space, default: Mapping[str, Any]
 ) -> tuple[Link, Knobs] | None:
-    """Return the first setting to try, based on the job's traffic.
+    """Return the model and the first setting to try, based on the job's traffic.
 
-    Parameters
-    ----------
-    traffic : mapping
-        `batches`: pairs of bytes and seconds. `bytes`: bytes of a step. `arriving`: seconds in which they arrive, or
-        None.
-    space : Space
-    default : mapping
-        Values of the knobs about which the model says nothing.
-
-    Returns
-    -------
-    (Link, dict) or None
-        Model, and a setting in the space. None if there is no model, or no knob of the space to which it applies.
+    `traffic` has `batches`, pairs of bytes and seconds; `bytes` of a step; and `arriving`, the seconds in which they
+    arrive, or None. Knobs about which the model says nothing have their default. Returns None if there is no model, or
+    no knob of the space to which it applies.
     """
     link = fit_link(traffic["batches"])
     if link is None or not traffic["bytes"] or not traffic["arriving"]:

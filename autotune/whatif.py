@@ -39,39 +39,21 @@ Ratio = tuple[float, float]
 class WhatIf:
     """Estimated course of another search.
 
-    Attributes
-    ----------
-    lines : list of Line
-        Trials of the search; ratios are to the log's default.
-    sources : list of str
-        Source of the samples of each trial.
-    best, logged : dict
-        Setting that the search would have deployed, and the one that the log deployed.
-    of_default, of_logged : (float, float)
-        Time of `best` relative to that of the default and to that of `logged`, by the model: mean and standard
-        deviation of the logarithm.
-    trials_of_best : int
-        Number of trials of `best` in the log.
-    lost, lost_by_model, lost_in_log : float
-        Steps lost against the default: by all trials, by those that the model answered, by those of the log.
-    drifted : bool
-        Whether the log goes on after the first search, after a drift or in the background.
-    resting : bool
-        Whether the search ended with trials left, because its budget was used up.
+    Losses are in steps against the log's default. Ratios of times are by the model.
     """
 
-    lines: list[TrialLine]
-    sources: list[Source]
-    best: Knobs
-    logged: Knobs
-    of_default: Ratio
-    of_logged: Ratio
-    trials_of_best: int
-    lost: float
-    lost_by_model: float
-    lost_in_log: float
-    drifted: bool
-    resting: bool
+    lines: list[TrialLine]  # trials of the search; ratios are to the log's default
+    sources: list[Source]  # source of the samples of each trial
+    best: Knobs  # setting that the search would have deployed
+    logged: Knobs  # the one that the log deployed
+    of_default: Ratio  # time of `best` relative to that of the default
+    of_logged: Ratio  # time of `best` relative to that of `logged`
+    trials_of_best: int  # number of trials of `best` in the log
+    lost: float  # lost by all trials
+    lost_by_model: float  # lost by those that the model answered
+    lost_in_log: float  # lost by those of the log
+    drifted: bool  # whether the log goes on after the first search, after a drift or in the background
+    resting: bool  # whether the search ended with trials left, because its budget was used up
 
 
 @dataclass(frozen=True)
@@ -84,19 +66,9 @@ class Logged:
 
 
 class Evidence:
-    """Step times of a log, used to answer trials.
+    """Step times of a log, up to its first drift, used to answer trials; the model draws samples with `seed`.
 
-    Parameters
-    ----------
-    rows : sequence of dict
-        Rows of a log, up to the first drift.
-    seed : int
-        Seed of the samples that the model draws.
-
-    Raises
-    ------
-    JournalError
-        No trial has a result.
+    Raises JournalError if no trial has a result.
     """
 
     def __init__(self, rows: Sequence[dict[str, Any]], seed: int) -> None:
@@ -151,27 +123,10 @@ class Evidence:
 
 
 def run_what_if(rows: Sequence[dict[str, Any]], policy: Policy, name: str, seed: int, max_trials: int) -> WhatIf:
-    """Let a policy search with the answers of a log.
+    """Let a policy without trials search with the answers of a log; `name` is for errors.
 
-    Parameters
-    ----------
-    rows : sequence of dict
-        Rows from `autotune.journal.read`.
-    policy : Policy
-        New policy, without trials.
-    name : str
-        Name of the policy, for errors.
-    seed : int
-        Seed of the samples that the model draws.
-    max_trials : int
-        Maximum number of trials that the policy may ask for.
-
-    Raises
-    ------
-    JournalError
-        The log has no completed trial.
-    PolicyError
-        The policy asks for or deploys a setting outside the space, or asks for too many trials.
+    The model draws samples with `seed`. Raises JournalError if the log has no completed trial. Raises PolicyError if
+    the policy asks for or deploys a setting outside the space, or asks for more than `max_trials`.
     """
     mine = select_first_search(rows)
     evidence = Evidence(mine, seed)
