@@ -12,18 +12,7 @@ _PROTOCOLS = ("tcp://", "udp://", "sctp://")
 
 
 def service_links(environ: Mapping[str, str]) -> dict[str, str]:
-    """Find the engine's variables whose values are addresses of Services.
-
-    Parameters
-    ----------
-    environ : mapping
-        Environment variables of the process.
-
-    Returns
-    -------
-    dict of str to str
-        Values by variable; they are not settings, because nobody has chosen them.
-    """
+    """Find the engine's variables whose values are addresses of Services; nobody has chosen these as settings."""
     return {
         name: value
         for name, value in environ.items()

@@ -25,22 +25,9 @@ _libc.syscall.restype = ctypes.c_long
 
 
 def memfd_create(name: str) -> int:
-    """Create an anonymous file in memory.
+    """Create an anonymous file in memory, and return its descriptor, closed on exec.
 
-    Parameters
-    ----------
-    name : str
-        Name that /proc shows as its target, `/memfd:name`.
-
-    Returns
-    -------
-    int
-        Descriptor, closed on exec.
-
-    Raises
-    ------
-    OSError
-        The kernel refuses; `explain_refusal` gives the remedy.
+    /proc shows its target as `/memfd:name`. If the kernel refuses, `explain_refusal` gives the remedy for the OSError.
     """
     if hasattr(os, "memfd_create"):
         return os.memfd_create(name, _MFD_CLOEXEC)
@@ -51,21 +38,9 @@ def memfd_create(name: str) -> int:
 
 
 def pidfd_open(pid: int) -> int:
-    """Open a descriptor of a process.
+    """Open a descriptor of a process, closed on exec, which becomes readable when the process has ended.
 
-    Parameters
-    ----------
-    pid : int
-
-    Returns
-    -------
-    int
-        Descriptor, which becomes readable when the process has ended; closed on exec.
-
-    Raises
-    ------
-    OSError
-        The kernel refuses, as `explain_refusal` explains, or there is no such process.
+    OSError: there is no such process, or the kernel refuses, as `explain_refusal` explains.
     """
     if hasattr(os, "pidfd_open"):
         return os.pidfd_open(pid)
@@ -96,20 +71,7 @@ def open_standard_descriptors() -> None:
 
 
 def explain_refusal(call: str, error: OSError) -> str:
-    """Explain why a system call failed, and the remedy.
-
-    Parameters
-    ----------
-    call : str
-        Name of the system call.
-    error : OSError
-        Error of the call.
-
-    Returns
-    -------
-    str
-        Clause without a capital letter and without a full stop.
-    """
+    """Explain why a system call failed, and the remedy: a clause without a capital letter and a full stop."""
     text = f"the system refuses {call} ({error.strerror})"
     if error.errno in _REFUSED:
         return (
@@ -145,10 +107,7 @@ def explain_briefly(error: OSError, about: str = "") -> str:
 def reserve_descriptors(count: int) -> None:
     """Make room for `count` more open files in this process, by raising its soft limit as far as needed.
 
-    Raises
-    ------
-    OSError
-        EMFILE: the hard limit is too low.
+    If the hard limit is too low, it raises an OSError with EMFILE.
     """
     wanted = len(os.listdir("/proc/self/fd")) + count
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

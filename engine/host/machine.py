@@ -15,18 +15,10 @@ NO_DIRECTORY = "the working directory of this process has been removed: change t
 
 @dataclass(frozen=True)
 class Facts:
-    """CPUs of this host that this process may use.
+    """CPUs of this host that this process may use."""
 
-    Attributes
-    ----------
-    cpus : tuple of int
-        CPUs of the launcher's affinity set, with hardware threads of a core adjacent.
-    quota : float or None
-        Number of CPUs that the cgroup's quota allows; None without a quota.
-    """
-
-    cpus: tuple[int, ...]
-    quota: float | None = None
+    cpus: tuple[int, ...]  # affinity set of the launcher, with hardware threads of a core adjacent
+    quota: float | None = None  # number of CPUs that the cgroup's quota allows; None without a quota
 
     @property
     def usable(self) -> int:
@@ -36,34 +28,14 @@ class Facts:
 
 
 def collect_facts(root: Path = Path("/")) -> Facts:
-    """Collect the facts about this host's CPUs.
-
-    Parameters
-    ----------
-    root : Path
-        Directory of `proc` and `sys`; another one in tests.
-
-    Returns
-    -------
-    Facts
-    """
+    """Collect the facts about this host's CPUs; `root` is the directory of `proc` and `sys`, another one in tests."""
     return Facts(cpus=by_core(os.sched_getaffinity(0), root), quota=cpu_quota(root))
 
 
 def by_core(cpus: set[int], root: Path = Path("/")) -> tuple[int, ...]:
-    """Order CPUs by package and core, so that hardware threads of a core are adjacent.
+    """Order logical CPUs by package and core, so that hardware threads of a core are adjacent.
 
-    Parameters
-    ----------
-    cpus : set of int
-        Logical CPUs.
-    root : Path
-        Directory of `sys`.
-
-    Returns
-    -------
-    tuple of int
-        Same CPUs; in numerical order if the host reveals no topology.
+    The order is numerical if the host reveals no topology. `root` is the directory of `sys`.
     """
 
     def make_sort_key(cpu: int) -> tuple[int, int, int]:
@@ -78,17 +50,9 @@ def by_core(cpus: set[int], root: Path = Path("/")) -> tuple[int, ...]:
 
 
 def cpu_quota(root: Path = Path("/")) -> float | None:
-    """Read the tightest CPU quota of this process's cgroups, version 1 and 2.
+    """Read the tightest CPU quota of this process's cgroups, version 1 and 2, in seconds of CPU time per second.
 
-    Parameters
-    ----------
-    root : Path
-        Directory of `proc` and of the cgroup file systems.
-
-    Returns
-    -------
-    float or None
-        Seconds of CPU time per second of wall time; None without a quota.
+    It is None without a quota. `root` is the directory of `proc` and of the cgroup file systems.
     """
     found = [
         quota
@@ -164,23 +128,11 @@ def _read_lines(path: Path) -> list[str]:
 
 
 def free_port(address: str = "127.0.0.1") -> int:
-    """Find a TCP port on which nothing listens now.
+    """Find a TCP port on which nothing listens now, on an address of this host; empty: on all addresses.
 
-    Parameters
-    ----------
-    address : str
-        Address of this host on which the port is free; empty: all addresses.
-
-    Returns
-    -------
-    int
-        Port number. The port is not reserved: rank 0 binds it if its program uses it at all. If this host lacks the
-        address, because its loopback is down, the port is free on all other addresses.
-
-    Raises
-    ------
-    OSError
-        This host has no address, or this process has no descriptor left; the text says so.
+    The port is not reserved: rank 0 binds it if its program uses it at all. If this host lacks the address, because its
+    loopback is down, the port is free on all other addresses. The text of an OSError says whether this host has no
+    address or this process no descriptor left.
     """
     for family, host in ((socket.AF_INET, address), (socket.AF_INET, ""), (socket.AF_INET6, "")):
         try:
@@ -193,13 +145,7 @@ def free_port(address: str = "127.0.0.1") -> int:
 
 
 def working_directory() -> Path:
-    """Return the working directory of this process.
-
-    Raises
-    ------
-    FileNotFoundError
-        The directory has been removed; the text gives the remedy.
-    """
+    """Return the working directory of this process; if it was removed, the FileNotFoundError gives the remedy."""
     try:
         return Path.cwd()
     except FileNotFoundError:

@@ -25,23 +25,9 @@ class Address(NamedTuple):
 
 
 def resolve(host: str, port: int) -> list[Address]:
-    """Resolve a host's name or address to its addresses, loopback addresses last.
+    """Resolve a host's name or address to its addresses, loopback addresses last; OSError if the name is unknown.
 
     A machine's own name often resolves to 127.0.1.1 through its /etc/hosts, beside an address that others can use.
-
-    Parameters
-    ----------
-    host : str
-    port : int
-
-    Returns
-    -------
-    list of Address
-
-    Raises
-    ------
-    OSError
-        The name is unknown.
     """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     addresses = dict.fromkeys(address_of(entry[4]) for entry in found)
@@ -56,13 +42,7 @@ def address_of(name: tuple[object, ...]) -> Address:
 
 
 def read_address(told: object) -> Address:
-    """Parse an address sent by a peer: a list of its numeric host address and its port.
-
-    Raises
-    ------
-    ValueError
-        It is not an address.
-    """
+    """Parse an address sent by a peer, a list of its numeric host address and its port; ValueError if it is none."""
     if not isinstance(told, list) or len(told) != 2 or type(told[1]) is not int or not 0 < told[1] < 1 << 16:
         raise ValueError("no address")
     return Address(str(ipaddress.ip_address(str(told[0]))), told[1])
@@ -79,23 +59,10 @@ def get_address_family(host: str) -> socket.AddressFamily:
 
 
 def interface_address(wanted: str) -> str:
-    """Return the address of an interface of this host.
+    """Return the numeric address of an interface, such as `eth0`, or check an address of this host.
 
-    Parameters
-    ----------
-    wanted : str
-        Name of the interface, such as `eth0`, or an address of this host.
-
-    Returns
-    -------
-    str
-        Numeric address. An interface's IPv4 address precedes its IPv6 addresses. Link-local ones are ignored, because
-        they mean nothing on other hosts.
-
-    Raises
-    ------
-    ValueError
-        This host has no such interface or address; the text lists those it has.
+    An interface's IPv4 address precedes its IPv6 addresses. Link-local ones are ignored, because they mean nothing on
+    other hosts. If there is no such interface or address, the text of the ValueError lists those of this host.
     """
     try:
         host = str(ipaddress.ip_address(wanted))
@@ -112,17 +79,9 @@ def interface_address(wanted: str) -> str:
 
 
 def own_address(other: str) -> str | None:
-    """Return the address under which another host would see this one.
+    """Return the numeric address under which another host, given by name or address, would see this one.
 
-    Parameters
-    ----------
-    other : str
-        Name or address of the other host.
-
-    Returns
-    -------
-    str or None
-        Numeric address. None if the name is unknown here, there is no route to it, or the route is the loopback.
+    It is None if the name is unknown here, there is no route to it, or the route is the loopback.
     """
     try:
         known = resolve(other, _NO_PORT)
@@ -206,26 +165,10 @@ def keep_watch(connection: socket.socket, silence: int) -> None:
 
 
 def listen(host: str | None, port: int, backlog: int) -> socket.socket:
-    """Listen on a TCP port.
+    """Return a socket that listens on a TCP port: non-blocking, closed on exec.
 
-    Parameters
-    ----------
-    host : str or None
-        Numeric address; None: all addresses of this host, IPv4 and IPv6.
-    port : int
-        Port number; 0: any free port.
-    backlog : int
-        Maximum number of connections that wait to be accepted.
-
-    Returns
-    -------
-    socket.socket
-        Listening socket: non-blocking, closed on exec.
-
-    Raises
-    ------
-    OSError
-        The port is taken, or the address is not this host's.
+    `host` is numeric; None: all addresses of this host, IPv4 and IPv6. Port 0 is any free one. An OSError says that the
+    port is taken or the address is not this host's.
     """
     if host is not None:
         kind = get_address_family(host)

@@ -14,12 +14,7 @@ LONGEST = 1e9  # maximum seconds (31 years) of a setting; every clock can add it
 
 
 class Patience:
-    """Remaining time of a timeout. Check it at least every half `STEP`.
-
-    Parameters
-    ----------
-    seconds : float
-    """
+    """Remaining time of a timeout, in seconds. Check it at least every half `STEP`."""
 
     def __init__(self, seconds: float) -> None:
         self._left = seconds

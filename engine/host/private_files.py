@@ -25,21 +25,9 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 def make_directory(path: Path, *, keep_mode: bool = False) -> bool:
     """Create a directory and its missing parents, or check that an existing one is safe to use.
 
-    Parameters
-    ----------
-    path : Path
-    keep_mode : bool, optional
-        Whether a directory that others can read stays so, because it has other files, too.
-
-    Returns
-    -------
-    bool
-        Whether this call created the directory.
-
-    Raises
-    ------
-    OSError
-        The directory cannot be created, is a link, belongs to another user, or is writable by others.
+    It returns whether this call created the directory. With `keep_mode`, a directory that others can read stays so,
+    because it has other files, too. An OSError says that the directory cannot be created, is a link, belongs to another
+    user, or is writable by others.
     """
     made = make_missing(path)
     descriptor = open_directory(path)
@@ -53,12 +41,9 @@ def make_directory(path: Path, *, keep_mode: bool = False) -> bool:
 
 
 def make_missing(path: Path) -> bool:
-    """Create a directory and its missing parents; existing ones are not checked.
+    """Create a directory and its missing parents, and return whether this call created the last of them.
 
-    Returns
-    -------
-    bool
-        Whether this call created the last of them.
+    Existing ones are not checked.
     """
     try:
         os.mkdir(path, DIRECTORY_MODE)
@@ -78,15 +63,7 @@ def make_missing(path: Path) -> bool:
 def open_directory(path: Path) -> int:
     """Open a directory of this user in which nobody else can create files, or at least not remove this user's.
 
-    Returns
-    -------
-    int
-        Descriptor of the directory.
-
-    Raises
-    ------
-    OSError
-        Same as in `make_directory`.
+    It returns a descriptor, and raises the same errors as `make_directory`.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -102,17 +79,9 @@ def open_directory(path: Path) -> int:
 
 
 def create_file(path: Path) -> int:
-    """Create a file in a job's directory, replacing any file of that name.
+    """Create a file in a job's directory, replacing any file of that name; return a descriptor for appending.
 
-    Returns
-    -------
-    int
-        Descriptor of the file, opened for appending.
-
-    Raises
-    ------
-    OSError
-        The file cannot be created, or its directory is refused by `open_directory`.
+    It refuses the directories that `open_directory` refuses.
     """
     directory = open_directory(path.parent)
     try:
@@ -147,23 +116,10 @@ def replace(path: Path, data: bytes) -> None:
 
 
 def open_file(path: Path, flags: int = 0) -> int:
-    """Open or create a file for writing, in any directory that the user has named.
+    """Open or create a file for writing, in any directory that the user has named, and return its descriptor.
 
-    Parameters
-    ----------
-    path : Path
-    flags : int, optional
-        Further flags for open(2). With `O_TRUNC`, an existing file is truncated only after it was checked.
-
-    Returns
-    -------
-    int
-        Descriptor of the file.
-
-    Raises
-    ------
-    OSError
-        The file cannot be opened, is a link or not a regular file, belongs to another user, or has a hard link.
+    `flags` are further flags for open(2). With `O_TRUNC`, an existing file is truncated only after it was checked. A
+    link, another file than a regular one, one of another user, and one with a hard link are refused with an OSError.
     """
     common = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:

@@ -17,20 +17,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def call_prctl(option: int, value: int | bytes) -> None:
-    """Call prctl(2).
-
-    Parameters
-    ----------
-    option : int
-        One of the `PR_*` constants above.
-    value : int or bytes
-        Argument of the option.
-
-    Raises
-    ------
-    OSError
-        The kernel refuses.
-    """
+    """Call prctl(2) with one of the `PR_*` constants above; OSError if the kernel refuses."""
     argument = ctypes.c_char_p(value) if isinstance(value, bytes) else ctypes.c_ulong(value)
     if _libc.prctl(ctypes.c_int(option), argument, ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0)) != 0:
         error = ctypes.get_errno()
@@ -40,12 +27,7 @@ def call_prctl(option: int, value: int | bytes) -> None:
 def die_with(parent: int, signum: int = signal.SIGKILL) -> None:
     """Have the kernel send this process a signal when its parent dies; end it now if the parent has died already.
 
-    Parameters
-    ----------
-    parent : int
-        Process id of the parent, which the child cannot read itself without a race.
-    signum : int
-        Signal that is sent.
+    The caller gives the parent's process id, which the child cannot read itself without a race.
     """
     call_prctl(PR_SET_PDEATHSIG, signum)
     if os.getppid() != parent:  # it died before the call of prctl
@@ -54,33 +36,20 @@ def die_with(parent: int, signum: int = signal.SIGKILL) -> None:
 
 @dataclass(frozen=True)
 class Process:
-    """Entry of a process in /proc.
-
-    Attributes
-    ----------
-    pid, parent, group : int
-    state : str
-        One letter, as in ps: R running, S sleeping, T stopped, Z ended and not yet reaped.
-    name : str
-    born : int
-        Start time in ticks since boot; distinguishes processes that reuse a process id.
-    """
+    """Entry of a process in /proc."""
 
     pid: int
     parent: int
     group: int
-    state: str
+    state: str  # one letter, as in ps: R running, S sleeping, T stopped, Z ended and not yet reaped
     name: str
-    born: int
+    born: int  # start time in ticks since boot; distinguishes processes that reuse a process id
 
 
 def is_proc_usable() -> bool:
     """Return whether /proc shows this process, and so all its descendants, by their own process ids.
 
-    Returns
-    -------
-    bool
-        False without /proc, and if it belongs to another PID namespace, where the ids mean other processes.
+    It is False without /proc, and if /proc belongs to another PID namespace, where the ids mean other processes.
     """
     try:
         return os.readlink("/proc/self") == str(os.getpid())
@@ -89,29 +58,14 @@ def is_proc_usable() -> bool:
 
 
 def list_processes() -> Iterator[Process]:
-    """Yield the processes that this user may see.
-
-    Yields
-    ------
-    Process
-    """
+    """Yield the processes that this user may see."""
     for entry in os.listdir("/proc"):
         if entry.isdecimal() and (found := read_process(int(entry))) is not None:
             yield found
 
 
 def read_process(pid: int) -> Process | None:
-    """Read the entry of one process.
-
-    Parameters
-    ----------
-    pid : int
-
-    Returns
-    -------
-    Process or None
-        None if the process is gone.
-    """
+    """Read the entry of one process; None if it is gone."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
@@ -122,19 +76,9 @@ def read_process(pid: int) -> Process | None:
 
 
 def list_descendants(ancestor: int, spared: Collection[int] = ()) -> list[Process]:
-    """List the descendants of a process, generation by generation.
+    """List the descendants of a process, generation by generation, without itself.
 
-    Parameters
-    ----------
-    ancestor : int
-        Process id of the ancestor.
-    spared : collection of int
-        Process ids that are left out, with all their descendants.
-
-    Returns
-    -------
-    list of Process
-        Descendants, without the ancestor.
+    The processes with `spared` ids are left out, with all their descendants.
     """
     children: dict[int, list[Process]] = {}
     for process in list_processes():
@@ -147,17 +91,7 @@ def list_descendants(ancestor: int, spared: Collection[int] = ()) -> list[Proces
 
 
 def catches_signal(pid: int, signum: int) -> bool:
-    """Return whether a process has a handler for a signal.
-
-    Parameters
-    ----------
-    pid, signum : int
-
-    Returns
-    -------
-    bool
-        Also False if the process is gone.
-    """
+    """Return whether a process has a handler for a signal; False also if the process is gone."""
     try:
         text = Path(f"/proc/{pid}/status").read_text(errors="replace")
     except OSError:
@@ -167,33 +101,12 @@ def catches_signal(pid: int, signum: int) -> bool:
 
 
 def job_of(pid: int) -> str | None:
-    """Read the job in which a process was started.
-
-    Parameters
-    ----------
-    pid : int
-
-    Returns
-    -------
-    str or None
-        `ENGINE_JOB` in its initial environment; None if it is not set or may not be read.
-    """
+    """Read the job in which a process was started, `ENGINE_JOB`; None if it is not set or may not be read."""
     return variable_of(pid, "ENGINE_JOB")
 
 
 def variable_of(pid: int, name: str) -> str | None:
-    """Read a variable of a process's initial environment.
-
-    Parameters
-    ----------
-    pid : int
-    name : str
-
-    Returns
-    -------
-    str or None
-        None if it is not set or may not be read.
-    """
+    """Read a variable of a process's initial environment; None if it is not set or may not be read."""
     try:
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
@@ -205,17 +118,9 @@ def variable_of(pid: int, name: str) -> str | None:
 
 
 def find_starter(name: str) -> Process | None:
-    """Find the process that started this one, directly or through others such as shells, by a variable.
+    """Find the process that started this one, directly or through others such as shells; None if it is not visible.
 
-    Parameters
-    ----------
-    name : str
-        Variable that is set in the processes it starts, but not in itself.
-
-    Returns
-    -------
-    Process or None
-        None if it is not visible.
+    `name` is a variable that is set in the processes it starts, but not in itself.
     """
     pid = os.getppid()
     while pid > 1 and variable_of(pid, name) is not None:
@@ -225,17 +130,9 @@ def find_starter(name: str) -> Process | None:
 
 
 def exit_code(pid: int) -> int:
-    """Return the exit code of a process that is not reaped yet, in the form of `subprocess.Popen.returncode`.
+    """Return the exit code of a child that is not reaped yet, in the form of `subprocess.Popen.returncode`.
 
-    Parameters
-    ----------
-    pid : int
-        Process id of a child of this process.
-
-    Returns
-    -------
-    int
-        Exit code; that of SIGKILL if the kernel does not reveal it.
+    It is that of SIGKILL if the kernel does not reveal it.
     """
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
@@ -245,17 +142,7 @@ def exit_code(pid: int) -> int:
 
 
 def name_tracer(pid: int) -> str:
-    """Name the process that traces another one, such as a debugger.
-
-    Parameters
-    ----------
-    pid : int
-
-    Returns
-    -------
-    str
-        Name and process id of the tracer; "nobody" if there is none.
-    """
+    """Name the process that traces another one, such as a debugger, with its id; "nobody" if there is none."""
     try:
         text = Path(f"/proc/{pid}/status").read_text(errors="replace")
         found = read_process(int(text.partition("\nTracerPid:")[2].split(maxsplit=1)[0]))
@@ -265,17 +152,7 @@ def name_tracer(pid: int) -> str:
 
 
 def send(pid: int, signum: int) -> bool:
-    """Send a signal to a process.
-
-    Parameters
-    ----------
-    pid, signum : int
-
-    Returns
-    -------
-    bool
-        False if the process is gone or belongs to another user.
-    """
+    """Send a signal to a process; return False if the process is gone or belongs to another user."""
     try:
         os.kill(pid, signum)
     except (ProcessLookupError, PermissionError):
@@ -284,17 +161,7 @@ def send(pid: int, signum: int) -> bool:
 
 
 def send_group(group: int, signum: int) -> bool:
-    """Send a signal to a process group.
-
-    Parameters
-    ----------
-    group, signum : int
-
-    Returns
-    -------
-    bool
-        False if the group has no process left, or none that may be signalled.
-    """
+    """Send a signal to a process group; return False if it has no process left, or none that may be signalled."""
     try:
         os.killpg(group, signum)
     except (ProcessLookupError, PermissionError):
@@ -303,17 +170,7 @@ def send_group(group: int, signum: int) -> bool:
 
 
 def signal_name(signum: int) -> str:
-    """Name a signal.
-
-    Parameters
-    ----------
-    signum : int
-
-    Returns
-    -------
-    str
-        Name such as `SIGKILL` for 9; `signal 40` for a signal without a name.
-    """
+    """Return the name of a signal, such as `SIGKILL` for 9; `signal 40` for a signal without a name."""
     try:
         return signal.Signals(signum).name
     except ValueError:

@@ -28,15 +28,7 @@ def add_startup(environ: Mapping[str, str], directory: Path) -> dict[str, str]:
 def find_startup_obstacle(command: Sequence[str]) -> str | None:
     """Find an option that keeps the hook of Horovod's names from running in the Python of a command.
 
-    Parameters
-    ----------
-    command : sequence of str
-        Program and its arguments.
-
-    Returns
-    -------
-    str or None
-        Option of Python, and what to write instead; None if no obstacle was found.
+    The text says what to write instead; it is None if no obstacle was found.
     """
     program, *rest = command
     if not _PYTHON.fullmatch(Path(program).name):

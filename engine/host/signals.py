@@ -18,23 +18,14 @@ unhandled: Lightning, for one, requeues a Slurm job on SIGUSR1 only if nothing e
 
 @contextlib.contextmanager
 def catch_signals(numbers: Iterable[signal.Signals], handler: Callable[..., object]) -> Iterator[socket.socket]:
-    """Handle signals, and turn each into a byte on a socket for a selector.
+    """Handle signals, and turn each into a byte, its number, on a non-blocking socket for a selector.
 
     The interpreter calls a handler between two of its instructions. A signal that arrives between the last of them and
     the system call of a wait is only handled after the wait. The byte arrives at once, and ends a wait that polls the
     socket.
 
-    Parameters
-    ----------
-    numbers : iterable of signal.Signals
-        Signals to handle. Those that the user has this process ignore (`nohup`, a background job) stay ignored.
-    handler : callable
-        Handler, called with the signal's number and a frame. It may raise.
-
-    Yields
-    ------
-    socket.socket
-        Non-blocking socket on which each byte is a signal's number.
+    Signals that the user has this process ignore (`nohup`, a background job) stay ignored. The handler gets the
+    signal's number and a frame, and may raise.
     """
     reading, writing = socket.socketpair()
     reading.setblocking(False)

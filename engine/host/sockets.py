@@ -32,10 +32,7 @@ def is_short(error: OSError) -> bool:
 def retry_short(call: Callable[..., Result], /, *arguments: Any) -> Result:
     """Call a system function, again and again while the system has no memory for it, and return its result.
 
-    Raises
-    ------
-    OSError
-        Error of the call, including BlockingIOError; or the shortage lasted for `LONGEST_SHORTAGE`.
+    It raises the call's error, BlockingIOError included, and gives up after a shortage of `LONGEST_SHORTAGE`.
     """
     patience: Patience | None = None
     while True:
@@ -68,19 +65,8 @@ def write_all(descriptor: int, data: bytes) -> None:
 def send_all(connection: socket.socket, data: bytes, seconds: float) -> None:
     """Send all bytes, on a blocking or non-blocking connection.
 
-    Parameters
-    ----------
-    connection : socket.socket
-    data : bytes
-    seconds : float
-        Maximum time without progress of the receiver.
-
-    Raises
-    ------
-    TimeoutError
-        The receiver has accepted nothing for that time.
-    OSError
-        The connection has ended.
+    It raises a TimeoutError if the receiver accepts nothing for `seconds`, and another OSError if the connection has
+    ended.
     """
     view, patience, poll = memoryview(data), Patience(seconds), select.poll()
     poll.register(connection, select.POLLOUT)

@@ -42,14 +42,7 @@ _file: int | None = None
 
 @dataclass(frozen=True)
 class Place:
-    """Position in a program: a line of a file.
-
-    Attributes
-    ----------
-    file : str
-    line : int
-    function : str
-    """
+    """Position in a program: a line of a file."""
 
     file: str
     line: int
@@ -62,13 +55,8 @@ class Place:
 def enable_stacks(directory: Path | None, rank: int) -> None:
     """Make this process write its stacks when it crashes and on `SIGNAL`; further calls do nothing.
 
-    Handlers of the program stay: a `faulthandler` that it has enabled, and any handler of that signal.
-
-    Parameters
-    ----------
-    directory : Path or None
-        Directory of the job. The file is created if the launcher has created `rank.N` in it.
-    rank : int
+    Handlers of the program stay: a `faulthandler` that it has enabled, and any handler of that signal. The file is
+    created only if the launcher has created `rank.N` in the job's directory.
     """
     global _file
     if _file is not None or directory is None:
@@ -86,17 +74,9 @@ def enable_stacks(directory: Path | None, rank: int) -> None:
 
 
 def find_position(path: Path) -> Place | None:
-    """Find the position of a rank's main thread when it last wrote its stacks.
+    """Find the position of a rank's main thread when it last wrote its stacks into a file; None without stacks.
 
-    Parameters
-    ----------
-    path : Path
-        File of the rank.
-
-    Returns
-    -------
-    Place or None
-        Innermost line of the user's own code, or of any code if there is none; None without stacks.
+    It is the innermost line of the user's own code, or of any code if there is none.
     """
     try:
         with path.open("rb") as file:

@@ -22,26 +22,12 @@ Connection = TypeVar("Connection")
 
 
 def accept(listener: socket.socket, give_way: Callable[[], bool], spare: int = SPARE) -> tuple[socket.socket, Any]:
-    """Accept a connection. While the process is short of descriptors, strangers are displaced for it.
+    """Accept a connection; while the process is short of descriptors, strangers are displaced for it.
 
-    Parameters
-    ----------
-    listener : socket.socket
-    give_way : callable
-        Callback that closes the stranger that is displaced next; returns False if there is none.
-    spare : int
-        Number of descriptors that strangers leave free. Use 0 if all peers are of this user and do not reconnect after
-        being displaced: a process with few descriptors may still have enough for all legitimate peers.
-
-    Returns
-    -------
-    tuple
-        Connection and its remote address.
-
-    Raises
-    ------
-    OSError
-        Same as in `accept` of the system; `NO_DESCRIPTORS` only if no stranger holds any.
+    It returns the connection and its remote address. `give_way` closes the stranger that is displaced next, and returns
+    False if there is none. `spare` is the number of descriptors that strangers leave free. Use 0 if all peers are of
+    this user and do not reconnect after being displaced: a process with few descriptors may still have enough for all
+    legitimate peers. Errors are those of the system's `accept`, with `NO_DESCRIPTORS` only if no stranger holds any.
     """
     while True:
         try:
@@ -57,14 +43,9 @@ def accept(listener: socket.socket, give_way: Callable[[], bool], spare: int = S
 
 
 def free_descriptors(give_way: Callable[[], bool], count: int = 1) -> None:
-    """Free descriptors by displacing strangers, as far as these hold any.
+    """Free `count` descriptors by displacing strangers, as far as these hold any; `give_way` is that of `accept`.
 
-    Parameters
-    ----------
-    give_way : callable
-        Same as in `accept`.
-    count : int
-        Number of descriptors needed; the system drops one that comes with a message if there is no room for it.
+    The system drops a descriptor that comes with a message if there is no room for it.
     """
     held: list[int] = []
     try:
@@ -80,13 +61,7 @@ def free_descriptors(give_way: Callable[[], bool], count: int = 1) -> None:
 
 
 class Strangers(Generic[Connection]):
-    """Strangers of a listener, oldest first.
-
-    Parameters
-    ----------
-    most : int
-        Maximum number of them.
-    """
+    """Strangers of a listener, oldest first, at most `most` of them."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -102,18 +77,9 @@ class Strangers(Generic[Connection]):
         return iter([*self._addresses])
 
     def add(self, connection: Connection, address: str = "") -> Connection | None:
-        """Add a connection.
+        """Add a connection, any hashable object; return the displaced one, which the caller closes, or None.
 
-        Parameters
-        ----------
-        connection
-            Any hashable object.
-        address : str
-            Remote address without the port; empty if addresses mean nothing.
-
-        Returns
-        -------
-        Displaced connection, which the caller closes; None if there is room.
+        `address` is the remote address without the port; empty if addresses mean nothing.
         """
         displaced = self.displace_next() if len(self._addresses) >= self._most else None
         self._addresses[connection] = address
