@@ -21,32 +21,17 @@ class Kind(Enum):
 
 @dataclass
 class Cause:
-    """Event that ended a world.
+    """Event that ended a world."""
 
-    Attributes
-    ----------
-    text : str
-        Description for people.
-    worker : int or None
-        Number of the worker to blame; None if no single worker is known.
-    reported : bool
-        Whether only another worker has reported it; the report of the agent on how that worker ended replaces it.
-    kind : Kind
-    """
-
-    text: str
-    worker: int | None = None
+    text: str  # description for people
+    worker: int | None = None  # number of the worker to blame; None if no single worker is known
+    # Whether only another worker reported it; the agent's report on that worker's end replaces it
     reported: bool = False
     kind: Kind = Kind.FAILURE
 
 
 class Causes:
-    """Causes of all resets, and of failures since the last commit.
-
-    Parameters
-    ----------
-    limits : JobLimits
-    """
+    """Causes of all resets, and of failures since the last commit."""
 
     def __init__(self, limits: JobLimits) -> None:
         self._limits = limits

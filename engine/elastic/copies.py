@@ -24,24 +24,13 @@ _ALIGNMENT = 64  # bytes
 
 @dataclass(frozen=True)
 class ArrayPlace:
-    """Position and description of an array in the memory of a copy.
+    """Position and description of an array in the memory of a copy."""
 
-    Attributes
-    ----------
-    start, nbytes : int
-        Offset in the memory and size, in bytes.
-    dtype : object
-        Dtype in the notation of the framework; it can be pickled.
-    shape : tuple of int
-    origin : str
-        Further information that the framework needs to recreate the array, such as a kind of device.
-    """
-
-    start: int
+    start: int  # offset in the memory, in bytes
     nbytes: int
-    dtype: Any
+    dtype: Any  # notation of the framework; it can be pickled
     shape: tuple[int, ...]
-    origin: str = ""
+    origin: str = ""  # further data by which the framework recreates the array, such as a kind of device
 
 
 class Arrays(Protocol):
@@ -114,24 +103,12 @@ NUMPY = NumpyArrays()
 
 @dataclass(frozen=True)
 class Copy:
-    """Copy of some values.
-
-    Attributes
-    ----------
-    names : tuple of str
-        Names of the values.
-    pickled : bytes
-        One pickle for each value, concatenated, with numbers in place of arrays.
-    places : tuple of ArrayPlace
-        Places of the arrays, by number.
-    memory : numpy.ndarray
-        uint8[n] that holds the arrays. It may be longer than needed.
-    """
+    """Copy of some values."""
 
     names: tuple[str, ...]
-    pickled: bytes
-    places: tuple[ArrayPlace, ...]
-    memory: Memory
+    pickled: bytes  # one pickle for each value, concatenated, with numbers in place of arrays
+    places: tuple[ArrayPlace, ...]  # places of the arrays, by number
+    memory: Memory  # uint8[n] that holds the arrays; it may be longer than needed
 
     @property
     def nbytes(self) -> int:
@@ -175,20 +152,10 @@ class _Unpickler(pickle.Unpickler):
 
 
 def copy_values(values: Mapping[str, Any], kind: Arrays, find_memory: Callable[[int], Memory]) -> Copy:
-    """Copy values.
+    """Copy values; those that share an object share it in the copy, too.
 
-    Parameters
-    ----------
-    values : mapping of str to object
-        Values that share an object share it in the copy, too.
-    kind : Arrays
-    find_memory : callable
-        Returns memory of at least the given number of bytes, in which no copy lies that is still needed.
-
-    Raises
-    ------
-    TypeError
-        A value cannot be pickled; the text names it.
+    `find_memory` returns memory of at least the given number of bytes, in which no copy lies that is still needed. A
+    TypeError names the value that cannot be pickled.
     """
     file = io.BytesIO()
     pickler = _Pickler(file, kind)
@@ -209,13 +176,8 @@ def copy_values(values: Mapping[str, Any], kind: Arrays, find_memory: Callable[[
 def restore_values(copy: Copy, kind: Arrays, lent: Callable[[str], bool] = lambda name: False) -> dict[str, Any]:
     """Return the values of a copy, which share nothing with it.
 
-    Parameters
-    ----------
-    copy : Copy
-    kind : Arrays
-    lent : callable, optional
-        Takes a name, and returns whether the arrays of that value may be views of the copy's memory. That is safe if
-        the receiver copies them at once and changes nothing.
+    `lent` takes a name, and returns whether the arrays of that value may be views of the copy's memory. That is safe if
+    the receiver copies them at once and changes nothing.
     """
     own: dict[int, Any] = {}
     unpickler = _Unpickler(io.BytesIO(copy.pickled))

@@ -34,15 +34,9 @@ class Tick:
 
 @dataclass(frozen=True)
 class Found:
-    """Answer of the discovery.
+    """Answer of the discovery."""
 
-    Attributes
-    ----------
-    slots : mapping of str to int
-        Number of slots, by host.
-    """
-
-    slots: Mapping[str, int]
+    slots: Mapping[str, int]  # number of slots, by host
 
 
 @dataclass(frozen=True)
@@ -50,18 +44,11 @@ class AgentLost:
     """The agent of a host is gone or unreachable: no worker runs there after its lease expires.
 
     If a worker is known to have ended before that, its `Ended` follows.
-
-    Attributes
-    ----------
-    host : str
-    why : str
-    within : float or None
-        Seconds to the end of the lease; None: `JobLimits.lease`.
     """
 
     host: str
     why: str
-    within: float | None = None
+    within: float | None = None  # seconds to the end of the lease; None: `JobLimits.lease`
 
 
 @dataclass(frozen=True)
@@ -73,56 +60,27 @@ class HostLeaves:
 
 @dataclass(frozen=True)
 class Ended:
-    """The process of a worker has ended.
-
-    Attributes
-    ----------
-    worker : int
-    code : int
-        Its exit code; if negative, the number of the signal.
-    what : str
-        Description of how it ended, for people.
-    exception : str
-        Type and line of the program's own exception that ended it; empty if there is none. Exceptions which say that
-        another worker has failed do not count.
-    """
+    """The process of a worker has ended."""
 
     worker: int
-    code: int
-    what: str
+    code: int  # exit code; if negative, the number of the signal
+    what: str  # description of how it ended, for people
+    # Type and line of the program's own exception; empty without one, or if it says that another failed
     exception: str = ""
 
 
 @dataclass(frozen=True)
 class Ready:
-    """A worker is at the gate.
-
-    Attributes
-    ----------
-    worker : int
-    world : int
-        Number of the last world that it was in; 0: none.
-    why : Why
-    text : str
-        Error text of the engine after a failure.
-    culprit : int or None
-        Number of the worker that caused the failure, if known.
-    commit : int or None
-        Number of the newest commit that it holds.
-    stalled : bool
-        Whether the failure is that the culprit made no progress for the stall limit.
-    build : Build
-        Values that must equal those of the other workers.
-    """
+    """A worker is at the gate."""
 
     worker: int
-    world: int
+    world: int  # number of the last world that it was in; 0: none
     why: Why
-    text: str = ""
-    culprit: int | None = None
-    commit: int | None = None
-    stalled: bool = False
-    build: Build = field(default_factory=dict)
+    text: str = ""  # error text of the engine after a failure
+    culprit: int | None = None  # number of the worker that caused the failure, if known
+    commit: int | None = None  # number of the newest commit that it holds
+    stalled: bool = False  # whether the failure is that the culprit made no progress for the stall limit
+    build: Build = field(default_factory=dict)  # values that must equal those of the other workers
 
 
 @dataclass(frozen=True)
@@ -204,17 +162,10 @@ class Disown:
 
 @dataclass(frozen=True)
 class Assign:
-    """Send workers at the gate their places; then they meet.
-
-    Attributes
-    ----------
-    world : int
-    places : mapping of int to WorldPlace
-        Places by worker, in the order of ranks.
-    """
+    """Send workers at the gate their places; then they meet."""
 
     world: int
-    places: Mapping[int, WorldPlace]
+    places: Mapping[int, WorldPlace]  # places by worker, in the order of ranks
 
 
 @dataclass(frozen=True)
@@ -227,39 +178,21 @@ class Void:
 
 @dataclass(frozen=True)
 class Update:
-    """Tell members to come to the gate at their next check.
-
-    Attributes
-    ----------
-    world : int
-    workers : tuple of int
-    count : int
-        Number of updates so far in this job.
-    kinds : tuple of str
-        Reasons for the update, for people.
-    """
+    """Tell members to come to the gate at their next check."""
 
     world: int
     workers: tuple[int, ...]
-    count: int
-    kinds: tuple[str, ...]
+    count: int  # number of updates so far in this job
+    kinds: tuple[str, ...]  # reasons for the update, for people
 
 
 @dataclass(frozen=True)
 class EndWorker:
-    """Tell a worker at the gate that there is no place for it any more.
-
-    Attributes
-    ----------
-    worker : int
-    why : str
-    good : bool
-        Whether the training is complete. Otherwise the program gets an exception.
-    """
+    """Tell a worker at the gate that there is no place for it any more."""
 
     worker: int
     why: str
-    good: bool
+    good: bool  # whether the training is complete; otherwise the program gets an exception
 
 
 @dataclass(frozen=True)
@@ -271,18 +204,10 @@ class ShowLine:
 
 @dataclass(frozen=True)
 class Over:
-    """The outcome of the job is decided. Workers may still run.
+    """The outcome of the job is decided. Workers may still run."""
 
-    Attributes
-    ----------
-    good : bool
-        Whether the training is complete.
-    why : str
-        Description of a failure, with the first cause first.
-    """
-
-    good: bool
-    why: str
+    good: bool  # whether the training is complete
+    why: str  # description of a failure, with the first cause first
 
 
 Action = StartWorker | KillWorker | Disown | Assign | Void | Update | EndWorker | ShowLine | Over

@@ -51,12 +51,7 @@ class _Host:
 
 
 class HostRegistry:
-    """Registry of the hosts of a job.
-
-    Parameters
-    ----------
-    limits : JobLimits
-    """
+    """Registry of the hosts of a job."""
 
     def __init__(self, limits: JobLimits) -> None:
         self._limits = limits
@@ -67,11 +62,7 @@ class HostRegistry:
         """Update the hosts from an answer of the discovery: slots by host. The order of known hosts is ignored.
 
         A host that was absent counts as new, but its cooldown goes on: leaving and returning takes it off no blacklist.
-
-        Raises
-        ------
-        ValueError
-            A number of slots is below 0.
+        A number of slots below 0 is a ValueError.
         """
         for name, slots in answer.items():
             if slots < 0:
@@ -127,20 +118,9 @@ class HostRegistry:
                         yield slot, max(host.out_until, host.apart_until, host.rests.get(number, -math.inf))
 
     def record_failure(self, slot: Slot, now: float, *, unproven: bool = False) -> bool:
-        """Record a worker's failure.
+        """Record a worker's failure at a time in seconds, and return whether the host was blacklisted for that.
 
-        Parameters
-        ----------
-        slot : Slot
-        now : float
-            Seconds.
-        unproven : bool
-            Whether the worker has ended by itself before it was in any world.
-
-        Returns
-        -------
-        bool
-            Whether the host was blacklisted for that.
+        `unproven` says that the worker has ended by itself before it was in any world.
         """
         host, number = self._hosts[slot.host], slot.number
         host.failures[number] = host.failures.get(number, 0) + 1

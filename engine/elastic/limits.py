@@ -8,66 +8,33 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True)
 class JobLimits:
-    """Bounds of a job. All times are in seconds.
+    """Bounds of a job. All times are in seconds. Limits that contradict each other are a ValueError that names them.
 
-    Parameters
-    ----------
-    size : int
-        Number of ranks of the first world, unless fewer workers come within `start_timeout`.
-    min_size, max_size : int
-        Bounds of the size of every world.
-    multiple : int
-        Number that the size of every world is a multiple of.
-    sizes : frozenset of int, optional
-        Allowed sizes of worlds.
-    start_timeout : float
-        Longest time from a worker's start to its arrival at the gate. Also the longest time in which all members of a
-        world must meet, unless `meeting` is less.
-    elastic_timeout : float
-        Longest time that the job waits for `min_size` workers.
-    stall_limit : float
-        Longest time until a member comes to the gate after its world is over.
-    grow_wait : float
-        Time during which newcomers are collected, so that several of them cost one reset.
-    end_grace : float
-        Longest time that a worker has to end by itself after it was told to.
-    kill_wait : float
-        Longest time until an agent reports the end of a worker that it was told to kill. It exceeds the agent's own
-        grace.
-    lease : float
-        Time after which no worker of a lost agent runs, unless `AgentLost` gives another. It exceeds the time after
-        which an agent without contact to the driver kills its workers, by as much as killing them can take.
-    stalled_wait : float
-        Longest time until a member that has stalled comes to the gate after its world is over. It is short, since the
-        others have already waited for that member.
-    reset_limit : int or None
-        Number of resets, of whatever cause, that are allowed; the job ends with the next one.
-    barren_limit : int or None
-        Number of consecutive worlds without a commit that are allowed; the job ends with the next one.
-    cooldown : (float, float) or None
-        Time that a blacklisted host is not used: initial value and maximum; it doubles each time. None: forever.
-
-    Raises
-    ------
-    ValueError
-        Limits contradict each other; the text names them.
+    `lease` exceeds the time after which an agent without contact to the driver kills its workers, by as much as killing
+    them can take.
     """
 
-    size: int
-    min_size: int
+    size: int  # number of ranks of the first world, unless fewer workers come within `start_timeout`
+    min_size: int  # `min_size` to `max_size`: sizes that every world may have
     max_size: int
-    multiple: int = 1
-    sizes: frozenset[int] | None = None
+    multiple: int = 1  # number that the size of every world is a multiple of
+    sizes: frozenset[int] | None = None  # allowed sizes of worlds; None: any
+    # Longest time from a worker's start to its arrival at the gate; also for a world to meet, unless `meeting` is less
     start_timeout: float = 60.0
-    elastic_timeout: float = 600.0
-    stall_limit: float = 600.0
-    grow_wait: float = 2.0
-    end_grace: float = 30.0
+    elastic_timeout: float = 600.0  # longest time that the job waits for `min_size` workers
+    stall_limit: float = 600.0  # longest time until a member comes to the gate after its world is over
+    grow_wait: float = 2.0  # time during which newcomers are collected, so that several of them cost one reset
+    end_grace: float = 30.0  # longest time that a worker has to end by itself after it was told to
+    # Longest time until an agent reports the end of a worker that it was told to kill; exceeds the agent's grace
     kill_wait: float = 15.0
-    lease: float = 30.0
+    lease: float = 30.0  # time after which no worker of a lost agent runs, unless `AgentLost` says another
+    # Like `stall_limit`, for a member that has stalled; short, since the others have already waited for it
     stalled_wait: float = 1.0
+    # Number of resets, of whatever cause, that are allowed; the job ends with the next one
     reset_limit: int | None = None
+    # Number of consecutive worlds without a commit that are allowed; the job ends with the next one
     barren_limit: int | None = 10
+    # Initial and longest time for which a blacklisted host is not used; it doubles each time; None: forever
     cooldown: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:

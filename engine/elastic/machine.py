@@ -72,32 +72,16 @@ class Phase(Enum):
 
 
 class Machine:
-    """State machine of the driver.
+    """State machine of the driver. Times are seconds of any clock that does not go back.
 
-    Parameters
-    ----------
-    limits : JobLimits
-    now : float
-        Seconds of any clock that does not go back.
-
-    Attributes
-    ----------
-    phase : Phase
-    world : int
-        Number of the newest world; 0: there was none.
-    outcome : events.Over or None
-        Outcome of the job, once it is decided.
-    hosts : HostRegistry
-    roster : Roster
-    causes : Causes
-        Causes of resets. `hosts`, `roster` and `causes` are read-only for callers.
+    Its `hosts`, `roster` and `causes` are read-only for callers.
     """
 
     def __init__(self, limits: JobLimits, now: float) -> None:
         self.limits = limits
         self.phase = Phase.WAITING
-        self.world = 0
-        self.outcome: events.Over | None = None
+        self.world = 0  # number of the newest world; 0: there was none
+        self.outcome: events.Over | None = None  # outcome of the job, once it is decided
         self.hosts = HostRegistry(limits)
         self.roster = Roster(limits, self.hosts)
         self._orders = WorkerOrders(limits, self.hosts, self.roster)
@@ -120,23 +104,9 @@ class Machine:
         return self.phase is Phase.OVER and len(self.roster) == 0
 
     def handle(self, now: float, event: Event) -> list[Action]:
-        """Process an event.
+        """Process an event, and return the actions to execute, in this order.
 
-        Parameters
-        ----------
-        now : float
-            Seconds.
-        event : Event
-
-        Returns
-        -------
-        list of Action
-            Actions to execute, in this order.
-
-        Raises
-        ------
-        ValueError
-            The time is before that of the last call.
+        `now` is in seconds; a ValueError if it is before that of the last call.
         """
         if now < self._now:
             raise ValueError(f"it was {self._now} already, and now it is {now}")

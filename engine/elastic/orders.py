@@ -13,28 +13,14 @@ from .roster import Roster, Worker, WorkerState
 
 
 class WorkerOrders:
-    """Issues orders, and updates the states of workers accordingly.
-
-    Parameters
-    ----------
-    limits : JobLimits
-    hosts : HostRegistry
-    roster : Roster
-
-    Attributes
-    ----------
-    now : float
-        Time at which orders are given, in seconds.
-    given : list of Action
-        Orders since the last `begin_round`.
-    """
+    """Issues orders, and updates the states of workers accordingly."""
 
     def __init__(self, limits: JobLimits, hosts: HostRegistry, roster: Roster) -> None:
         self._limits = limits
         self._hosts = hosts
         self._roster = roster
-        self.now = 0.0
-        self.given: list[Action] = []
+        self.now = 0.0  # time at which orders are given, in seconds
+        self.given: list[Action] = []  # orders since the last `begin_round`
 
     def begin_round(self, now: float) -> None:
         """Set the time, and clear the list of orders."""

@@ -26,50 +26,23 @@ class Slot(NamedTuple):
 
 @dataclass(frozen=True)
 class WorldPlace:
-    """Place of a worker in one world.
+    """Place of a worker in one world."""
 
-    Attributes
-    ----------
-    world : int
-        Number of the world.
-    rank, size : int
-    local_rank, local_size : int
-        Rank and size among the ranks of the host.
-    cross_rank, cross_size : int
-        Rank and size among the hosts that have this local rank.
-    slot : Slot
-    """
-
-    world: int
+    world: int  # number of the world
     rank: int
     size: int
-    local_rank: int
+    local_rank: int  # rank among the ranks of the host; `local_size` is their number
     local_size: int
-    cross_rank: int
+    cross_rank: int  # rank among the hosts that have this local rank; `cross_size` is their number
     cross_size: int
     slot: Slot
 
 
 def assign_ranks(world: int, members: Mapping[int, Slot], age: Callable[[str], int]) -> dict[int, WorldPlace]:
-    """Give each member of a world its place.
+    """Return the place of each member of a world by its worker's number, in the order of ranks.
 
-    Parameters
-    ----------
-    world : int
-    members : mapping of int to Slot
-        Slot of each worker, by the worker's number.
-    age : callable
-        Takes a host's name, and returns a number that is unique, and smaller for a host that was there earlier.
-
-    Returns
-    -------
-    dict of int to WorldPlace
-        In the order of ranks.
-
-    Raises
-    ------
-    ValueError
-        Two workers are in one slot.
+    `age` takes a host's name, and returns a number that is unique, and smaller for a host that was there earlier. Two
+    workers in one slot are a ValueError.
     """
     order = sorted(members, key=lambda worker: (age(members[worker].host), members[worker].number))
     for worker, following in pairwise(order):

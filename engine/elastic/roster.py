@@ -63,13 +63,7 @@ class Worker:
 
 
 class Roster:
-    """Registry of all workers that may run, and of those that are members of the newest world.
-
-    Parameters
-    ----------
-    limits : JobLimits
-    hosts : HostRegistry
-    """
+    """Registry of all workers that may run, and of those that are members of the newest world."""
 
     def __init__(self, limits: JobLimits, hosts: HostRegistry) -> None:
         self._limits = limits

@@ -66,12 +66,10 @@ class _Sampler:
         raise NotImplementedError
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch. The number of the present, unfinished epoch has no effect: its trained samples stay trained.
+        """Begin an epoch; another number than before gives another order.
 
-        Parameters
-        ----------
-        epoch : int
-            Another number than before gives another order. The same number begins an epoch again that is over.
+        The number of the present, unfinished epoch has no effect: its trained samples stay trained. The number of an
+        epoch that is over begins it again.
         """
         if epoch != self.epoch or self._is_over():
             self._begin_epoch(epoch, 0)
@@ -106,15 +104,10 @@ class _Sampler:
         return {"epoch": self.epoch, "done": self._done, "length": self._length, **order}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on from a state, with the present rank and size of this process.
+        """Go on from a state, with the present rank and size of this process; ValueError if its data set is another.
 
         The order is that of the state, whatever this sampler's own seed: with another order, some samples would be
         skipped that were not trained. For a state without an order, this sampler's is used.
-
-        Raises
-        ------
-        ValueError
-            The state is that of another data set.
         """
         if state["length"] != self._length or not 0 <= state["done"] <= self._length:
             raise ValueError(

@@ -22,27 +22,10 @@ LARGEST_BATCH = 2**31 - 1  # samples, whose positions a rank lists at once
 
 
 def permute_samples(length: int, seed: int, epoch: int, shuffle: bool) -> npt.NDArray[np.int64]:
-    """Return the order in which an epoch's samples are taken.
+    """Return the order in which an epoch's samples are taken, int64[length]: shuffled, or that of the data set.
 
-    Parameters
-    ----------
-    length : int
-        Number of samples of the data set.
-    seed, epoch : int
-        Numbers from 0 to 2**32 - 1.
-    shuffle : bool
-        Whether to shuffle the samples; otherwise they keep the order of the data set.
-
-    Returns
-    -------
-    ndarray of int64, shape (length,)
-        The same with every version of NumPy, since hosts may have different ones: NumPy keeps its legacy generator
-        stable.
-
-    Raises
-    ------
-    ValueError
-        A seed or an epoch is out of range.
+    It is the same with every version of NumPy, since hosts may have different ones: NumPy keeps its legacy generator
+    stable. Seed and epoch are from 0 to 2**32 - 1; others are a ValueError.
     """
     for name, value in (("seed", seed), ("epoch", epoch)):
         if not 0 <= value < 2**32:
@@ -57,28 +40,14 @@ def permute_samples(length: int, seed: int, epoch: int, shuffle: bool) -> npt.ND
 class Cut:
     """Partition of the rest of an epoch among the ranks of one world.
 
-    Parameters
-    ----------
-    length : int
-        Number of samples of the epoch.
-    done : int
-        Number of samples that were done when the world began.
-    ranks : int
-        Number of ranks of the world.
-    tail : str
-        Treatment of samples that do not divide evenly. `pad` repeats the first samples of the rest, so that each rank
-        has equally many. `uneven` gives lower ranks one sample more; the other ranks need `join`. `drop` leaves them
-        out.
-
-    Raises
-    ------
-    ValueError
-        The tail is unknown, or the numbers are impossible.
+    `tail` says how samples that do not divide evenly are treated. `pad` repeats the first samples of the rest, so that
+    each rank has equally many. `uneven` gives lower ranks one sample more; the other ranks need `join`. `drop` leaves
+    them out. An unknown tail and impossible numbers are a ValueError.
     """
 
-    length: int
-    done: int
-    ranks: int
+    length: int  # number of samples of the epoch
+    done: int  # number of samples that were done when the world began
+    ranks: int  # number of ranks of the world
     tail: str = PAD
 
     def __post_init__(self) -> None:
@@ -125,24 +94,13 @@ def select_rank_part(start: int, stop: int, rank: int, ranks: int) -> range:
 class GlobalBatches:
     """Batches of an epoch, with one size for all ranks together: the same batches for any number of ranks.
 
-    Parameters
-    ----------
-    length : int
-        Number of samples of the epoch.
-    batch : int
-        Number of samples of all ranks together in a step.
-    tail : str
-        Treatment of an incomplete last batch. `pad` fills it with the first samples of the epoch. `uneven` leaves it
-        small, so that some ranks may have no sample in it. `drop` leaves it out.
-
-    Raises
-    ------
-    ValueError
-        The tail is unknown, or a batch has no sample or too many.
+    `tail` says how an incomplete last batch is treated. `pad` fills it with the first samples of the epoch. `uneven`
+    leaves it small, so that some ranks may have no sample in it. `drop` leaves it out. An unknown tail, and a batch
+    without a sample or with too many, are a ValueError.
     """
 
-    length: int
-    batch: int
+    length: int  # number of samples of the epoch
+    batch: int  # number of samples of all ranks together in a step
     tail: str = PAD
 
     def __post_init__(self) -> None:

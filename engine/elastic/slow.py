@@ -18,83 +18,41 @@ QUIET = 0.5  # share of the limit that the lags of all others, and the host's wa
 
 @dataclass(frozen=True)
 class Reading:
-    """Counters of a worker at one time; all count up.
+    """Counters of a worker at one time; all count up."""
 
-    Attributes
-    ----------
-    steps : int
-        Number of training steps.
-    lag : float
-        Seconds by which it submitted tensors later than the first rank, added up.
-    crossing : float
-        Seconds that it waited for data of other hosts.
-    blocked : float or None
-        Seconds in which its program was blocked in the engine; None where programs do not block there, as on a GPU.
-    """
-
-    steps: int
-    lag: float
-    crossing: float
+    steps: int  # training steps
+    lag: float  # seconds by which it submitted tensors later than the first rank, added up
+    crossing: float  # seconds that it waited for data of other hosts
+    # Seconds in which its program was blocked in the engine; None where it does not block there, as on a GPU
     blocked: float | None = None
 
 
 @dataclass(frozen=True)
 class Look:
-    """Counters of all members of a world at one time.
+    """Counters of all members of a world at one time."""
 
-    Attributes
-    ----------
-    time : float
-        Seconds.
-    world : int
-    readings : mapping of int to Reading
-        Readings by worker.
-    """
-
-    time: float
+    time: float  # seconds
     world: int
-    readings: Mapping[int, Reading]
+    readings: Mapping[int, Reading]  # readings by worker
 
 
 @dataclass(frozen=True)
 class SlowWorker:
-    """Worker that delays the others.
-
-    Attributes
-    ----------
-    worker : int
-    lag : float
-        Delay in seconds a step, averaged over the whole time.
-    """
+    """Worker that delays the others."""
 
     worker: int
-    lag: float
+    lag: float  # delay in seconds a step, averaged over the whole time
 
     def __str__(self) -> str:
         return f"the others wait {self.lag * 1e3:.3g} ms for it in each step"
 
 
 def find_slow_worker(looks: Sequence[Look], limit: float, seconds: float) -> SlowWorker | None:
-    """Find the one worker that is slow.
+    """Find the one worker whose lag has exceeded `limit`, in seconds a step, for `seconds`.
 
-    Parameters
-    ----------
-    looks : sequence of Look
-        Readings in the order of time, at least two and preferably ten within `seconds`; older ones are ignored.
-    limit : float
-        Lag in seconds a step.
-    seconds : float
-        Time for which a worker must have been slow.
-
-    Returns
-    -------
-    SlowWorker or None
-        None also if the looks do not cover so much time within one world.
-
-    Raises
-    ------
-    ValueError
-        A limit or a time is not positive.
+    The looks are in the order of time, at least two and preferably ten within `seconds`; older ones are ignored. It
+    returns None also if they do not cover so much time within one world. A limit or a time that is not positive is a
+    ValueError.
     """
     if not (limit > 0 and seconds > 0):
         raise ValueError(f"the limit is {limit} s a step, and the time {seconds} s; both must be positive")

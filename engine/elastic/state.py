@@ -47,31 +47,17 @@ class Peers(Protocol):
 
 @dataclass(frozen=True)
 class Commit:
-    """Copy of all values of a state.
+    """Copy of all values of a state."""
 
-    Attributes
-    ----------
-    number : int or None
-        Number of the commit, counted over the job. None: the initial values of the program, which may differ by rank.
-    values : Copy
-        Values of the commit; never changed.
-    """
-
+    # Number of the commit, counted over the job; None: initial values of the program, which may differ by rank
     number: int | None
-    values: Copy
+    values: Copy  # never changed
 
 
 def elect_root(commits: Sequence[int | None]) -> int:
     """Return the rank whose commit all ranks take over: the lowest of those with the newest commit.
 
-    Parameters
-    ----------
-    commits : sequence of int or None
-        Number of each rank's newest commit, by rank.
-
-    Returns
-    -------
-    int
+    `commits` has the number of each rank's newest commit, by rank; None: it has none.
     """
     return max(range(len(commits)), key=lambda rank: (-1 if (number := commits[rank]) is None else number, -rank))
 
@@ -243,30 +229,17 @@ class State:
 
 @dataclass(frozen=True)
 class Parts:
-    """State of a value that stays the same object and loads its state; other values are replaced.
-
-    Attributes
-    ----------
-    parts : object
-    """
+    """State of a value that stays the same object and loads its state; other values are replaced."""
 
     parts: Any
 
 
 @dataclass
 class LoopProgress:
-    """Position of a loop over epochs.
+    """Position of a loop over epochs."""
 
-    Attributes
-    ----------
-    epoch : int
-        Number of the present epoch, from 0.
-    done : int
-        Number of its samples that were trained, on all ranks together.
-    """
-
-    epoch: int = 0
-    done: int = 0
+    epoch: int = 0  # number of the present epoch, from 0
+    done: int = 0  # number of its samples that were trained, on all ranks together
 
 
 class ObjectState(State):

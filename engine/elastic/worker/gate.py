@@ -72,28 +72,14 @@ class LetGo(JobOver):
 
 @dataclass(frozen=True)
 class Assigned:
-    """Assignment of a worker at the gate to a world.
-
-    Attributes
-    ----------
-    place : WorldPlace
-    members : tuple of int
-        Numbers of the workers, by rank.
-    hosts : tuple of str
-        Names of the hosts, by rank.
-    hub : str
-        `HOST:PORT` on which rank 0 listens for other hosts; empty if all ranks are on one host.
-    reason : str
-        Why this world is made, for people.
-    listener : int or None
-        File descriptor of the TCP socket that listens at `hub`; only on rank 0 of several hosts. The receiver owns it.
-    """
+    """Assignment of a worker at the gate to a world."""
 
     place: WorldPlace
-    members: tuple[int, ...]
-    hosts: tuple[str, ...]
-    hub: str
-    reason: str
+    members: tuple[int, ...]  # numbers of the workers, by rank
+    hosts: tuple[str, ...]  # names of the hosts, by rank
+    hub: str  # `HOST:PORT` on which rank 0 listens for other hosts; empty if all ranks are on one host
+    reason: str  # cause for which this world is made, for people
+    # Descriptor of the TCP socket that listens at `hub`; only on rank 0 of several hosts; the receiver owns it
     listener: int | None = None
 
 
@@ -101,25 +87,16 @@ class Gate:
     """Connection of a worker to the driver, through the agent of its host. Create it with `open`.
 
     It is not thread-safe, and a forked child cannot use it.
-
-    Attributes
-    ----------
-    worker : int
-        Number of the worker; it is never reused within the job.
-    slot : int
-        Number of its slot on its host.
-    several : bool
-        Whether workers may be on several hosts.
     """
 
     def __init__(self, worker: int, slot: int, connection: Connection) -> None:
-        self.worker = worker
-        self.slot = slot
+        self.worker = worker  # never reused within the job
+        self.slot = slot  # number of its slot on its host
         self._socket = connection.socket
         self._connection = connection
         self._stream = connection.stream
         self._pid = os.getpid()
-        self.several = False
+        self.several = False  # whether workers may be on several hosts
         self._listener: socket.socket | None = None
         self._heard: list[dict[str, Any]] = []
         self._void = self._updated = 0  # newest world that is void, and that was told to come to the gate
@@ -130,17 +107,9 @@ class Gate:
     def open(cls, environ: Mapping[str, str]) -> Self:
         """Connect to the agent of this host.
 
-        Parameters
-        ----------
-        environ : mapping of str to str
-            ENGINE_GATE, ENGINE_SECRET, ENGINE_WORKER and ENGINE_SLOT, as enginerun sets them.
-
-        Raises
-        ------
-        ConfigError
-            A variable is missing or has an invalid value.
-        RendezvousError
-            No agent answers, or not the agent of this job; the text says what may help.
+        It reads ENGINE_GATE, ENGINE_SECRET, ENGINE_WORKER and ENGINE_SLOT, as enginerun sets them; a missing or invalid
+        one is a ConfigError. If no agent answers, or not that of this job, the text of the RendezvousError says what
+        may help.
         """
         worker, slot = _read_number(environ, "ENGINE_WORKER"), _read_number(environ, "ENGINE_SLOT")
         name, secret = _read_variable(environ, "ENGINE_GATE"), _read_variable(environ, "ENGINE_SECRET")
@@ -165,30 +134,8 @@ class Gate:
     ) -> Assigned:
         """Come to the gate, and wait for a place. The wait has no timeout of its own: the driver ends every wait.
 
-        Parameters
-        ----------
-        world : int
-            Number of the last world that this worker was in; 0: none.
-        why : Why
-        text : str
-            Error text of the engine after a failure.
-        culprit : int or None
-            Number of the worker that caused the failure, if known.
-        commit : int or None
-            Number of the newest commit that this worker holds.
-        stalled : bool
-            Whether the failure is that the culprit stalled.
-        build : Build, optional
-            Values that must equal those of the other workers.
-
-        Returns
-        -------
-        Assigned
-
-        Raises
-        ------
-        JobOver
-            There is no place for this worker any more, or the agent is gone.
+        The arguments are those of `Ready`. It raises a JobOver if there is no place for this worker any more, or if the
+        agent is gone.
         """
         port = self._listen() if self.several else 0
         told = {"text": text, "culprit": culprit, "commit": commit, "stalled": stalled, "build": build or {}}
@@ -233,21 +180,14 @@ class Gate:
         return self._socket.fileno()
 
     def is_void(self, world: int) -> bool:
-        """Read received messages without blocking, and return whether that world is void.
-
-        Raises
-        ------
-        JobOver
-        """
+        """Read received messages without blocking, and return whether that world is void; JobOver as from `wait`."""
         self._receive(block=False)
         return self._void >= world
 
     def is_update_requested(self, world: int) -> bool:
         """Read received messages without blocking, and return whether the members of that world shall come to the gate.
 
-        Raises
-        ------
-        JobOver
+        It raises a JobOver like `wait`.
         """
         self._receive(block=False)
         return self._updated >= world

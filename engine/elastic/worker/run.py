@@ -145,13 +145,7 @@ def log(value: str) -> None:
 
 
 class _WorldLoop:
-    """Worker from its first arrival at the gate to the end of the training.
-
-    Parameters
-    ----------
-    gate : Gate
-    state : State
-    """
+    """Worker from its first arrival at the gate to the end of the training."""
 
     def __init__(self, gate: Gate, state: State) -> None:
         self._gate = gate
