@@ -30,37 +30,19 @@ def ignore_exhaustion(error: OSError) -> None:
 class Acceptor:
     """Port that authenticates each connection, or closes it.
 
-    Parameters
-    ----------
-    loop : CoroutineLoop
-    listeners : sequence of socket.socket
-        One listener for each address of the port; closed by `close`.
-    key : bytes
-        Secret key that both sides know.
-    handle : callable
-        Called with an authenticated connection and its greeting; returns the coroutine of the rest, or None.
-    most : int
-        Most unauthenticated connections at once; with more, one of them is closed.
-
-    Attributes
-    ----------
-    rejected : dict of str to str
-        Fault of the last rejected connection, by its address.
-    saw_stranger : bool
-        Whether a connection came that does not know the secret.
-    on_stranger : callable
-        Called with the address of a connection that does not know the secret.
-    on_exhausted : callable
-        Called with an error of `EXHAUSTED`, and may raise another.
+    There is one listener for each address of the port; `close` closes them. `handle` is called with an authenticated
+    connection and its greeting, and returns the coroutine of the rest, or None. Above `most` unauthenticated
+    connections at once, one of them is closed.
     """
 
     def __init__(
         self, loop: CoroutineLoop, listeners: Sequence[socket.socket], key: bytes, handle: Handler, most: int = 128
     ) -> None:
         self.address = network.address_of(listeners[0].getsockname())
-        self.rejected: dict[str, str] = {}
-        self.saw_stranger = False
-        self.on_stranger: Callable[[str], None] = lambda _: None
+        self.rejected: dict[str, str] = {}  # fault of the last rejected connection, by its address
+        self.saw_stranger = False  # whether a connection came that does not know the secret
+        self.on_stranger: Callable[[str], None] = lambda _: None  # called with that connection's address
+        # Called with an error of `EXHAUSTED`; may raise another
         self.on_exhausted: Callable[[OSError], None] = ignore_exhaustion
         self._loop, self._listeners, self._key, self._handle = loop, listeners, key, handle
         self._greeting: dict[int, Coroutine[None]] = {}

@@ -29,27 +29,14 @@ class ConnectionEnded(ConnectionResetError):
 
 
 class Connection:
-    """A socket with an authenticated stream.
+    """Socket with an authenticated stream; the socket becomes non-blocking, and the connection owns it from now on.
 
-    Parameters
-    ----------
-    connected : socket.socket
-        It becomes non-blocking; the connection owns it from now on.
-    key : bytes
-        Secret key that both sides know.
-    side : str
-        `CLIENT` or `SERVER`.
-    limit : int
-        Largest message from an authenticated side, in bytes.
-
-    Attributes
-    ----------
-    here, there : Address
-        Addresses of this end and of the other; a Unix socket has none.
+    `key` is a secret that both sides know, and `side` is `CLIENT` or `SERVER`. `limit` is the size in bytes of the
+    largest message from an authenticated side.
     """
 
-    here: Address
-    there: Address
+    here: Address  # address of this end; a Unix socket has none
+    there: Address  # address of the other end; likewise
 
     def __init__(self, connected: socket.socket, key: bytes, side: str, limit: int = LONGEST) -> None:
         connected.setblocking(False)
@@ -62,26 +49,14 @@ class Connection:
         self.stream = AuthenticatedStream(key, side, limit)
 
     def send_message(self, message: dict[str, Any]) -> None:
-        """Send a message.
-
-        Raises
-        ------
-        OSError
-            The connection ended, or took no byte for `GRACE` seconds.
-        """
+        """Send a message; OSError if the connection ended, or took no byte for `GRACE` seconds."""
         send_all(self.socket, self.stream.encode(message), GRACE)
 
     def receive_message(self, patience: Patience | None = None) -> Coroutine[dict[str, Any]]:
         """Receive a message, and no byte beyond it.
 
-        Raises
-        ------
-        StreamError
-            Same as in `AuthenticatedStream.receive`.
-        TimeoutError
-            Nothing came in time.
-        OSError
-            The connection ended.
+        It raises the errors of `AuthenticatedStream.receive`, a TimeoutError if nothing came in time, and an OSError if
+        the connection ended.
         """
         while (message := self.stream.receive()) is None:
             if not (yield Wait(patience, self.socket)):
@@ -103,32 +78,14 @@ class Connection:
 def connect(
     address: Address, key: bytes, greeting: dict[str, Any], opening_patience: Patience, patience: Patience
 ) -> Coroutine[tuple[Connection, dict[str, Any]]]:
-    """Connect, and authenticate both sides.
+    """Connect, authenticate both sides, and return the connection and the answer.
 
-    Parameters
-    ----------
-    address : Address
-    key : bytes
-        Secret key that both sides know.
-    greeting : dict
-        Fields of the greeting, by which this end introduces itself.
-    opening_patience : Patience
-        Time limit for the other side's opening. Until then it is harmless to break off.
-    patience : Patience
-        Time limit for its answer. It is harmless to break off until the caller replies to it.
+    `greeting` has the fields by which this end introduces itself. `opening_patience` limits the wait for the other
+    side's opening, and `patience` that for its answer. It is harmless to break off until the caller replies to the
+    answer.
 
-    Returns
-    -------
-    Connection
-    dict
-        The answer.
-
-    Raises
-    ------
-    AuthenticationError
-        The other side does not know the job's secret.
-    OSError, ValueError
-        Nobody answers, or another program does.
+    It raises an AuthenticationError if the other side does not know the job's secret. Otherwise, if nobody or another
+    program answers, it raises an OSError or ValueError.
     """
     connected = yield from _connect_socket(address, opening_patience)
     connection = Connection(connected, key, CLIENT)
@@ -167,14 +124,8 @@ def greet_server(
 def receive_greeting(connection: Connection) -> Coroutine[dict[str, Any]]:
     """Send the server's opening, and receive and authenticate the greeting of a new connection.
 
-    The caller must then send an answer, which authenticates this end.
-
-    Raises
-    ------
-    AuthenticationError
-        The other side does not know the job's secret; it has been told so.
-    OSError, ValueError
-        Nothing came, or no greeting.
+    The caller must then send an answer, which authenticates this end. It raises an AuthenticationError if the other
+    side does not know the job's secret, and has told it so. Without any greeting, it raises an OSError or ValueError.
     """
     send_all(connection.socket, connection.stream.open(), GRACE)
     try:

@@ -32,10 +32,7 @@ def wrap(content: bytes) -> bytes:
 def missing_bytes(buffer: bytes | bytearray, limit: int, least: int = 1) -> int:
     """Return the number of bytes that the first frame in a buffer still lacks, as far as known; 0: it is complete.
 
-    Raises
-    ------
-    FrameError
-        The frame is shorter than `least` or longer than `limit`.
+    A frame shorter than `least` or longer than `limit` bytes is a FrameError.
     """
     if len(buffer) < HEADER:
         return HEADER - len(buffer)
@@ -46,24 +43,9 @@ def missing_bytes(buffer: bytes | bytearray, limit: int, least: int = 1) -> int:
 
 
 def cut_frame(buffer: bytearray, limit: int, least: int = 1) -> bytes | None:
-    """Cut the first frame off a buffer.
+    """Cut the first frame off a buffer, and return its content; None as long as it is incomplete.
 
-    Parameters
-    ----------
-    buffer : bytearray
-        Received bytes; those of the frame are removed.
-    limit, least : int
-        Largest and smallest allowed content, in bytes.
-
-    Returns
-    -------
-    bytes or None
-        Content of the frame; None as long as it is incomplete.
-
-    Raises
-    ------
-    FrameError
-        Same as in `missing_bytes`.
+    `least` and `limit` bound the content, in bytes; errors are those of `missing_bytes`.
     """
     if missing_bytes(buffer, limit, least):
         return None
@@ -76,11 +58,8 @@ def cut_frame(buffer: bytearray, limit: int, least: int = 1) -> bytes | None:
 def parse(text: bytes) -> Any:
     """Parse JSON that came from a peer.
 
-    Raises
-    ------
-    FrameError
-        The text is not JSON, or exceeds a limit of `parse_json`: nested too deeply, or with a number that is not
-        finite.
+    It raises a FrameError if the text is not JSON or exceeds a limit of `parse_json`: nested too deeply, or with a
+    number that is not finite.
     """
     try:
         return parse_json(text, halves=True)
@@ -89,13 +68,7 @@ def parse(text: bytes) -> Any:
 
 
 def parse_object(text: bytes) -> dict[str, Any]:
-    """Parse a JSON object that came from a peer.
-
-    Raises
-    ------
-    FrameError
-        Same as in `parse`; or the JSON is not an object.
-    """
+    """Parse a JSON object that came from a peer; FrameError like `parse`, and for JSON that is not an object."""
     found = parse(text)
     if not isinstance(found, dict):
         raise FrameError("its JSON is no object")

@@ -50,12 +50,7 @@ def derive_key(secret: str | bytes, purpose: str) -> bytes:
 class Seal:
     """Authentication of the messages of both directions, each by its side and number.
 
-    Parameters
-    ----------
-    key : bytes
-        Key of this connection alone.
-    own, other : str
-        Names of this side and the other one.
+    `key` is that of this connection alone; `own` and `other` are the names of the sides.
     """
 
     def __init__(self, key: bytes, own: str, other: str) -> None:
@@ -72,10 +67,7 @@ class Seal:
     def open(self, content: bytes) -> bytes:
         """Check the next message that has come, and return its content without the HMAC.
 
-        Raises
-        ------
-        AuthenticationError
-            The HMAC is wrong.
+        A wrong HMAC is an AuthenticationError.
         """
         proof, content = content[:MAC], content[MAC:]
         if not hmac.compare_digest(proof, self._compute_mac(self._other, self._received, content)):
@@ -97,23 +89,12 @@ class AuthenticatedStream:
     A server sends `open`, receives the greeting, and encodes its answer and further messages. A client receives the
     opening, encodes the greeting, and receives the answer and further messages. All of them are JSON objects.
 
-    Parameters
-    ----------
-    key : bytes
-        Secret key that both sides know.
-    side : str
-        `CLIENT` or `SERVER`.
-    limit : int
-        Largest message in bytes, once the other side is authenticated.
-
-    Attributes
-    ----------
-    authenticated : bool
-        Whether the other side is: a message has come that only a process with the key could send now.
+    `key` is a secret that both sides know, and `side` is `CLIENT` or `SERVER`. `limit` is the size in bytes of the
+    largest message once the other side is authenticated.
     """
 
     def __init__(self, key: bytes, side: str, limit: int = LIMIT) -> None:
-        self.authenticated = False
+        self.authenticated = False  # whether a message has come that only a process with the key could send now
         self._key = key
         self._side, self._other = (CLIENT, SERVER) if side == CLIENT else (SERVER, CLIENT)
         self._limit = limit
@@ -153,10 +134,7 @@ class AuthenticatedStream:
     def missing_bytes(self) -> int:
         """Return the number of bytes that the next message still lacks, as far as known; 0: it is complete.
 
-        Raises
-        ------
-        StreamError
-            The message is longer than allowed, or the other side is no peer of this protocol.
+        A StreamError says that it is longer than allowed, or that the other side is no peer of this protocol.
         """
         if not self._line_came:
             if OPENING.startswith(self._buffer) and len(self._buffer) < len(OPENING):
@@ -172,12 +150,8 @@ class AuthenticatedStream:
     def receive(self) -> dict[str, Any] | None:
         """Remove and return the next message; None as long as it is incomplete.
 
-        Raises
-        ------
-        AuthenticationError
-            The HMAC is wrong.
-        StreamError
-            The message is malformed or longer than allowed, or the other side speaks another version of the protocol.
+        A wrong HMAC is an AuthenticationError. A message that is malformed or longer than allowed, or another version
+        of the protocol, is a StreamError.
         """
         if self.missing_bytes():
             return None

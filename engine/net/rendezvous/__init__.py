@@ -49,22 +49,10 @@ def compared_values(build: dict[str, str | int], sockets: int, lanes: str, sever
 def gather_ranks(world: World, options: RendezvousOptions, cancel: CancellationToken | None = None) -> Gathered:
     """Meet the other ranks and exchange descriptors. Collective.
 
-    Parameters
-    ----------
-    world : World
-        Rank, size, host and job of this process.
-    options : RendezvousOptions
-    cancel : CancellationToken, optional
-        Cancellation, checked while this rank waits for others, until descriptors are sent.
-
-    Raises
-    ------
-    RendezvousError
-        A rank did not come in time, died, or cannot start. Every rank that came raises it, with the rank's name.
-    IncompatibleRanksError
-        The ranks run different builds; every rank raises it.
-    CalledOff
-        The rendezvous is cancelled; this rank holds no resources of it.
+    `cancel` is checked while this rank waits for others, until descriptors are sent. If it is cancelled, CalledOff is
+    raised, and this rank holds no resources of the rendezvous. If a rank did not come in time, died, or cannot start,
+    every rank that came raises a RendezvousError with that rank's name. If the ranks run different builds, every rank
+    raises an IncompatibleRanksError.
     """
     rendezvous: LocalServer | LocalClient | None = None
     try:

@@ -10,28 +10,13 @@ from ...host.sockets import wait_readable
 
 
 class CancellationToken(NamedTuple):
-    """Cancellation token that a process checks while it waits for the other ranks of a world.
+    """Cancellation token that a process checks while it waits for the other ranks of a world."""
 
-    Attributes
-    ----------
-    descriptor : int
-        Descriptor that becomes readable when the cancellation may have arrived; the caller keeps it.
-    is_cancelled : callable
-        Reads pending messages without blocking, and returns whether the rendezvous is cancelled. After it has returned
-        True, it always does.
-    """
-
-    descriptor: int
-    is_cancelled: Callable[[], bool]
+    descriptor: int  # becomes readable when the cancellation may have arrived; the caller keeps it
+    is_cancelled: Callable[[], bool]  # reads pending messages without blocking; once True, it stays so
 
     def wait(self, seconds: float = 0.0) -> None:
-        """Wait up to `seconds` for a cancellation.
-
-        Raises
-        ------
-        CalledOff
-            The rendezvous is cancelled.
-        """
+        """Wait up to `seconds` for a cancellation, and raise CalledOff if the rendezvous is cancelled."""
         wait_readable([self.descriptor], seconds)
         self.check()
 

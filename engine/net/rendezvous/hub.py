@@ -27,41 +27,20 @@ from .messages import TELLING, Hello, common_kernels, compare_hellos, failed_sta
 
 @dataclass(eq=False)
 class Host:
-    """The hub's state of a host.
+    """The hub's state of a host."""
 
-    Attributes
-    ----------
-    leader, pid : int
-        Rank and process id of its leader.
-    name : str
-        Host name that its leader gives.
-    processes : int
-        Number of processes that the launcher has started there.
-    connection : Connection or None
-        Connection to its leader; None for the hub's own host.
-    pids : dict of int to int
-        Process id of each rank that has come there.
-    hellos : list of Hello
-        Hellos of all its ranks; empty until all have come.
-    lane_address : Address or None
-        Address at which its leader accepts lanes; None for the hub if lanes use its trunks' address.
-    ready : bool
-        Whether its memory is made and its lanes are open.
-    address : str
-        Its address as the hub sees it; for the hub's host, as the first leader sees it.
-    """
-
-    leader: int
-    pid: int
-    name: str
-    processes: int
-    connection: Connection | None = None
-    pids: dict[int, int] = field(default_factory=dict)
-    hellos: list[Hello] = field(default_factory=list)
+    leader: int  # rank of its leader
+    pid: int  # process id of its leader
+    name: str  # host name that its leader gives
+    processes: int  # number of processes that the launcher has started there
+    connection: Connection | None = None  # connection to its leader; None for the hub's own host
+    pids: dict[int, int] = field(default_factory=dict)  # process id of each rank that has come there
+    hellos: list[Hello] = field(default_factory=list)  # hellos of all its ranks; empty until all have come
+    # Address at which its leader accepts lanes; None for the hub if lanes use its trunks' address
     lane_address: Address | None = None
-    ready: bool = False
+    ready: bool = False  # whether its memory is made and its lanes are open
 
-    address: str = ""
+    address: str = ""  # address as the hub sees it; for the hub's host, as the first leader sees it
 
     def __str__(self) -> str:
         return f"{self.name} ({self.address})" if self.address else self.name

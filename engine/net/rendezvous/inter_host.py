@@ -68,44 +68,21 @@ def accept_ranks(loop: CoroutineLoop, listeners: Sequence[socket.socket], key: b
 
 @dataclass(frozen=True)
 class HubDecision:
-    """The hub's decisions, which it sends to every leader.
+    """The hub's decisions, which it sends to every leader."""
 
-    Attributes
-    ----------
-    hosts : list of int
-        Host number of each rank.
-    names : list of str
-        Name of each host in messages.
-    lane_addresses : list of Address or None
-        Address of each host at which its leader accepts lanes; None for the hub: the address of the trunk.
-    pids, processors : list
-        Process id of each rank, and the processors to which it is bound.
-    kernels : str or None
-        Best kernels that all ranks have; None if all would choose the same anyway.
-    seconds : float
-        Seconds in which all lanes must be open.
-    generation : int
-        Number of the world.
-    """
-
-    hosts: list[int]
-    names: list[str]
+    hosts: list[int]  # host number of each rank
+    names: list[str]  # name of each host in messages
+    # Address of each host at which its leader accepts lanes; None for the hub: the address of the trunk
     lane_addresses: list[Address | None]
-    pids: list[int]
-    processors: list[list[int]]
-    kernels: str | None
-    seconds: float
-    generation: int
+    pids: list[int]  # process id of each rank
+    processors: list[list[int]]  # processors to which each rank is bound
+    kernels: str | None  # best kernels that all ranks have; None if all would choose the same anyway
+    seconds: float  # time in which all lanes must be open
+    generation: int  # number of the world
 
     @classmethod
     def read(cls, message: dict[str, Any]) -> HubDecision:
-        """Parse and validate a message of the hub.
-
-        Raises
-        ------
-        ValueError
-            No hub sends such a message.
-        """
+        """Parse and validate a message of the hub; ValueError if no hub sends such a message."""
         try:
             lane_addresses = [
                 None if address is None else network.read_address(address) for address in message["lane_addresses"]
@@ -138,24 +115,12 @@ class InterHostRendezvous:
     """The rendezvous of a leader with other leaders, from `begin_meeting` to `close`.
 
     Its owner calls `handle_events` repeatedly.
-
-    Parameters
-    ----------
-    world : World
-    patience : Patience
-        Time limit of the whole rendezvous; messages of the hub may change it.
-    timeout : float
-        Time limit at first, in seconds.
-    interface : str or None
-        Interface or address of this host to which other hosts open lanes.
-    sockets : int
-        Number of connections of a lane.
     """
 
     def __init__(self, world: World, patience: Patience, timeout: float, interface: str | None, sockets: int) -> None:
         self.world = world
-        self.patience = patience
-        self.timeout = timeout
+        self.patience = patience  # time limit of the whole rendezvous; messages of the hub may change it
+        self.timeout = timeout  # time limit at first, in seconds
         self.key = derive_leaders_key(world)
         self.name = world.host_name or socket.gethostname()
         self.loop = CoroutineLoop()
@@ -164,8 +129,8 @@ class InterHostRendezvous:
         self.prepared = False  # whether the memory of this host's ranks is made
         self.done = False  # whether every host is ready
         self.open: dict[tuple[int, int, int], Connection] = {}  # lanes, by the rank here, the rank there, and number
-        self.interface = interface
-        self.sockets = sockets
+        self.interface = interface  # interface or address of this host to which other hosts open lanes
+        self.sockets = sockets  # number of connections of a lane
         self.failures: dict[int, str] = {}  # rank -> why it cannot start
 
     def note_failure(self, hello: Hello) -> None:
@@ -176,10 +141,7 @@ class InterHostRendezvous:
     def begin_meeting(self) -> None:
         """Begin to listen for other leaders, or to call the hub.
 
-        Raises
-        ------
-        RendezvousError
-            The port is taken, or this host has no such interface.
+        A port that is taken, or an interface that this host does not have, is a RendezvousError.
         """
         raise NotImplementedError
 

@@ -23,20 +23,11 @@ ADDRESSES = 16  # most addresses of rank 0's host that are sent
 
 @dataclass(frozen=True)
 class Invitation:
-    """Key, secret and address by which ranks meet.
+    """Key, secret and address by which ranks meet."""
 
-    Attributes
-    ----------
-    job : str
-        Key of the job, drawn anew.
-    secret : str
-    hub : HubAddress or None
-        Address of rank 0; None on one host.
-    """
-
-    job: str
+    job: str  # key of the job, drawn anew
     secret: str
-    hub: HubAddress | None
+    hub: HubAddress | None  # address of rank 0; None on one host
 
 
 def write_invitation(hub: HubAddress | None) -> bytes:
@@ -49,10 +40,7 @@ def write_invitation(hub: HubAddress | None) -> bytes:
 def read_invitation(text: bytes, origin: str) -> Invitation:
     """Read an invitation; `origin` says where the text is from, in errors.
 
-    Raises
-    ------
-    RendezvousError
-        It is no invitation, or says why there is none.
+    It raises a RendezvousError if the text is no invitation, or says why there is none.
     """
     try:
         found = parse_json(text)
@@ -76,22 +64,10 @@ def exchange_invitation(
 ) -> Invitation:
     """Return rank 0's invitation on all ranks. Collective.
 
-    Parameters
-    ----------
-    rank : int
-    hub : HubAddress or None
-        Address that this rank knows already.
-    listen : callable or None
-        Opens rank 0's listening socket if `hub` is None; None: all ranks are on one host.
-    exchange : callable
-        Takes what rank 0 has said, and returns it on all ranks.
-    origin : str
-        Description of the text, for errors.
-
-    Raises
-    ------
-    RendezvousError
-        Rank 0 cannot listen, which all ranks are told; or its invitation does not arrive.
+    `hub` is the address that this rank knows already. Without one, `listen` opens rank 0's listening socket; both are
+    None if all ranks are on one host. `exchange` takes what rank 0 has said, and returns it on all ranks. `origin`
+    describes the text in errors. If rank 0 cannot listen, which all ranks are told, or if its invitation does not
+    arrive, a RendezvousError is raised.
     """
     said, opened = b"", None
     if rank == 0:

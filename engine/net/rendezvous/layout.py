@@ -15,14 +15,11 @@ the coordinator."""
 class Layout:
     """Distribution of a job's ranks over its hosts.
 
-    Attributes
-    ----------
-    hosts : tuple of int
-        Host number of each rank. Hosts are numbered in the order of their lowest ranks, so rank 0 is on host 0. The
-        ranks of a host need not be contiguous, and hosts may have different numbers of ranks.
+    Hosts are numbered in the order of their lowest ranks, so rank 0 is on host 0. The ranks of a host need not be
+    contiguous, and hosts may have different numbers of ranks.
     """
 
-    hosts: tuple[int, ...]
+    hosts: tuple[int, ...]  # host number of each rank
 
     @classmethod
     def from_crews(cls, crews: Iterable[Iterable[int]]) -> Layout:

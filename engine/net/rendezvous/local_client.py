@@ -58,14 +58,8 @@ class LocalClient:
     def run(self) -> Gathered:
         """Meet the leader; return when all ranks have come.
 
-        Raises
-        ------
-        RendezvousError
-            A rank did not come in time, or died; the message names it.
-        IncompatibleRanksError
-            The ranks run different builds.
-        CalledOff
-            The rendezvous is cancelled before the leader's answer has come.
+        A RendezvousError names a rank that did not come in time, or died. Different builds are an
+        IncompatibleRanksError, and a cancellation before the leader's answer is a CalledOff.
         """
         try:
             return self._run()

@@ -58,14 +58,8 @@ class _Visitor:
     def read(self) -> dict[str, Any] | None:
         """Return the next message, which may come with descriptors; None as long as it is incomplete.
 
-        Raises
-        ------
-        StreamError
-            The other side does not speak as a rank does.
-        ConnectionEnded
-            The other side has closed the connection.
-        OSError
-            The connection is broken.
+        It raises a StreamError if the other side does not speak as a rank does. It raises ConnectionEnded if that side
+        has closed the connection, and an OSError if the connection is broken.
         """
         while (message := self.stream.receive()) is None:
             nbytes = min(self.stream.missing_bytes(), 1 << 16)
@@ -124,14 +118,9 @@ class LocalServer:
     def run(self) -> Gathered:
         """Gather the ranks of this host; return when all have come and have been sent their descriptors.
 
-        Raises
-        ------
-        RendezvousError
-            A rank did not come in time, or died, or came twice. Every rank that came raises the same.
-        IncompatibleRanksError
-            The ranks run different builds.
-        CalledOff
-            The rendezvous is cancelled before any descriptors were sent.
+        If a rank did not come in time, died, or came twice, every rank that came raises the same RendezvousError.
+        Different builds are an IncompatibleRanksError, and a cancellation before any descriptors were sent is a
+        CalledOff.
         """
         try:
             if self.cancel is not None:

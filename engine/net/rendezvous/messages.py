@@ -104,10 +104,7 @@ class Hello:
     def read(cls, message: Any) -> Hello:
         """Parse a dict that `to_message` made, perhaps on a rank that has another version of the engine.
 
-        Raises
-        ------
-        ValueError
-            A field is missing, or has the wrong type.
+        A field that is missing, or has the wrong type, is a ValueError.
         """
         try:
             rank, size, pid, worlds = (message.get(name, 1) for name in ("rank", "size", "pid", "worlds"))
@@ -128,10 +125,7 @@ class Hello:
 def expect_welcome(message: Mapping[str, Any], size: int) -> None:
     """Validate a leader's welcome against the size of the world, before its count of descriptors is used.
 
-    Raises
-    ------
-    ValueError
-        No leader of this version sends such a welcome.
+    It raises a ValueError if no leader of this version sends such a welcome.
     """
     for name in ("crew", "trunks", "lanes"):
         ranks: Any = message.get(name)
@@ -172,14 +166,9 @@ def make_hello(
 
 
 def failed_start(failures: Mapping[int, str], missing: str = "") -> RendezvousError:
-    """Return the error that every rank raises if the start has failed on some.
+    """Return the error that every rank raises if the start has failed on some, with the reason of each.
 
-    Parameters
-    ----------
-    failures : mapping of int to str
-        Reason of each rank that has failed.
-    missing : str
-        Names of the ranks that had not come by then; empty if all had.
+    `missing` names the ranks that had not come by then; empty if all had.
     """
     reasons = "\n  ".join(f"rank {rank}: {text}" for rank, text in sorted(failures.items()))
     absent = f"\n  {missing} had not come yet" if missing else ""
@@ -201,23 +190,11 @@ _MEND["process_sets"] = "give the same to engine.init() on every rank"
 
 
 def compare_hellos(hellos: Sequence[Hello], places: Mapping[int, str], agreed: Collection[str] = ()) -> None:
-    """Check that all ranks can work together.
+    """Check that all ranks, in the order of their hellos, can work together.
 
-    Parameters
-    ----------
-    hellos : sequence of Hello
-        Hellos of all ranks, in the order of ranks.
-    places : mapping of int to str
-        Text that error messages append to a rank, such as " on host-1".
-    agreed : collection of str
-        Names of values that may differ.
-
-    Raises
-    ------
-    IncompatibleRanksError
-        Values differ; the message lists every difference from rank 0.
-    RendezvousError
-        The start has failed on some ranks.
+    `places` has the text that error messages append to a rank, such as " on host-1". Values named in `agreed` may
+    differ. Others that differ are an IncompatibleRanksError, which lists every difference from rank 0. If the start has
+    failed on some ranks, a RendezvousError is raised.
     """
     failures = {hello.rank: f"{hello.failure}{places.get(hello.rank, '')}" for hello in hellos if hello.failure}
     if failures:

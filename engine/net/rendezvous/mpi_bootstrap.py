@@ -29,28 +29,12 @@ _PAUSE = 0.001  # seconds between two polls of a pending request
 
 
 def agree_over_mpi(world: World, seconds: float, interface: str | None) -> World | None:
-    """Agree on the job's name, its secret and the address of rank 0. Collective.
+    """Agree on the job's name, its secret and the address of rank 0, and return the world with them. Collective.
 
-    Parameters
-    ----------
-    world : World
-        This process's world. A secret and a hub that it has already are kept.
-    seconds : float
-        Seconds to wait for the other ranks.
-    interface : str or None
-        Interface or address of this host on which rank 0 listens; None: all interfaces.
-
-    Returns
-    -------
-    World or None
-        The world with job, secret and hub; None if mpi4py is not installed.
-
-    Raises
-    ------
-    RendezvousError
-        A rank did not take part in time, or rank 0 cannot listen.
-    ConfigError
-        mpi4py finds no MPI, or another MPI than the launcher's, or MPI has been finalised.
+    A secret and a hub that `world` has already are kept. It is None if mpi4py is not installed. Rank 0 listens on
+    `interface`, a name or an address of this host; None: all interfaces. If a rank does not take part in `seconds`, or
+    rank 0 cannot listen, a RendezvousError is raised. A ConfigError says that mpi4py finds no MPI, or another MPI than
+    the launcher's, or that MPI has been finalised.
     """
     mpi = initialise_mpi(world, seconds)
     if mpi is None:
@@ -75,16 +59,10 @@ def nobody_failed() -> bool:
 
 
 def initialise_mpi(world: World, seconds: float, other_failed: Callable[[], bool] = nobody_failed) -> Any:
-    """Initialise MPI, unless that is done, and check that it is the launcher's. Collective.
+    """Initialise MPI, unless that is done, check that it is the launcher's, and return `mpi4py.MPI`. Collective.
 
-    Raises the errors of `agree_over_mpi`.
-
-    `other_failed` is polled while this rank waits for others; if it returns True, an `OtherFailedError` is raised.
-
-    Returns
-    -------
-    module or None
-        `mpi4py.MPI`; None if mpi4py is not installed.
+    It is None if mpi4py is not installed. `other_failed` is polled while this rank waits for others; if it returns
+    True, an `OtherFailedError` is raised. Other errors are those of `agree_over_mpi`.
     """
     try:
         import mpi4py

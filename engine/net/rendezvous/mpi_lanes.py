@@ -25,32 +25,15 @@ def prepare_library(
 ) -> dict[str, Any]:
     """Return the functions and handles that the engine needs to call MPI. Collective.
 
-    Parameters
-    ----------
-    world : World
-        This process's world, all of whose ranks have come.
-    generation : int
-        Number of the world, which has message tags of its own.
-    seconds : float
-        Seconds to wait for the other ranks.
-    other_failed : callable
-        Polled meanwhile; returns whether another rank has given up and takes no part in this.
+    All ranks of `world` have come; its number `generation` has message tags of its own. While this rank waits, at most
+    `seconds`, `other_failed` is polled: whether another rank has given up and takes no part in this.
 
-    Returns
-    -------
-    dict
-        The address of each of `FUNCTIONS`; the handles `comm` and `byte`, and whether handles are `ints`; the first
-        `tag` of the world, which those of its process sets follow. For sums: the handles `float32`, `float64`, `sum`
-        and `everybody`, a communicator of this world alone, and the address `in_place`.
+    The result has the address of each of `FUNCTIONS`; the handles `comm` and `byte`, and whether handles are `ints`;
+    the first `tag` of the world, which those of its process sets follow. For sums: the handles `float32`, `float64`,
+    `sum` and `everybody`, a communicator of this world alone, and the address `in_place`.
 
-    Raises
-    ------
-    ConfigError
-        There is no mpi4py or no MPI, or MPI may be called by one thread only.
-    RendezvousError
-        A rank did not take part in time.
-    OtherFailedError
-        `other_failed` returned True.
+    It raises a ConfigError without mpi4py or MPI, or if MPI may be called by one thread only. It raises a
+    RendezvousError if a rank did not take part in time, and an OtherFailedError if `other_failed` returned True.
     """
     mpi = initialise_mpi(world, seconds, other_failed)
     if mpi is None:

@@ -31,13 +31,8 @@ _Name = tuple[str, int, int]  # of a connection: its kind, the rank at the other
 class SetConnector:
     """Opener of the connections of process sets, in a world on several hosts.
 
-    Parameters
-    ----------
-    world : World
-    gathered : Gathered
-        Result of the world's rendezvous, which keeps its lanes.
-    timeout : float
-        Seconds for the ranks of a set to connect.
+    `gathered` is the result of the world's rendezvous, which keeps its lanes. A set's ranks have `timeout` seconds to
+    connect.
     """
 
     def __init__(self, world: World, gathered: Gathered, timeout: float) -> None:
@@ -59,27 +54,13 @@ class SetConnector:
     def open(self, ranks: tuple[int, ...], name: str, exchange: Exchange, ended: Ended) -> Connections:
         """Connect the ranks of a set. Collective over those that take part in `exchange`.
 
-        Parameters
-        ----------
-        ranks : tuple of int
-            World ranks of the set's members, in the order of their numbers in it.
-        name : str
-            Name of the set in this world, equal on all ranks and used for no other set.
-        exchange : callable
-            Takes this rank's bytes, and returns those of each of `ranks`.
-        ended : callable
-            Returns whether the world has ended, so that no rank can connect any more.
+        `ranks` are world ranks in the order of their numbers in the set. `name` is equal on all ranks and used for no
+        other set of this world. `exchange` takes this rank's bytes, and returns those of each of `ranks`. `ended`
+        returns whether the world has ended, so that no rank can connect any more.
 
-        Returns
-        -------
-        lanes, trunks : dict
-            Descriptors by rank of the set, which the caller owns: several for a lane, as many as the world's lanes
-            have, and one for a trunk. Empty on ranks outside the set, and if the set is on one host.
-
-        Raises
-        ------
-        RendezvousError
-            A rank of the set cannot be reached, or the world has ended.
+        The result, lanes and trunks, has descriptors by rank of the set, which the caller owns: one for a trunk, and
+        several for a lane, as many as the world's lanes have. It is empty on ranks outside the set, and if the set is
+        on one host. A RendezvousError says that a rank cannot be reached, or that the world has ended.
         """
         hosts: dict[int, int] = {}
         layout = Layout(tuple(hosts.setdefault(self._layout.hosts[rank], len(hosts)) for rank in ranks))
