@@ -17,32 +17,13 @@ from ..text import readable
 def open_provider(
     lanes: str, world: World, generation: int, seconds: float, other_failed: Callable[[], bool]
 ) -> object | None:
-    """Return the provider of carriers that the setting `lanes` names; None for TCP. Collective.
+    """Return the capsule of an `engine_carrier_provider` that the setting `lanes` names; None for "tcp". Collective.
 
-    Parameters
-    ----------
-    lanes : str
-        "tcp", "mpi", or "module:function": a function from outside.
-    world : World
-        This process's world, all of whose ranks have come.
-    generation : int
-        Number of the world among those of the job, 0 or more, equal on all ranks.
-    seconds : float
-        Longest time to wait for other ranks.
-    other_failed : callable
-        Returns whether another rank has given up and takes no part in this.
+    `lanes` may also be "mpi", or "module:function", a function from outside. All ranks of `world` have come; its number
+    `generation` is equal on all ranks, and 0 or more. It waits up to `seconds` for other ranks.
 
-    Returns
-    -------
-    capsule or None
-        A pointer to an `engine_carrier_provider`.
-
-    Raises
-    ------
-    ConfigError
-        The carrier cannot be used.
-    OtherFailedError
-        `other_failed` returned True.
+    A ConfigError says that the carrier cannot be used. If `other_failed`, which tells whether another rank has given up
+    and takes no part in this, returns True, an OtherFailedError is raised.
     """
     if lanes == "tcp":
         return None

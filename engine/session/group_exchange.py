@@ -13,22 +13,13 @@ from ..text.bounded_reader import ReadError, get_text, get_whole, parse_json
 class GroupExchange:
     """Exchange among the ranks of a group that is being formed.
 
-    Parameters
-    ----------
-    ranks : tuple of int
-        Ranks of the group, in the order of their numbers in it.
-    exchange : callable
-        Takes this rank's bytes, and returns those of each of `ranks`.
-
-    Attributes
-    ----------
-    broken : bool
-        Whether an exchange has failed: nobody is to wait for another.
+    `exchange` takes this rank's bytes, and returns those of each of `ranks`, in the order of their numbers in the
+    group.
     """
 
     def __init__(self, ranks: tuple[int, ...], exchange: Exchange) -> None:
         self.ranks = ranks
-        self.broken = False
+        self.broken = False  # whether an exchange has failed: nobody is to wait for another
         self._exchange = exchange
 
     def exchange_texts(self, text: bytes) -> list[bytes]:
@@ -41,10 +32,7 @@ class GroupExchange:
     def agree_on_place(self, leader: int, offset: int, failure: str) -> int:
         """Return the offset that `leader` has said. Collective.
 
-        Raises
-        ------
-        EngineError
-            A rank has failed, or forms a group of other ranks.
+        It raises an EngineError if a rank has failed, or forms a group of other ranks.
         """
         told = self._share_texts({"ranks": self.ranks, "offset": offset, "failure": failure})
         for rank, each in zip(self.ranks, told, strict=True):

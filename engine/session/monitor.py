@@ -49,12 +49,8 @@ def summarize_exception(kind: type[BaseException], value: BaseException | None, 
 def describe_waits(pending: list[dict[str, Any]], coordinator: int) -> list[str]:
     """Return lines about operations in flight and the ranks they wait for, one line for each set of such ranks.
 
-    Parameters
-    ----------
-    pending : list of dict
-        Operations from `Engine.pending`, without those that the coordinator reports itself.
-    coordinator : int
-        World rank of the set's coordinator.
+    `pending` has operations from `Engine.pending`, without those that the coordinator, given by its world rank, reports
+    itself.
     """
     alike: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for entry in pending:

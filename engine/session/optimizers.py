@@ -18,10 +18,7 @@ class MovableOptimizer(Protocol):
     def move_to_world(self, root: int | None) -> None:
         """Restart in the world that this process has just entered. Collective.
 
-        Parameters
-        ----------
-        root : int or None
-            Rank whose state is used if ranks have to be equal; None if no rank was in a world before.
+        `root` is the rank whose state is used if ranks have to be equal; None if no rank was in a world before.
         """
 
     def leave_behind(self) -> None:

@@ -30,21 +30,12 @@ _FORKED = (
 
 
 class SessionOwner:
-    """Owner of this process's session: one that runs, or one that waits for a world of an elastic job, or none.
-
-    Attributes
-    ----------
-    session : EngineSession or None
-        Session that runs.
-    pending : PendingSession or None
-        Session that waits for its next world; None if `session` is not.
-    imported : World or None
-        Place of the rank whose worker this process is, if `init` did nothing for that reason.
-    """
+    """Owner of this process's session: one that runs, or one that waits for a world of an elastic job, or none."""
 
     def __init__(self) -> None:
-        self.session: EngineSession | None = None
-        self.pending: PendingSession | None = None
+        self.session: EngineSession | None = None  # session that runs
+        self.pending: PendingSession | None = None  # session that waits for its next world; None if `session` is not
+        # Place of the rank whose worker this process is, if `init` did nothing for that reason
         self.imported: World | None = None
         self._generation = 0  # number of the last world that was joined
         self._entered: list[Callable[[], None]] = []  # called in each later world of an elastic job

@@ -36,27 +36,14 @@ _SHORTEST, _LONGEST = 0.0005, 0.02  # seconds between two polls while waiting fo
 
 @dataclass
 class PendingSession:
-    """State that a process carries into its next world.
+    """State that a process carries into its next world."""
 
-    Attributes
-    ----------
-    world : World
-        Planned world, or the one that this process was told to enter.
-    given : dict
-        Settings that the user has chosen, by name.
-    sets : list of ProcessSet
-        Process sets in the order in which they were added.
-    state : RankState
-        State of the previous world that this process will tell the other ranks.
-    metrics_service : InProcess or None
-        Metrics service that keeps running.
-    """
-
-    world: World
-    given: dict[str, Any]
-    sets: list[ProcessSet] = field(default_factory=list)
+    world: World  # planned world, or the one that this process was told to enter
+    given: dict[str, Any]  # settings that the user has chosen, by name
+    sets: list[ProcessSet] = field(default_factory=list)  # process sets in the order in which they were added
+    # State of the previous world that this process will tell the other ranks
     state: RankState = field(default_factory=RankState)
-    metrics_service: InProcess | None = None
+    metrics_service: InProcess | None = None  # metrics service that keeps running
 
     def __post_init__(self) -> None:
         self.pid = os.getpid()
@@ -126,12 +113,8 @@ class PendingSession:
 def exchange_states(engine: core.Engine, state: RankState, cancel: CancellationToken | None) -> list[RankState]:
     """Exchange the state of all ranks of a new world; return it by rank. Collective.
 
-    When it returns, the engines of all ranks run.
-
-    Raises
-    ------
-    CalledOff
-        The world was called off before all ranks have come here, since one of them may never come.
+    When it returns, the engines of all ranks run. It raises CalledOff if the world was called off before all ranks have
+    come here, since one of them may never come.
     """
     handle = engine.allgather(array("b", pickle.dumps(state)), "engine.enter", cancel is None)
     pause = _SHORTEST
@@ -143,16 +126,9 @@ def exchange_states(engine: core.Engine, state: RankState, cancel: CancellationT
 
 
 def restore_state(session: EngineSession, pending: PendingSession, everybody: Sequence[RankState]) -> None:
-    """Carry the state of earlier worlds into a new one. Collective.
+    """Carry the state of earlier worlds, that of this process and that of all ranks by rank, into a new one.
 
-    Parameters
-    ----------
-    session : EngineSession
-        New world.
-    pending : PendingSession
-        State of this process while it waited for the new world.
-    everybody : sequence of RankState
-        State of all ranks, by rank.
+    Collective.
     """
     world = session.world
     pending.begin_numbers()

@@ -34,23 +34,14 @@ IDLE = 2.0  # seconds for threads to leave a set that has no operation in flight
 class ProcessSetRegistry:
     """Registry of the process sets of one world. Adding and removing a set is collective over the world.
 
-    Parameters
-    ----------
-    world : core.Engine
-        Engine of the world, from its start to its end.
-    timeout : float
-        Seconds to wait for operations in flight when a set is removed.
-    device : Device
-        Opener of this rank's GPU, with which each set of this rank is registered.
-    links : SetConnector, optional
-        Connector of a set's ranks; None with one host.
+    It lives from the start of the world's engine to its end.
     """
 
     def __init__(self, world: core.Engine, timeout: float, device: Device, links: SetConnector | None = None) -> None:
         self._world = world
-        self._timeout = timeout
-        self._device = device
-        self._links = links
+        self._timeout = timeout  # seconds to wait for operations in flight when a set is removed
+        self._device = device  # opener of this rank's GPU, with which each set of this rank is registered
+        self._links = links  # connector of a set's ranks; None with one host
         self._sets: dict[int, ProcessSet] = {}
         self._next = 1
         self._tries = 0  # of connecting a set's ranks
@@ -149,21 +140,10 @@ class ProcessSetRegistry:
         Any number of sets may have the same ranks. It waits for all of them: ranks that form several sets do it in one
         order.
 
-        Parameters
-        ----------
-        ranks : tuple of int
-            Ranks of the set, in the order of their numbers in it.
-        name : str
-            Name of the set in this world, equal on its ranks and used for no other set.
-        exchange : callable
-            Takes this rank's bytes, and returns those of each of `ranks`.
-        **settings
-            Settings of the set's engine that differ from the world's, such as `stall_limit`.
-
-        Raises
-        ------
-        EngineError
-            The set cannot be formed on one of the ranks.
+        `ranks` are in the order of their numbers in the set. `name` is equal on them and used for no other set of this
+        world. `exchange` takes this rank's bytes, and returns those of each of `ranks`. `settings` are those of the
+        set's engine that differ from the world's, such as `stall_limit`. An EngineError says that the set cannot be
+        formed on one of the ranks.
         """
         forming = GroupExchange(ranks, exchange)
         engine, failure = None, ""

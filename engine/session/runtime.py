@@ -28,21 +28,11 @@ os.register_at_fork(after_in_child=owner.reset_in_child)
 
 @dataclass(frozen=True)
 class Failure:
-    """Failure of the world.
+    """Failure of the world."""
 
-    Attributes
-    ----------
-    text : str
-        First cause, equal on all ranks.
-    culprit : int or None
-        Rank that caused the failure; None if that is not known.
-    stalled : bool
-        Whether that rank has stalled.
-    """
-
-    text: str
-    culprit: int | None
-    stalled: bool = False
+    text: str  # first cause, equal on all ranks
+    culprit: int | None  # rank that caused the failure; None if that is not known
+    stalled: bool = False  # whether that rank has stalled
 
 
 def init(process_sets: ProcessSets = None, **settings: Any) -> None:
@@ -101,23 +91,10 @@ def enter_world(world: World, cancel: CancellationToken | None = None) -> None:
     sets whose ranks the new world has, and wrapped optimizers with the state of their compression. Operations that are
     still in flight end with an error, and names are counted from 0 again.
 
-    Parameters
-    ----------
-    world : World
-        This process's place in the next world, with the world's number.
-    cancel : CancellationToken, optional
-        Cancellation that is checked while this process waits for the others.
-
-    Raises
-    ------
-    CalledOff
-        The new world was called off. This process is in no world then, and may enter another.
-    RendezvousError
-        Same as for `init`. This process is in no world then.
-    WorldError
-        The new world failed before its start was complete.
-    MismatchError
-        State that was carried into the new world is not equal on all ranks.
+    `world` is this process's place in the next world, with the world's number. `cancel` is checked while this process
+    waits for the others. After CalledOff, and after a RendezvousError as from `init`, this process is in no world, and
+    may enter another. A WorldError says that the new world failed before its start was complete. A MismatchError says
+    that state which was carried into it is not equal on all ranks.
     """
     owner.enter_world(world, cancel)
 
@@ -167,12 +144,7 @@ def imported_world() -> World | None:
 def current_engine() -> core.Engine:
     """Return the native engine.
 
-    Raises
-    ------
-    NotInitializedError
-        It was called before `init` or after `shutdown`.
-    ForkedError
-        It was called in a forked child.
+    It raises a NotInitializedError before `init` and after `shutdown`, and a ForkedError in a forked child.
     """
     return owner.current_session().engine
 
@@ -205,15 +177,8 @@ def is_initialized() -> bool:
 def world_failure(seconds: float) -> Failure | None:
     """Return the failure of the world, independently of the exception that a framework has raised for it.
 
-    Parameters
-    ----------
-    seconds : float
-        Longest wait in seconds, since an error of this rank alone may be raised before the failure is known.
-
-    Returns
-    -------
-    Failure or None
-        None if the world has not failed, or if there is none.
+    It waits up to `seconds`, since an error of this rank alone may be raised before the failure is known. It is None if
+    the world has not failed, or if there is none.
     """
     session = owner.session
     if session is None or os.getpid() != session.pid or not session.monitor.await_failure(seconds):
@@ -270,22 +235,10 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def process_set(number: int) -> ProcessSet:
-    """Return the process set with that `process_set_id`.
-
-    Raises
-    ------
-    NotInitializedError
-        There is no such set.
-    """
+    """Return the process set with that `process_set_id`; NotInitializedError if there is none."""
     return owner.current_session().sets.get_by_id(number)
 
 
 def called_set(number: int) -> ProcessSet:
-    """Return the process set with that `call_number`.
-
-    Raises
-    ------
-    NotInitializedError
-        There is no such set.
-    """
+    """Return the process set with that `call_number`; NotInitializedError if there is none."""
     return owner.current_session().sets.get_by_call_number(number)

@@ -35,32 +35,16 @@ _before_shutdown: list[Callable[[float], str | None]] = []
 
 @dataclass
 class RankState:
-    """State that ranks exchange when a world of an elastic job starts.
+    """State that ranks exchange when a world of an elastic job starts."""
 
-    Attributes
-    ----------
-    last : int or None
-        Number of the rank's previous world; None: it was in none.
-    sets : list of tuple of int
-        Ranks of each of its process sets, in the order in which these were added.
-    knobs : dict or None
-        Knobs that it proposes for the new world; None: it knows of none.
-    spent : Spent
-        Cost of the tuner's trials for the job, as far as the rank knows.
-    searched : tuple of int
-        Sizes of the worlds in which a search of the tuner has ended, as far as the rank knows.
-    optimizers : int
-        Number of its wrapped optimizers.
-    carrier : tuple of (int, bool) or None
-        Number of channels of its carrier of large tensors, and whether that can sum; None without one.
-    """
-
-    last: int | None = None
-    sets: list[tuple[int, ...]] = field(default_factory=list)
-    knobs: dict[str, Any] | None = None
-    spent: Spent = field(default_factory=Spent)
+    last: int | None = None  # number of the rank's previous world; None: it was in none
+    sets: list[tuple[int, ...]] = field(default_factory=list)  # ranks of each of its process sets, in order of addition
+    knobs: dict[str, Any] | None = None  # knobs that it proposes for the new world; None: it knows of none
+    spent: Spent = field(default_factory=Spent)  # cost of the tuner's trials for the job, as far as the rank knows
+    # Sizes of the worlds in which a search of the tuner has ended, as far as the rank knows
     searched: tuple[int, ...] = ()
-    optimizers: int = 0
+    optimizers: int = 0  # number of its wrapped optimizers
+    # Number of channels of its carrier of large tensors, and whether that can sum; None without one
     carrier: tuple[int, bool] | None = None
 
 

@@ -186,12 +186,8 @@ def await_engines(session: EngineSession) -> None:
 def await_all(session: EngineSession) -> None:
     """Wait until every rank has completed its start. Collective.
 
-    Raises
-    ------
-    WorldError
-        The start has failed on some rank.
-    RendezvousError
-        A rank has not completed its start within `start_timeout`.
+    It raises a WorldError if the start has failed on some rank. It raises a RendezvousError if a rank has not completed
+    it within `start_timeout`.
     """
     engine = session.engine
     if engine.carrier is None:
