@@ -383,10 +383,7 @@ def list_knobs(kind: type[Config] = Config) -> dict[str, Setting]:
 def check_knobs(changes: Mapping[str, Any], kind: type[Config] = Config) -> dict[str, Any]:
     """Check and parse changes of knobs, by name; None leaves a knob unchanged.
 
-    Raises
-    ------
-    ConfigError
-        A value is invalid, or a name is not that of a knob.
+    A value that is invalid, or a name that is not that of a knob, is a ConfigError.
     """
     known = list_knobs(kind)
     return {
@@ -403,21 +400,10 @@ def _find_setting(name: str, known: Mapping[str, Setting], what: str) -> Setting
 
 
 def load(environ: Mapping[str, str], overrides: Mapping[str, Any] | None = None, kind: type[Config] = Config) -> Config:
-    """Load the settings from the environment, with overrides of the caller.
+    """Load the settings from the environment, with overrides of the caller by setting name.
 
-    Parameters
-    ----------
-    environ : mapping
-        Result of `environment()`. An empty value counts as not set.
-    overrides : mapping, optional
-        Values by setting name.
-    kind : type
-        `Config`, or a class that adds settings.
-
-    Raises
-    ------
-    ConfigError
-        A value is invalid, or a setting that is overridden does not exist.
+    `environ` is a result of `environment()`, in which an empty value counts as not set. `kind` is `Config`, or a class
+    that adds settings. An invalid value, and an override of a setting that does not exist, is a ConfigError.
     """
     return kind(**read_given(environ, overrides, kind))
 

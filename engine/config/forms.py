@@ -42,21 +42,12 @@ def _number_text(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Number:
-    """Numbers in [low, high].
-
-    Attributes
-    ----------
-    low, high : float
-    noun : str
-        Noun for errors.
-    zero : str
-        Meaning of 0, for errors, if 0 is not a quantity.
-    """
+    """Numbers in [low, high]."""
 
     low: float
     high: float
-    noun: str = "a number"
-    zero: str = ""
+    noun: str = "a number"  # noun for errors
+    zero: str = ""  # meaning of 0, for errors, if 0 is not a quantity
 
     def __call__(self, value: Any) -> float:
         try:
@@ -96,10 +87,7 @@ class Whole:
 def whole_number(name: str, value: Any, low: int) -> int:
     """Check a count that a caller has passed: an int, or another number with an integral value.
 
-    Raises
-    ------
-    ValueError
-        The value is not a number, not integral, or less than `low`.
+    A ValueError says that it is not a number, not integral, or less than `low`.
     """
     try:
         number = int(value)

@@ -35,23 +35,12 @@ BY_MPI = (OPEN_MPI.name, PMI.name)
 
 @dataclass(frozen=True)
 class HubAddress:
-    """Address at which other hosts reach rank 0.
+    """Address at which other hosts reach rank 0."""
 
-    Attributes
-    ----------
-    host : str
-        Host name or numeric address.
-    port : int
-    descriptor : int or None
-        Descriptor of rank 0's TCP socket, if one listens there already.
-    others : tuple of str
-        More addresses of rank 0's host, to be tried after `host`.
-    """
-
-    host: str
+    host: str  # host name or numeric address
     port: int
-    descriptor: int | None = None
-    others: tuple[str, ...] = ()
+    descriptor: int | None = None  # descriptor of rank 0's TCP socket, if one listens there already
+    others: tuple[str, ...] = ()  # more addresses of rank 0's host, to be tried after `host`
 
     def __str__(self) -> str:
         return " or ".join(str(Address(host, self.port)) for host in (self.host, *self.others))
@@ -60,19 +49,9 @@ class HubAddress:
 def find_hub_address(source: str, job: str, environ: Mapping[str, str]) -> HubAddress:
     """Find the address at which the hosts of this job meet.
 
-    Parameters
-    ----------
-    source : str
-        Name of the launcher.
-    job : str
-        Text that is equal on all ranks of this job, and differs from that of other jobs.
-    environ : mapping
-        Result of `config.read_environment()`.
-
-    Raises
-    ------
-    ConfigError
-        ENGINE_HUB is invalid, or is not set although the launcher does not name rank 0's host.
+    `source` is the launcher's name. `job` is equal on all ranks of this job, and differs from that of other jobs.
+    `environ` is a result of `config.read_environment()`. If ENGINE_HUB is invalid, or is not set although the launcher
+    does not name rank 0's host, a ConfigError is raised.
     """
     descriptor = read_variable(environ, _DESCRIPTOR, Whole(0))
     if is_given(environ):
@@ -98,12 +77,9 @@ def is_given(environ: Mapping[str, str]) -> bool:
 def read_secret(environ: Mapping[str, str]) -> str | None:
     """Return the job's secret: ENGINE_SECRET, or the content of the file ENGINE_SECRET_FILE; None if neither is set.
 
-    A file that other users can read causes a warning, not an error: Kubernetes mounts secrets this way.
-
-    Raises
-    ------
-    ConfigError
-        The secret is so short that it could be guessed from network traffic; the file cannot be read, or is empty.
+    A file that other users can read causes a warning, not an error: Kubernetes mounts secrets this way. A ConfigError
+    says that the file cannot be read or is empty, or that the secret could be guessed from network traffic, being so
+    short.
     """
     if environ.get(_VARIABLE):
         return _long_enough(environ[_VARIABLE], _VARIABLE)

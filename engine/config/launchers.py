@@ -7,32 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Launcher:
-    """Variables of one launcher.
+    """Variables of one launcher."""
 
-    Attributes
-    ----------
-    name : str
-        Name of the launcher in messages.
-    rank, size, local_rank, local_size : str
-    job : tuple of str
-        Variables that are equal for all ranks of a job, and differ between jobs.
-    others : tuple of str
-        More variables about a process's place in its job, which the engine does not read.
-    host : str
-        Variable that numbers the hosts, or the agents if a host has several; empty if there is none.
-    strict : bool
-        Whether an incomplete set of variables is an error. Generic names, such as `RANK`, may be set by chance.
-    """
-
-    name: str
+    name: str  # name of the launcher in messages
     rank: str
     size: str
     local_rank: str
     local_size: str
-    job: tuple[str, ...]
-    others: tuple[str, ...] = ()
-    host: str = ""
-    strict: bool = False
+    job: tuple[str, ...]  # variables that are equal for all ranks of a job, and differ between jobs
+    others: tuple[str, ...] = ()  # more variables about a process's place in its job, which the engine does not read
+    host: str = ""  # variable that numbers the hosts, or the agents if a host has several; empty if there is none
+    strict: bool = False  # whether an incomplete set is an error; generic names, such as `RANK`, may be set by chance
 
     @property
     def place(self) -> tuple[str, str, str, str]:

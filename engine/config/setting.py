@@ -34,79 +34,38 @@ def read_variable(environ: Mapping[str, str], name: str, parse: Form) -> Any:
 
 @dataclass(frozen=True)
 class Option:
-    """Option of the launcher for a setting.
+    """Option of the launcher for a setting."""
 
-    Attributes
-    ----------
-    value : str
-        Placeholder of the value in the help; empty for a switch, and for words, which are listed.
-    names : tuple of str
-        Names of the option; by default one that is derived from the setting's name.
-    off : str or None
-        Help of `--no-NAME`; empty: it is not shown; None: there is no such option.
-    on : bool
-        Whether there is an option besides `--no-NAME`.
-    """
-
-    value: str = ""
-    names: tuple[str, ...] = ()
-    off: str | None = None
-    on: bool = True
+    value: str = ""  # placeholder of the value in the help; empty for a switch, and for words, which are listed
+    names: tuple[str, ...] = ()  # names of the option; by default one that is derived from the setting's name
+    off: str | None = None  # help of `--no-NAME`; empty: it is not shown; None: there is no such option
+    on: bool = True  # whether there is an option besides `--no-NAME`
 
 
 @dataclass(frozen=True)
 class Knob:
-    """Search range of the tuner for a setting that can be changed while the engine runs.
+    """Search range of the tuner for a setting that can be changed while the engine runs."""
 
-    Attributes
-    ----------
-    low, high : float or None
-        Search range of a number; None: the whole range of the setting.
-    off : float or None
-        Number outside of the range that switches something off, and is tried too.
-    words : tuple of str
-        Words that are tried; empty: all.
-    host : bool
-        Whether the knob only affects tensors in the host's memory, and not those on a GPU.
-    """
-
-    low: float | None = None
+    low: float | None = None  # `low` to `high`: search range of a number; None: the whole range of the setting
     high: float | None = None
-    off: float | None = None
-    words: tuple[str, ...] = ()
-    host: bool = False
+    off: float | None = None  # number outside of the range that switches something off, and is tried too
+    words: tuple[str, ...] = ()  # words that are tried; empty: all
+    host: bool = False  # whether the knob only affects tensors in the host's memory, and not those on a GPU
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Metadata of a field of `Config`.
-
-    Attributes
-    ----------
-    name : str
-    default : Any
-    unit, doc : str
-    parse : Form
-        Parser that converts a value or refuses it (`engine.config.forms`).
-    alias : str or None
-        Another environment variable, read if the setting's own is not set.
-    none : str
-        Word for None in the table of settings.
-    option : Option or None
-        None: only `init` and the variable set it.
-    knob : Knob or None
-        None: the setting does not change while the engine runs.
-    """
+    """Metadata of a field of `Config`."""
 
     name: str
     default: Any
     unit: str
-    parse: Form
+    parse: Form  # parser that converts a value or refuses it (`engine.config.forms`)
     doc: str
-    alias: str | None = None
-    none: str = "auto"
-    option: Option | None = None
-    knob: Knob | None = None
+    alias: str | None = None  # another environment variable, read if the setting's own is not set
+    none: str = "auto"  # word for None in the table of settings
+    option: Option | None = None  # None: only `init` and the variable set it
+    knob: Knob | None = None  # None: the setting does not change while the engine runs
 
     @property
     def variable(self) -> str:

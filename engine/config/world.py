@@ -103,19 +103,10 @@ class _Incomplete(ConfigError):
 def detect_world(environ: Mapping[str, str], agree: Callable[[World], World | None] | None = None) -> World:
     """Find this process's place in its job, and the meeting address if there are several hosts.
 
-    Parameters
-    ----------
-    environ : mapping
-        Result of `config.read_environment()`.
-    agree : callable, optional
-        Called on several hosts if an MPI launcher has set no secret or no meeting address. It returns the world on
-        which the ranks have agreed over MPI, or None if they cannot. Collective.
-
-    Raises
-    ------
-    ConfigError
-        Variables are incomplete, invalid, or contradict each other; or there are several hosts without a secret or
-        without a meeting address.
+    `environ` is a result of `config.read_environment()`. `agree` is called on several hosts if an MPI launcher has set
+    no secret or no meeting address. It is collective, and returns the world on which the ranks have agreed over MPI, or
+    None if they cannot. A ConfigError says that variables are incomplete, invalid, or contradict each other, or that a
+    secret or a meeting address is missing on several hosts.
     """
     world = replace(find_place(environ), host_name=environ.get("ENGINE_HOST_NAME", ""))
     return _add_hub_address(world, environ, agree) if world.several_hosts else world
