@@ -160,14 +160,9 @@ network_interfaces
 
 
 def rank_command(call: bytes, python: str | None = None) -> list[str]:
-    """Return the command of a rank that makes a pickled call (`rank`).
+    """Return the command of a rank that makes a pickled call (`rank`), which is in the job's directory.
 
-    Parameters
-    ----------
-    call : bytes
-        Call that is in the job's directory.
-    python : str, optional
-        Python interpreter of the rank; None or empty: this one.
+    `python` is the interpreter of the rank; None or empty: this one.
     """
     return [python or sys.executable, "-P", "-m", "engine.runner.rank", hashlib.sha256(call).hexdigest()]
 
@@ -248,12 +243,7 @@ def _run_launcher(home: Path, arguments: Sequence[str]) -> None:
 def read_results(home: Path) -> list[Any]:
     """Return the results of a call whose job has ended, indexed by rank.
 
-    Raises
-    ------
-    JobError
-        A rank failed, or its result is missing.
-    LaunchError
-        The job did not start.
+    It raises a JobError if a rank failed or its result is missing, and a LaunchError if the job did not start.
     """
     try:
         outcome = json.loads((home / OUTCOME).read_text())

@@ -24,10 +24,7 @@ from .function import CALL, OUTCOME
 def main(arguments: Sequence[str]) -> None:
     """Run the job, and write its outcome into the directory of the call.
 
-    Parameters
-    ----------
-    arguments : sequence of str
-        The caller's pid, the directory of the call, and the arguments of `enginerun`.
+    `arguments` are the caller's pid, the directory of the call, and the arguments of `enginerun`.
     """
     launch_job(int(arguments[0]), Path(arguments[1]), lambda: parse(arguments[2:]))
 
@@ -35,14 +32,8 @@ def main(arguments: Sequence[str]) -> None:
 def launch_job(caller: int, home: Path, options: Callable[[], Options]) -> None:
     """Run a job for a caller, move its results into the caller's directory, and write its outcome there.
 
-    Parameters
-    ----------
-    caller : int
-        Process id of the caller; this process is terminated when the caller dies.
-    home : Path
-        The caller's directory, which holds the pickled call.
-    options : callable
-        Returns the options of the job, or raises a `LaunchError`.
+    This process is terminated when the caller, given by its process id, dies. `home` is the caller's directory, which
+    holds the pickled call. `options` returns the options of the job, or raises a `LaunchError`.
     """
     processes.call_prctl(processes.PR_SET_PDEATHSIG, signal.SIGTERM)  # sent when the caller dies
     incomplete: dict[str, str] = {}  # file name in `home` -> why the file is incomplete
