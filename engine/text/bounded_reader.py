@@ -38,21 +38,9 @@ class ReadError(ValueError):
 
 
 def read_bytes(path: str | os.PathLike[str], limit: int) -> bytes:
-    """Read a whole file.
+    """Read a whole regular file, or the target of a link, up to `limit` bytes.
 
-    Parameters
-    ----------
-    path : path
-        Path of a regular file, or of a link to one.
-    limit : int
-        Largest allowed size of the file in bytes.
-
-    Raises
-    ------
-    ReadError
-        It is not a regular file, or too large.
-    OSError
-        It cannot be read.
+    A file that is larger, or not regular, is a ReadError; one that cannot be read is an OSError.
     """
     descriptor = _open(path, limit)
     try:
@@ -73,24 +61,10 @@ def read_text(path: str | os.PathLike[str], limit: int) -> str:
 
 
 def read_lines(path: str | os.PathLike[str], limit: int, longest: int) -> Iterator[tuple[int, bytes | None]]:
-    """Read a file lazily, line by line.
+    """Read a file lazily; yield the number of each line, from 1, and the line without its end.
 
-    Parameters
-    ----------
-    path, limit
-        Same as in `read_bytes`. Data that is written after the file was opened may or may not be read.
-    longest : int
-        Largest length of a line in bytes.
-
-    Yields
-    ------
-    int, bytes or None
-        Number of a line, from 1, and the line without its end; None for a line that is too long.
-
-    Raises
-    ------
-    ReadError, OSError
-        Same as in `read_bytes`; also if the file has grown beyond `limit`.
+    A line of more than `longest` bytes is None. Errors are those of `read_bytes`; also if the file has grown beyond
+    `limit`. Data that is written after the file was opened may or may not be read.
     """
     with open(_open(path, limit), "rb") as file:
         number = held = 0
@@ -126,19 +100,7 @@ def _open(path: str | os.PathLike[str], limit: int) -> int:
 
 
 def decode(data: bytes, where: str = "") -> str:
-    """Decode UTF-8.
-
-    Parameters
-    ----------
-    data : bytes
-    where : str
-        Name of the file or the sender, for the beginning of the error.
-
-    Raises
-    ------
-    ReadError
-        The data is not UTF-8, or has a NUL.
-    """
+    """Decode UTF-8; other data and a NUL are a ReadError, which begins with `where`, a file's or sender's name."""
     begin = f"{where}: " if where else ""
     try:
         text = data.decode()
@@ -153,25 +115,9 @@ def decode(data: bytes, where: str = "") -> str:
 def parse_json(data: bytes | str, where: str = "", *, entries: int = ENTRIES, halves: bool = False) -> Any:
     """Parse JSON with finite numbers up to `LARGEST`, integers up to 64 bits, and nesting up to `DEPTH` levels.
 
-    Parameters
-    ----------
-    data : bytes or str
-    where : str
-        Name of the file or the sender, for the beginning of the error.
-    entries : int
-        Largest number of values.
-    halves : bool
-        Whether to keep lone surrogates, by which Python represents undecodable bytes in names of files and variables.
-        Otherwise they become `?`, since encoding them would fail.
-
-    Returns
-    -------
-    object
-
-    Raises
-    ------
-    ReadError
-        The text is not JSON, or exceeds a limit.
+    Text that is not JSON, exceeds a limit, or has more than `entries` values is a ReadError. Its text begins with
+    `where`, the name of the file or sender. With `halves`, lone surrogates are kept, by which Python represents
+    undecodable bytes in names of files and variables. Otherwise they become `?`, since encoding them would fail.
     """
     text = decode(data, where) if isinstance(data, bytes) else data
     begin = f"{where}: " if where else ""
@@ -190,19 +136,10 @@ def parse_json(data: bytes | str, where: str = "", *, entries: int = ENTRIES, ha
 
 
 def parse_cut_json(data: bytes, where: str = "") -> tuple[Any, str]:
-    """Parse JSON whose end may be missing, as far as possible.
+    """Parse JSON whose end may be missing, as far as possible; return its value and a text.
 
-    Returns
-    -------
-    object
-        Parsed value; of a truncated text, all values before the last comma.
-    str
-        Text of the error about a truncated text; empty if the text is complete.
-
-    Raises
-    ------
-    ReadError
-        Same as in `parse_json`, if no part of the text can be parsed.
+    The value of a truncated text has all values before the last comma. The text is that of the error about it, and
+    empty if nothing is missing. If no part can be parsed, it raises the error of `parse_json`.
     """
     try:
         return parse_json(data, where), ""
@@ -266,20 +203,9 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_int=_parse_wh
 
 
 def get_whole(told: Any, name: str, least: int = 0, most: int = (1 << 63) - 1) -> int:
-    """Return a field of an object that must be a whole number.
+    """Return a field of an object from `parse_json`, which must be a whole number from `least` to `most`.
 
-    Parameters
-    ----------
-    told : object
-        Value from `parse_json`, or a part of it.
-    name : str
-        Name of the field.
-    least, most : int
-
-    Raises
-    ------
-    ReadError
-        `told` is not an object, or the field is missing or of another type or range.
+    A ReadError says that `told` is not an object, or that the field is missing or of another type or range.
     """
     value = _find_field(told, name)
     if type(value) is not int or not least <= value <= most:

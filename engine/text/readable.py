@@ -12,15 +12,7 @@ UNITS = (("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10))
 def format_ranks(numbers: Iterable[int], most: int | None = None) -> str:
     """Format ranks in any order as `rank 3`, `ranks 0, 1` or `ranks 0-2, 5`.
 
-    Parameters
-    ----------
-    numbers : iterable of int
-    most : int, optional
-        Largest number of parts; of more, the first ones and the last one are shown.
-
-    Returns
-    -------
-    str
+    Beyond `most` parts, only the first ones and the last one are shown.
     """
     listed = list(numbers)
     parts: list[str] = []
