@@ -11,18 +11,10 @@ from typing import Any
 def summarize_traffic(history: Iterable[Mapping[str, Any]], ends: Sequence[float]) -> dict[str, Any]:
     """Return sizes and times of recent batches, and the spread of batches over a step.
 
-    Parameters
-    ----------
-    history : iterable of dict
-        Entries from `core.Engine.history`.
-    ends : sequence of float
-        Times at which steps ended, in seconds of the same clock, ascending.
-
-    Returns
-    -------
-    dict
-        `batches`: bytes and seconds of each allreduce. `arriving`: seconds from the start of a step's first batch to
-        the start of its last, as the median over steps; None if no step had more than one batch.
+    `history` comes from `core.Engine.history`. `ends` are the times at which steps ended, in seconds of the same clock,
+    ascending. The result's `batches` are bytes and seconds of each allreduce. Its `arriving` is the time in seconds
+    from the start of a step's first batch to the start of its last. This is the median over steps; None if no step had
+    more than one batch.
     """
     rows = [
         row

@@ -19,22 +19,9 @@ def describe_job(
 ) -> dict[str, Any]:
     """Return everything that a job's best knobs depend on, for the tuner.
 
-    Parameters
-    ----------
-    reduced : mapping
-        Result of `describe_model`.
-    crews : sequence of int
-        Number of ranks of each host.
-    cpus : int
-        Number of CPUs on which the ranks of rank 0's host may run.
-    held : mapping
-        Knobs that are not tuned.
-
-    Returns
-    -------
-    dict
-        Description of the job. Its `transport` contains the ranks per host, because results of one layout are never
-        used for another.
+    `reduced` is a result of `describe_model`, `crews` has the number of ranks of each host, and `held` are knobs that
+    are not tuned. `cpus` is the number of CPUs on which the ranks of rank 0's host may run. The result's `transport`
+    contains the ranks per host, because results of one layout are never used for another.
     """
     transport = "shm" if len(crews) == 1 else "tcp " + "+".join(map(str, crews))
     where = {"ranks": sum(crews), "hosts": len(crews), "transport": transport, "cpus": cpus}
@@ -44,19 +31,10 @@ def describe_job(
 def describe_model(definitions: Iterable[Mapping[str, Any]], steps: int) -> dict[str, Any] | None:
     """Describe the tensors that a job reduces in a step, regardless of their names, order, scales and ranks.
 
-    Parameters
-    ----------
-    definitions : iterable of dict
-        Operations from `core.Engine.definitions`.
-    steps : int
-        Number of steps that have ended so far.
-
-    Returns
-    -------
-    dict or None
-        `model`: a digest of the kind, operation, dtype, shape and compression of each tensor or group. `tensors`: their
-        number. `bytes`: their size, uncompressed and without sparse ones. None if a step reduces nothing that has a
-        name.
+    `definitions` come from `core.Engine.definitions`; `steps` is the number of steps that have ended so far. The
+    result's `model` is a digest of the kind, operation, dtype, shape and compression of each tensor or group. Its
+    `tensors` is their number, and `bytes` their size, uncompressed and without sparse ones. It is None if a step
+    reduces nothing that has a name.
     """
     reduced = [
         each

@@ -16,13 +16,7 @@ READING = 60.0  # seconds that reading the knobs of a log may take
 
 
 def check_log(path: Path) -> None:
-    """Create the directory of a log, and check that the log can be written.
-
-    Raises
-    ------
-    ConfigError
-        The log cannot be written there.
-    """
+    """Create the directory of a log, and check that the log can be written; ConfigError if not."""
     try:
         private_files.make_missing(path.parent)
         if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
@@ -34,10 +28,7 @@ def check_log(path: Path) -> None:
 def knobs_of(log: Path) -> Knobs:
     """Return the knobs that a search has chosen, from its log; numbers are clamped to the ranges of a search.
 
-    Raises
-    ------
-    ConfigError
-        The file is not a log, or cannot be read.
+    A file that is not a log, or cannot be read, is a ConfigError.
     """
     command, environ = make_command("autotune.decision", str(log))
     try:

@@ -45,17 +45,8 @@ def find_rarest_optimizer(marks: Sequence[Mark], needed: int) -> int | None:
 def choose_anchor(definitions: Iterable[Mapping[str, Any]]) -> str | None:
     """Choose the tensor whose completions delimit periods: one of the rarest that have their share of the bytes.
 
-    This avoids tensors that pass several times in a period, and tensors of an occasional validation.
-
-    Parameters
-    ----------
-    definitions : iterable of dict
-        Definitions from `core.Engine.definitions`.
-
-    Returns
-    -------
-    str or None
-        Name of the tensor. None if recurring tensors have no names of their own, or none recurs.
+    This avoids tensors that pass several times in a period, and tensors of an occasional validation. `definitions` come
+    from `core.Engine.definitions`. The result is None if recurring tensors have no names of their own, or none recurs.
     """
     often = sorted(  # a definition without bytes of its own counts for little
         (each["times"], each["name"], each["times"] * max(each["bytes"], 1))
@@ -80,15 +71,9 @@ def is_periodic(gaps: Sequence[float]) -> bool:
 
 
 class Listener:
-    """Observer of a job until its score can be chosen.
+    """Observer of a job until its score can be chosen, with the engine of rank 0.
 
-    Parameters
-    ----------
-    engine : core.Engine
-        The engine of rank 0.
-    steps : Steps
-    needed : int
-        Minimum number of steps of one optimizer, or of periods, to observe.
+    It observes at least `needed` steps of one optimizer, or periods.
     """
 
     def __init__(self, engine: core.Engine, steps: Steps, needed: int) -> None:

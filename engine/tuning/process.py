@@ -51,10 +51,7 @@ def make_command(module: str, *arguments: str) -> tuple[list[str], dict[str, str
 class TunerProcess:
     """Running tuner process, from construction to `close`. The thread that creates it must outlive it.
 
-    Raises
-    ------
-    TunerError
-        The process cannot be started.
+    If the process cannot be started, a TunerError is raised.
     """
 
     def __init__(self) -> None:
@@ -93,10 +90,8 @@ class TunerProcess:
     def send_request(self, message: dict[str, Any], seconds: float) -> dict[str, Any]:
         """Send a message and wait for the answer.
 
-        Raises
-        ------
-        TunerError
-            No valid answer in time; the process has ended; or it reports that it cannot go on.
+        It raises a TunerError if no valid answer comes in time, the process has ended, or it reports that it cannot go
+        on.
         """
         data = json.dumps({"version": VERSION, **message}, allow_nan=False).encode()
         try:

@@ -10,13 +10,7 @@ PHASES: tuple[str, ...] = setup.codes()["phases"]
 
 
 class Progress:
-    """Counters of one job's tuning, over all its searches.
-
-    Parameters
-    ----------
-    engine : core.Engine
-        The engine of rank 0.
-    """
+    """Counters of one job's tuning, over all its searches, with the engine of rank 0."""
 
     def __init__(self, engine: core.Engine) -> None:
         self._engine = engine
@@ -40,15 +34,7 @@ class Progress:
         self._engine.tell(tuner_changes=self._changes, tuner_changed_ns=time.time_ns())
 
     def record_trial(self, score: float, *, whole: bool) -> None:
-        """Record the end of a trial.
-
-        Parameters
-        ----------
-        score : float
-            Seconds of a step, or of a byte.
-        whole : bool
-            Whether the trial was completed, not cut short.
-        """
+        """Record the end of a trial, completed (`whole`) or cut short, with its seconds of a step, or of a byte."""
         self._trials += 1
         self._default = self._default or score
         if whole:
@@ -56,14 +42,9 @@ class Progress:
         self._tell(score)
 
     def record_search_end(self, gain: float | None, *, resting: bool = False) -> None:
-        """Record the end of a search.
+        """Record the end of a search, and the share of time that its setting saves over the default; None: none.
 
-        Parameters
-        ----------
-        gain : float or None
-            Share of time that the deployed setting saves over the default; None: none.
-        resting : bool
-            Whether the search ended because its trials have used up their allowed loss, and may go on later.
+        A search is `resting` if it ended because its trials have used up their allowed loss; it may go on later.
         """
         self._best = self._default * (1.0 - (gain or 0.0))
         self._engine.tell(tuner_best_ps=_to_picoseconds(self._best))

@@ -30,28 +30,14 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True)
 class Score:
-    """Definition of a sample's value.
+    """Definition of a sample's value."""
 
-    Attributes
-    ----------
-    unit : str
-        Unit in logs: "seconds per step", "seconds per period", "busy seconds per GiB".
-    subject, spent : str
-        Words for messages of the form "`subject` takes less `spent`".
-    source : int
-        Number of the optimizer, or `TRAFFIC`.
-    every : int
-        Number of periods between two marks.
-    busy : bool
-        Whether a sample is busy time per byte instead of elapsed time.
-    """
-
-    unit: str = "seconds per step"
-    subject: str = "a step"
+    unit: str = "seconds per step"  # unit in logs: "seconds per step", "seconds per period", "busy seconds per GiB"
+    subject: str = "a step"  # word for messages of the form "`subject` takes less `spent`"
     spent: str = "time"
-    source: int = 0
-    every: int = 1
-    busy: bool = False
+    source: int = 0  # number of the optimizer, or `TRAFFIC`
+    every: int = 1  # number of periods between two marks
+    busy: bool = False  # whether a sample is busy time per byte instead of elapsed time
 
 
 class Sample(NamedTuple):
@@ -95,10 +81,8 @@ class Steps:
     def read(self) -> list[Sample]:
         """Return the new samples.
 
-        Raises
-        ------
-        Changed
-            Other optimizers step and the scored one does not; or an optimizer steps although the traffic is scored.
+        It raises Changed if other optimizers step and the scored one does not, or if one steps although the traffic is
+        scored.
         """
         found: list[Sample] = []
         for mark in self.read_marks():

@@ -45,17 +45,10 @@ IDLE = 60.0  # seconds without anything to score after which a warning is logged
 
 @dataclass(frozen=True)
 class Spent:
-    """Cost of the trials of a job.
-
-    Attributes
-    ----------
-    trials : int
-    lost : float
-        Loss of the trials, in steps.
-    """
+    """Cost of the trials of a job."""
 
     trials: int = 0
-    lost: float = 0.0
+    lost: float = 0.0  # loss of the trials, in steps
 
 
 class _Ended(Exception):
@@ -63,49 +56,23 @@ class _Ended(Exception):
 
 
 class Tuning:
-    """Search for better knobs during a training job, from `start` to `stop`.
-
-    Parameters
-    ----------
-    engine : core.Engine
-        The engine of rank 0.
-    settings : Config
-    held : collection of str
-        Knobs that are not tuned, because the user has chosen them.
-    cpus : sequence of int
-        CPUs on which the tuner's process may run.
-    first : mapping
-        Knobs to try right after the default; missing ones take the default's values.
-    about : mapping
-        Facts about the job for the log.
-    sets : ProcessSetEngines, optional
-        Process sets of the world, which have knobs of their own.
-    crews : sequence of int, optional
-        Number of ranks of each host; by default, there is one host.
-    began : mapping, optional
-        Knobs that were just put into force, and that possibly no entry has used yet; the search begins with them.
-    version : int, optional
-        Result of `set_knobs` for `began`.
-    spent : Spent, optional
-        Cost of trials in earlier worlds of the job.
-    elastic : bool
-        Whether the world may end soon; if so, the process is started only after the warm-up.
-    """
+    """Search for better knobs during a training job, from `start` to `stop`, with the engine of rank 0."""
 
     def __init__(
         self,
         engine: core.Engine,
         settings: config.Config,
-        held: Collection[str],
-        cpus: Sequence[int],
-        first: Mapping[str, Any],
-        about: Mapping[str, Any],
-        sets: ProcessSetEngines | None = None,
-        crews: Sequence[int] = (),
+        held: Collection[str],  # knobs that are not tuned, because the user has chosen them
+        cpus: Sequence[int],  # CPUs on which the tuner's process may run
+        first: Mapping[str, Any],  # knobs to try right after the default; missing ones take the default's values
+        about: Mapping[str, Any],  # facts about the job for the log
+        sets: ProcessSetEngines | None = None,  # process sets of the world, which have knobs of their own
+        crews: Sequence[int] = (),  # number of ranks of each host; by default, there is one host
+        # Knobs just put into force, and perhaps used by no entry; the search begins with them
         began: Mapping[str, Any] = MappingProxyType({}),
-        version: int | None = None,
-        spent: Spent | None = None,
-        elastic: bool = False,
+        version: int | None = None,  # result of `set_knobs` for `began`
+        spent: Spent | None = None,  # cost of trials in earlier worlds of the job
+        elastic: bool = False,  # whether the world may end soon; if so, the process is started only after the warm-up
     ) -> None:
         self._engine = engine
         self._settings = settings
