@@ -402,8 +402,8 @@ def _find_setting(name: str, known: Mapping[str, Setting], what: str) -> Setting
 def load(environ: Mapping[str, str], overrides: Mapping[str, Any] | None = None, kind: type[Config] = Config) -> Config:
     """Load the settings from the environment, with overrides of the caller by setting name.
 
-    `environ` is a result of `environment()`, in which an empty value counts as not set. `kind` is `Config`, or a class
-    that adds settings. An invalid value, and an override of a setting that does not exist, is a ConfigError.
+    `environ` is a result of `read_environment()`, in which an empty value counts as not set. `kind` is `Config`, or a
+    class that adds settings. An invalid value, and an override of a setting that does not exist, is a ConfigError.
     """
     return kind(**read_given(environ, overrides, kind))
 

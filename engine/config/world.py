@@ -113,7 +113,7 @@ def detect_world(environ: Mapping[str, str], agree: Callable[[World], World | No
 
 
 def find_place(environ: Mapping[str, str]) -> World:
-    """Find this process's place like `detect`, but without the meeting address and checks of several hosts."""
+    """Find this process's place like `detect_world`, but without the meeting address and checks of several hosts."""
     found: list[World] = []
     incomplete: list[_Incomplete] = []
     for launcher in LAUNCHERS:
@@ -231,7 +231,7 @@ def _is_local(address: str) -> bool:
 
 
 def _find_job_key(launcher: Launcher, environ: Mapping[str, str], several_hosts: bool) -> str:
-    """Return the job key of a launcher's processes, like `_key`.
+    """Return the job key of a launcher's processes, like `_build_job_key`.
 
     MPICH's launcher names no job, and gives each process a session of its own. Such processes belong to one job if the
     same process has started them.
