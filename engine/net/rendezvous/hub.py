@@ -39,7 +39,6 @@ class Host:
     # Address at which its leader accepts lanes; None for the hub if lanes use its trunks' address
     lane_address: Address | None = None
     ready: bool = False  # whether its memory is made and its lanes are open
-
     address: str = ""  # address as the hub sees it; for the hub's host, as the first leader sees it
 
     def __str__(self) -> str:
