@@ -109,7 +109,7 @@ class EngineSession:
         return len(self.layout.crews) > 1
 
     def start(self, steps: Sequence[Callable[[EngineSession], None]]) -> None:
-        """Take steps of the start, each of which registers its end. If one raises, the caller calls `fail`."""
+        """Take steps of the start, each of which registers its end; if one raises, call `end_failed_start`."""
         for step in steps:
             step(self)
 
