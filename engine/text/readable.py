@@ -105,7 +105,7 @@ def replace_unprintable(text: str) -> str:
 
 
 def plain_line(text: str) -> str:
-    """Make a line safe like `plain`, but with spaces for tabs, and undecodable bytes as `\\udcff`."""
+    """Make a line safe like `replace_unprintable`, but with spaces for tabs, and undecodable bytes as `\\udcff`."""
     return replace_unprintable(text.encode(errors="backslashreplace").decode().replace("\t", " "))
 
 
