@@ -81,12 +81,7 @@ class TorchAdapter:
 
 
 class DeviceAllocator:
-    """Allocator of flat byte tensors on a GPU, for the stream that is current at its construction.
-
-    Parameters
-    ----------
-    device : torch.device
-    """
+    """Allocator of flat byte tensors on a GPU, for the stream that is current at its construction."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

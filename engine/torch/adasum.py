@@ -30,21 +30,8 @@ from .overlaps import held_in
 class Deltas:
     """Parameters of one optimizer with copies from before its step, independent of the optimizer itself.
 
-    The copies take as much memory as the parameters, from the first step on.
-
-    Parameters
-    ----------
-    options : ReductionOptions
-        Options of the optimizer. A rank outside of their process set gets no parameters.
-    name : str
-        Name of the operation that reduces the changes; equal on all ranks, unique to the optimizer.
-    number : int
-        Number of the optimizer in the process set, which identifies its steps.
-
-    Raises
-    ------
-    ValueError
-        The number of ranks is not a power of two.
+    The copies take as much memory as the parameters, from the first step on. A rank outside of the options' process set
+    gets no parameters. Raises ValueError unless the number of ranks is a power of two.
     """
 
     def __init__(self, options: ReductionOptions, name: str, number: int) -> None:
@@ -55,8 +42,8 @@ class Deltas:
                 f"Adasum needs 1, 2, 4, 8 or another power of two of ranks, and these are {size}; use op=Average"
             )
         self.engine = process_set.engine if process_set.included() else runtime.current_engine()
-        self._name = name
-        self._number = number
+        self._name = name  # operation that reduces the changes; equal on all ranks, unique to the optimizer
+        self._number = number  # number of the optimizer in the process set, which identifies its steps
         self._settings = options.prescale, options.postscale, process_set
         self._alone = size == 1 and options.prescale == options.postscale == 1.0
         self._parameters: dict[str, torch.Tensor] = {}  # in the same order on all ranks
@@ -100,10 +87,7 @@ class Deltas:
     def _pick_parameters(self) -> dict[str, torch.Tensor]:
         """Return the parameters that the step may change; only the first one of those that share all their memory.
 
-        Raises
-        ------
-        EngineError
-            Two of them have a part of their memory in common.
+        Raises EngineError if two of them have a part of their memory in common.
         """
         present = self._parameters.items()  # A step also changes what is frozen and still has a gradient.
         stepped = {name: each for name, each in present if each.requires_grad or each.grad is not None}
@@ -132,10 +116,8 @@ class Deltas:
     def after_step(self) -> None:
         """Replace this rank's changes of the parameters by the combined ones. Collective.
 
-        Raises
-        ------
-        EngineError
-            Same as for `engine.allreduce`. After any exception, the parameters have their values from before the step.
+        Errors are those of `engine.allreduce`. After any exception, the parameters have their values from before the
+        step.
         """
         stepped, self._stepped = self._stepped, []
         if not self._parameters or self._alone:
@@ -197,13 +179,7 @@ class Deltas:
         yield
 
     def skip(self) -> AbstractContextManager[None]:
-        """Refuse to skip the reduction of a step.
-
-        Raises
-        ------
-        EngineError
-            In every call.
-        """
+        """Refuse to skip the reduction of a step: every call raises EngineError."""
         raise EngineError(
             "with op=Adasum step() reduces what it has changed, and cannot skip that. Gradients are each rank's own: "
             "clip them before step(), without synchronize() and skip_synchronize()"

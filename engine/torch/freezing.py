@@ -50,12 +50,8 @@ class Plan:
     def from_reducer(cls, reducer: TorchReducer) -> Plan:
         """Make a plan from the present gradients of a reducer. Not collective.
 
-        Raises
-        ------
-        EngineError
-            There are no gradients yet, or the options of the optimizer cannot be frozen.
-        UnsupportedTensorError
-            A gradient cannot be frozen.
+        Raises EngineError if there are no gradients yet or the optimizer's options cannot be frozen, and
+        UnsupportedTensorError if a gradient cannot be.
         """
         reducer.expect_between_steps()
         wire = _expect_plain(reducer)
@@ -75,38 +71,15 @@ class FrozenReduction:
     """Reduction of a reducer's gradients at the end of each backward pass, by one frozen pass.
 
     While it lives, an optimizer calls it instead of its `TorchReducer`, which is suspended. Its construction is
-    collective.
-
-    Parameters
-    ----------
-    reducer : TorchReducer
-        Reducer of the optimizer.
-    plan : Plan
-        Plan of this rank; every rank has one.
-
-    Attributes
-    ----------
-    paused : bool
-        Whether backward passes only accumulate on this rank.
-    owed : bool
-        Whether accumulated gradients are not reduced yet.
-    reduced : bool
-        Whether the gradients were reduced since the last step or `zero_grad`.
-    backward : int
-        Number of the last backward pass in torch.
-
-    Raises
-    ------
-    MismatchError, DeviceError, WorldError
-        Same as for `engine.gpu.freezing.FrozenPass`.
+    collective. Every rank has a plan. Errors are those of `engine.gpu.freezing.FrozenPass`.
     """
 
     def __init__(self, reducer: TorchReducer, plan: Plan) -> None:
-        self.paused = False
-        self.reduced = False
+        self.paused = False  # whether backward passes only accumulate on this rank
+        self.reduced = False  # whether the gradients were reduced since the last step or `zero_grad`
         self._reducer = reducer
         self._begun = False
-        self.backward = NO_PASS
+        self.backward = NO_PASS  # number of the last backward pass in torch
         self._handles: list[Any] = []
         self._members, self._device = plan.members, plan.device
         from ..gpu.freezing import Frozen, Reduction
@@ -122,7 +95,7 @@ class FrozenReduction:
         self._pass = runtime.current_device().freeze(self._device.index or 0, frozen, reduction)
         for parameter in reducer._parameters:
             self._handles.append(parameter.register_post_accumulate_grad_hook(self._note_gradient))
-        self.owed = reducer.suspend()
+        self.owed = reducer.suspend()  # whether accumulated gradients are not reduced yet
         live_frozen.add(self)
 
     def before_step(self) -> None:
@@ -299,12 +272,7 @@ def _expect_plain(reducer: TorchReducer) -> str | None:
 
 
 def expect_all_ranks(options: ReductionOptions) -> None:
-    """Refuse an optimizer of a process set, since a freeze is agreed upon by all ranks of the world.
-
-    Raises
-    ------
-    EngineError
-    """
+    """Raise EngineError for an optimizer of a process set, since all ranks of the world agree upon a freeze."""
     if options.process_set is not global_process_set:
         raise EngineError(_CANNOT.format("the optimizer has a process set", "use one of all ranks"))
 

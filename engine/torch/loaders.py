@@ -27,19 +27,10 @@ _made: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # by o
 
 
 def make_elastic(loader: DataLoader[Any]) -> tuple[DataLoader[Any], Any, int]:
-    """Make a loader like the given one, but with a sampler for a changing number of ranks.
+    """Return a loader like the given one with a sampler for a changing number of ranks, that sampler, and a batch size.
 
-    Returns
-    -------
-    loader : DataLoader
-    sampler : ElasticSampler or ElasticBatchSampler
-    batch_size : int
-        Number of a rank's samples in a step; 1 if the sampler returns batches.
-
-    Raises
-    ------
-    TypeError
-        The loader has a sampler of another kind, or none.
+    The batch size is the number of a rank's samples in a step; 1 if the sampler returns batches. Raises TypeError if
+    the loader has a sampler of another kind, or none.
     """
     batches: Any = loader.batch_sampler
     if isinstance(batches, ElasticBatchSampler):

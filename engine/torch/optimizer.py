@@ -336,11 +336,7 @@ def _hooked_step(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Return additions to the class of a wrapped optimizer, so that `step` calls hooks: none, or a `step` of its own.
 
     torch 2.2 removes the hooks from the `step` of every class at the first compilation, but still marks it as hooked.
-
-    Raises
-    ------
-    EngineError
-        A scheduler has a reference to the `step` without hooks.
+    Raises EngineError if a scheduler has a reference to the `step` without hooks.
     """
     step: Any = type(optimizer).step
     if not getattr(step, "hooked", False):

@@ -19,14 +19,8 @@ UNNAMED = "param_groups["  # prefix of the substitute for the name of an unnamed
 def parameter_names(optimizer: torch.optim.Optimizer, modules: Iterable[Any] = ()) -> list[list[str]]:
     """Return unique names of an optimizer's parameters, by group.
 
-    They are the names passed to `DistributedOptimizer`, those in the modules, or those of the optimizer itself. An
+    They are the names passed to `DistributedOptimizer`, those in `modules`, or those of the optimizer itself. An
     unnamed parameter is named by its position among the unnamed ones of its group.
-
-    Parameters
-    ----------
-    optimizer : torch.optim.Optimizer
-    modules : iterable of torch.nn.Module
-        Modules that may have the parameters.
     """
     given = getattr(getattr(optimizer, "_engine", None), "names", None)
     known: dict[int, str] = {}
@@ -70,10 +64,7 @@ def named_state(optimizer: torch.optim.Optimizer, names: list[list[str]]) -> dic
 def load_named_state(optimizer: torch.optim.Optimizer, state: dict[str, Any], names: list[list[str]]) -> None:
     """Load the state that `named_state` has returned into an optimizer, without changing its dtypes.
 
-    Raises
-    ------
-    ValueError
-        The optimizer has other parameters, or groups them differently.
+    Raises ValueError if the optimizer has other parameters, or groups them differently.
     """
     groups: list[dict[str, Any]] = state["param_groups"]
     if [sorted(group["params"]) for group in groups] != [sorted(own) for own in names]:

@@ -18,18 +18,11 @@ from ..text import readable
 class SharedCheck:
     """Comparison of shared parameters by checksums, of which one at a time is in flight.
 
-    A rank that has joined does not take part.
-
-    Parameters
-    ----------
-    name : str
-        Name of the operation, equal on all ranks.
-    process_set : ProcessSet
-        Process set whose ranks share the parameters. This rank is one of them.
+    A rank that has joined does not take part. This rank is one of the process set, whose ranks share the parameters.
     """
 
     def __init__(self, name: str, process_set: ProcessSet) -> None:
-        self._name = name
+        self._name = name  # name of the operation, equal on all ranks
         self._process_set = process_set
         self._handle: Handle | None = None
         self._names: list[str] = []
@@ -47,11 +40,8 @@ class SharedCheck:
     def complete_comparison(self, hint: str = "") -> None:
         """Wait for the comparison in flight, if any.
 
-        Raises
-        ------
-        MismatchError
-            Ranks have different bits, or have made different numbers of steps; all ranks raise it. `hint` is added to
-            the text.
+        If ranks have different bits or have made different numbers of steps, all ranks raise MismatchError, with `hint`
+        added to the text.
         """
         handle, self._handle = self._handle, None
         if handle is None:

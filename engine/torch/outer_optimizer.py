@@ -41,20 +41,11 @@ _UNEQUAL = (
 
 @dataclass
 class _Synchronization:
-    """Synchronisation of some parameters, from its submission to its outer step.
+    """Synchronisation of some parameters, from its submission to its outer step."""
 
-    Attributes
-    ----------
-    due : int
-        Number of the inner step after which it is applied.
-    changes : dict of str to torch.Tensor
-        Outer gradients of this rank, by name.
-    handles : dict of str to Handle
-        Operations in flight, by name; empty if they have to be submitted, as after a state was loaded.
-    """
-
-    due: int
-    changes: dict[str, torch.Tensor]
+    due: int  # number of the inner step after which it is applied
+    changes: dict[str, torch.Tensor]  # outer gradients of this rank, by name
+    # Operations in flight by name; empty if they are still to be submitted, as after loading a state
     handles: dict[str, Handle]
 
 

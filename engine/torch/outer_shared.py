@@ -14,18 +14,10 @@ from .adapter import check
 
 @dataclass(frozen=True)
 class Fragment:
-    """Part of a model whose parameters are synchronised in the same step.
+    """Part of a model whose parameters are synchronised in the same step."""
 
-    Attributes
-    ----------
-    names : tuple of str
-        Names of its parameters, ascending.
-    offset : int
-        Step of the first synchronisation modulo the steps between two of them.
-    """
-
-    names: tuple[str, ...]
-    offset: int
+    names: tuple[str, ...]  # names of its parameters, ascending
+    offset: int  # step of the first synchronisation, modulo the steps between two of them
 
     def is_due(self, steps: int, every: int) -> bool:
         """Return whether the fragment is synchronised after so many inner steps."""
@@ -36,16 +28,8 @@ def split_parameters(sizes: Mapping[str, int], count: int, every: int) -> list[F
     """Divide parameters into fragments of about equal size, due at even distances.
 
     The largest parameter that is left goes to the smallest fragment. The result depends on names and sizes alone, so it
-    is the same on all ranks and in every world of an elastic job.
-
-    Parameters
-    ----------
-    sizes : mapping of str to int
-        Number of elements of each parameter, by name.
-    count : int
-        Number of fragments, from 1 to the number of parameters.
-    every : int
-        Inner steps between two synchronisations of a fragment.
+    is the same on all ranks and in every world of an elastic job. `sizes` has numbers of elements, and `count` is from
+    1 to the number of parameters. There are `every` inner steps between two synchronisations of a fragment.
     """
     parts: list[list[str]] = [[] for _ in range(count)]
     filled = [0] * count
@@ -60,28 +44,8 @@ def split_parameters(sizes: Mapping[str, int], count: int, every: int) -> list[F
 class SharedParameters:
     """Copy of the parameters that is equal on all ranks, and the outer optimizer that changes it.
 
-    Parameters
-    ----------
-    local : dict of str to torch.Tensor
-        This rank's own parameters, by name.
-    make : callable
-        Makes the outer optimizer of a list of tensors.
-
-    Attributes
-    ----------
-    tensors : dict of str to torch.Tensor
-        Shared parameters, by name in ascending order: float32 for parameters of less precision, else of their dtype.
-    optimizer : torch.optim.Optimizer
-        Outer optimizer of these tensors.
-    begun : bool
-        Whether the tensors have a value; before the first step they have none.
-
-    Raises
-    ------
-    UnsupportedTensorError
-        A parameter is not a dense tensor of a floating dtype, on the CPU or a GPU.
-    TypeError, ValueError
-        `make` does not return an optimizer of these tensors.
+    `make` makes the outer optimizer of a list of tensors; any other result raises TypeError or ValueError. A parameter
+    that is not a dense tensor of a floating dtype, on the CPU or a GPU, raises UnsupportedTensorError.
     """
 
     def __init__(self, local: dict[str, torch.Tensor], make: Callable[[list[torch.Tensor]], Any]) -> None:
@@ -92,10 +56,11 @@ class SharedParameters:
                     f"parameter {name!r} is {parameter.dtype}; OuterOptimizer averages parameters of floating dtypes: "
                     "leave it out of the inner optimizer"
                 )
-        self.local = {name: local[name] for name in sorted(local)}
+        self.local = {name: local[name] for name in sorted(local)}  # this rank's own parameters
+        # Shared ones by ascending name: float32 for parameters of less precision, else of their dtype
         self.tensors = {name: _copy_in_precision(parameter) for name, parameter in self.local.items()}
-        self.optimizer: torch.optim.Optimizer = make(list(self.tensors.values()))
-        self.begun = False
+        self.optimizer: torch.optim.Optimizer = make(list(self.tensors.values()))  # outer optimizer of `tensors`
+        self.begun = False  # whether the tensors have a value; before the first step they have none
         self._expect_optimizer()
 
     def _expect_optimizer(self) -> None:
@@ -149,10 +114,7 @@ class SharedParameters:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load what `state_dict` has returned, on this rank or another.
 
-        Raises
-        ------
-        ValueError
-            The state is that of other parameters; nothing is changed then.
+        Raises ValueError and changes nothing if the state is that of other parameters.
         """
         kept: dict[str, torch.Tensor] = state["shared"]
         if kept:

@@ -42,16 +42,8 @@ class Extent:
 def held_in(tensors: Sequence[tuple[Any, bool]], others: Sequence[torch.Tensor]) -> list[bool | None]:
     """Return for each tensor whether its memory lies in that of `others` or of earlier tensors.
 
-    Parameters
-    ----------
-    tensors : sequence of (torch.Tensor, bool)
-        Tensors, each with a flag whether later tensors may lie in its memory.
-    others : sequence of torch.Tensor
-
-    Returns
-    -------
-    list of (bool or None)
-        True: all bytes do; False: none; None: some do.
+    Each tensor comes with a flag whether later tensors may lie in its memory. The result is True if all bytes do, False
+    if none do, and None if some do.
     """
     extents = [Extent.from_tensor(tensor) for tensor, _ in tensors]
     order = sorted((each for each in (*extents, *map(Extent.from_tensor, others)) if each), key=lambda each: each.begin)

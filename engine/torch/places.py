@@ -16,10 +16,7 @@ ALIGNMENT = (
 class GradientPlaces:
     """Buffers for gradients, one for each dtype and device of the parameters, filled in the order of requests.
 
-    Parameters
-    ----------
-    parameters : sequence of torch.Tensor
-        Parameters that take one place each.
+    Each parameter takes one place.
     """
 
     def __init__(self, parameters: Sequence[torch.Tensor]) -> None:

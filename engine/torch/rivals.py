@@ -22,17 +22,13 @@ _LOOKS = 8  # largest number of unscheduled searches, which models that alternat
 
 
 def expect_no_rival(named: dict[str, torch.Tensor]) -> None:
-    """Raise if a parameter belongs to a live model that is wrapped for torch.distributed.
+    """Raise EngineError if a parameter belongs to a live model that is wrapped for torch.distributed.
 
     This includes a wrapper over one rank alone: at the end of backward it would overwrite the reduced gradients by its
     own.
 
     Without an initialised `torch.distributed` there is none. Otherwise all objects of the process are searched, which
     takes about 10 ms, since torch keeps no list of wrapped models.
-
-    Raises
-    ------
-    EngineError
     """
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return
@@ -68,15 +64,10 @@ class Successors:
 
     torch keeps no list of modules, so a search goes through all objects of the process, which takes about 30 ms. It
     runs when a hook was not called for the first time, and after 1, 2, 4, 8 .. passes with missing calls.
-
-    Parameters
-    ----------
-    is_hooked : callable
-        Returns whether a parameter belongs to any `DistributedOptimizer`.
     """
 
     def __init__(self, is_hooked: Callable[[torch.Tensor], bool]) -> None:
-        self._is_hooked = is_hooked
+        self._is_hooked = is_hooked  # whether a parameter belongs to any `DistributedOptimizer`
         self._known: set[int] = set()  # indices of parameters whose hook call was missing before
         self._passes = 0
         self._looks = 0  # number of unscheduled searches
@@ -90,21 +81,11 @@ class Successors:
         return is_new or self._passes & (self._passes - 1) == 0
 
     def expect_none(self, silent: dict[str, torch.Tensor], own: Sequence[torch.Tensor]) -> None:
-        """Raise if another parameter has replaced one of these, which is not in any module any more.
+        """Raise EngineError if another parameter has replaced a silent one, which is not in any module any more.
 
-        A replacement has the same shape and dtype, and a gradient. In addition it has the same attribute name, or is in
+        Silent parameters are those whose hooks were not called; `own` has all parameters of the optimizer. A
+        replacement has the same shape and dtype, and a gradient. In addition it has the same attribute name, or is in
         one model with other parameters of the optimizer, or no hook of the optimizer was called at all.
-
-        Parameters
-        ----------
-        silent : dict of str to torch.Tensor
-            Parameters whose hooks were not called.
-        own : sequence of torch.Tensor
-            All parameters of the optimizer.
-
-        Raises
-        ------
-        EngineError
         """
         gone = {id(parameter): name for name, parameter in silent.items()}
         modules = [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]
@@ -141,10 +122,7 @@ def _are_in_one_model(modules: Sequence[torch.nn.Module], other: torch.Tensor, o
 def warn_of_lone_library(closure: Any) -> None:
     """Log a warning if the library that runs the training loop assumes a single process.
 
-    Parameters
-    ----------
-    closure : optional
-        Closure of the optimizer's step, which Lightning binds to its module.
+    `closure` is that of the optimizer's step, which Lightning binds to its module.
     """
     size, library = topology.size(), ""
     if size == 1:

@@ -118,12 +118,7 @@ def start(
 def extract_parts(tensor: torch.Tensor, op: Op, what: str) -> Brought:
     """Return the parts of a sparse tensor to send: indices (int64, a row for each value), values, shape, fault.
 
-    With a fault, indices and values are empty.
-
-    Raises
-    ------
-    UnsupportedTensorError
-        Same as for `sparse_allreduce`.
+    With a fault, indices and values are empty. Raises UnsupportedTensorError like `sparse_allreduce`.
     """
     if tensor.layout is not torch.sparse_coo:
         raise UnsupportedTensorError(
@@ -176,16 +171,10 @@ def fault_of(tensor: torch.Tensor) -> Fault | None:
 def add_up(
     parts: Parts, dtype: torch.dtype, shape: Sequence[int], op: Op, prescale: float = 1.0, postscale: float = 1.0
 ) -> torch.Tensor:
-    """Add up or average the entries of all ranks.
+    """Add up or average the entries of all ranks, which `bring` has gathered.
 
-    Parameters
-    ----------
-    parts : (memory, rows of each rank, bytes of a row) of the gathered indices and values
-        Gathered results of `bring`: sorted and without duplicates within each rank.
-    dtype, shape
-        Dtype and shape of the tensor.
-    prescale, postscale : float
-        Factors for each rank's values, and for the result.
+    Indices and values in `parts` are (memory, rows of each rank, bytes of a row), sorted and without duplicates within
+    each rank. The factors apply to each rank's values and to the result.
     """
     (index_memory, counts, index_bytes), (value_memory, _, _) = parts
     total, sparse = sum(counts), index_bytes // 8

@@ -53,12 +53,7 @@ def _is_told(own: tuple[int, ...]) -> bool:
 
 
 def expect_same_place(library: str, rank: int, size: int) -> None:
-    """Raise EngineError unless a library has the rank and size of the engine.
-
-    Raises
-    ------
-    EngineError
-    """
+    """Raise EngineError unless a library has the rank and size of the engine."""
     if (rank, size) != (topology.rank(), topology.size()):
         raise EngineError(
             f"{library} takes this process for rank {rank} of {size}, and the engine for rank {topology.rank()} of "
