@@ -17,35 +17,19 @@ class Accumulation:
 
     In a graph of TensorFlow 1 they are local variables: `tf.compat.v1.local_variables_initializer()` initializes them,
     and checkpoints and broadcasts do not include them.
-
-    Parameters
-    ----------
-    passes : int
-        Number of passes in a step; 2 or more.
-    average : bool
-        Whether to divide the sums by the number of passes.
-    dense : bool
-        Whether to convert sparse gradients to dense ones.
     """
 
     def __init__(self, passes: int, average: bool, dense: bool) -> None:
-        self._passes = passes
-        self._average = average
-        self._dense = dense
+        self._passes = passes  # number of passes in a step; 2 or more
+        self._average = average  # whether to divide the sums by the number of passes
+        self._dense = dense  # whether to convert sparse gradients to dense ones
         self._made: dict[Any, _Sums] = {}  # by graph of TensorFlow 1; None: for eager mode and all functions
 
     def add(self, gradients: Sequence[Any], variables: Sequence[Any], reduce: Reduce) -> list[Any]:
         """Add the gradients of a pass. In the last pass of a step, reduce the sums and reset them.
 
-        Returns
-        -------
-        list of tf.Tensor or None
-            Reduced gradients in the last pass of a step, else the incomplete sums, which must not be used.
-
-        Raises
-        ------
-        ValueError
-            A gradient is sparse, and `dense` is not set.
+        The result has reduced gradients in the last pass of a step, else the incomplete sums, which must not be used.
+        Raises ValueError for a sparse gradient unless these are converted to dense ones.
         """
         members = [k for k, each in enumerate(gradients) if each is not None]
         added = [self._as_dense(gradients[k], variables[k]) for k in members]

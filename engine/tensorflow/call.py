@@ -12,55 +12,24 @@ WIRES = {None: 0, "float16": 1, "bfloat16": 2, "float8": 3, "tuned8": 254, "tune
 
 
 class Call(NamedTuple):
-    """Call of a collective in a traced function; its fields are attributes of the native op.
+    """Call of a collective in a traced function; its fields are attributes of the native op."""
 
-    Attributes
-    ----------
-    kind : str
-        `allreduce`, `broadcast`, `allgather`, `barrier`, `alltoall` or `reducescatter`.
-    name : str or None
-        Name of the operation; None: the next unnamed operation of its kind.
-    set : int
-        Number of the process set.
-    op : Op
-    wire : int
-        Number of the wire dtype, one of `WIRES`.
-    prescale, postscale : float
-    root : int
-        World rank of the root of a broadcast.
-    group : bool
-        Whether the tensors form one grouped operation, even if there is only one.
-    mathematical : bool
-        Whether its gradient is the mathematical one (`engine.frameworks.backward`).
-    overlaps : bool
-        Whether similar calls are submitted at the same time, with which it may be fused: no thread waits for it alone.
-    optimizer : int
-        Number of the optimizer whose step this call completes; -1: it completes none.
-    backward : bool
-        Whether it is the gradient of another call.
-    """
-
-    kind: str
-    name: str | None = None
-    set: int = 0
+    kind: str  # `allreduce`, `broadcast`, `allgather`, `barrier`, `alltoall` or `reducescatter`
+    name: str | None = None  # None: the next unnamed operation of its kind
+    set: int = 0  # number of the process set
     op: Op = Sum
-    wire: int = 0
+    wire: int = 0  # number of the wire dtype, one of `WIRES`
     prescale: float = 1.0
     postscale: float = 1.0
-    root: int = 0
-    group: bool = False
-    mathematical: bool = False
+    root: int = 0  # world rank of the root of a broadcast
+    group: bool = False  # whether the tensors form one grouped operation, even if there is only one
+    mathematical: bool = False  # whether its gradient is the mathematical one (`engine.frameworks.backward`)
+    # Whether similar calls, with which it may fuse, are submitted at the same time: no thread waits for it alone
     overlaps: bool = False
-    optimizer: int = -1
-    backward: bool = False
+    optimizer: int = -1  # number of the optimizer whose step this call completes; -1: none
+    backward: bool = False  # whether it is the gradient of another call
 
 
 def number_of(process_set: ProcessSet) -> int:
-    """Return the number of a process set in graphs.
-
-    Raises
-    ------
-    NotInitializedError
-        The set was not added, or has been removed.
-    """
+    """Return a process set's number in graphs; raises NotInitializedError if it was not added, or was removed."""
     return process_set.call_number

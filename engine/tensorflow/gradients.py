@@ -19,19 +19,8 @@ from .call import Call
 def differentiate_call(call: Call, inputs: Sequence[Any], rows: Any, gradients: Sequence[Any]) -> list[Any]:
     """Compute the gradients of a collective's inputs.
 
-    Parameters
-    ----------
-    call : Call
-    inputs : sequence of tf.Tensor
-    rows : tf.Tensor or None
-        Number of rows of each tensor from each rank, for an allgather or all-to-all.
-    gradients : sequence
-        Gradients of the results; None for a result without one.
-
-    Raises
-    ------
-    EngineError
-        The reduction has no gradient.
+    `rows` is the number of rows of each tensor from each rank, for an allgather or all-to-all. A gradient is None for a
+    result without one. Raises EngineError if the reduction has no gradient.
     """
     if call.kind == "allreduce":
         return differentiate_allreduce(call, gradients)

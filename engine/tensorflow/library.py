@@ -16,12 +16,7 @@ _OPS = ("engine_reduce", "engine_scatter", "engine_gather", "engine_exchange", "
 
 
 def load() -> Any:
-    """Load the module of TensorFlow's wrappers of the native ops; on failure, log a warning and return None.
-
-    Returns
-    -------
-    module or None
-    """
+    """Load the module of TensorFlow's wrappers of the native ops; on failure, log a warning and return None."""
     environ = config.read_environment()
     if not config.load(environ).tensorflow_native:
         logs.logger.info("collectives of engine.tensorflow are calls of Python, as ENGINE_TENSORFLOW_NATIVE says")
@@ -36,10 +31,7 @@ def load() -> Any:
 def _load(path: str) -> Any:
     """Load the wrappers of the ops in the library at `path`.
 
-    Raises
-    ------
-    EngineError
-        This TensorFlow lacks a function of its C API, or has not created a wrapper.
+    Raises EngineError if this TensorFlow lacks a function of its C API, or has not created a wrapper.
     """
     module = tf.load_op_library(path)
     native = ctypes.CDLL(path)  # the same library, for its C functions

@@ -41,22 +41,9 @@ def _get_native_ops() -> Any:
 def reduce(call: Call, tensors: Sequence[Any]) -> list[Any]:
     """Submit an allreduce, reduce-scatter, broadcast or barrier. Gradients flow through it.
 
-    Parameters
-    ----------
-    call : Call
-    tensors : sequence of tf.Tensor
-        One tensor, or with `call.group` any number; empty for a barrier.
-
-    Returns
-    -------
-    list of tf.Tensor
-
-    Raises
-    ------
-    tf.errors.OpError
-        The engine has refused the operation, or it has failed; raised in eager mode, or when the graph runs.
-    EngineError
-        A function that XLA will compile is being traced.
+    It takes one tensor, any number with `call.group`, and none for a barrier. If the engine refuses the operation or it
+    fails, `tf.errors.OpError` is raised in eager mode, or when the graph runs. Raises EngineError while a function that
+    XLA will compile is traced.
     """
     call = _named_in_session(call)
     module = _get_native_ops()
@@ -73,13 +60,8 @@ def reduce(call: Call, tensors: Sequence[Any]) -> list[Any]:
 def exchange_rows(call: Call, tensors: Sequence[Any], splits: Any = None) -> tuple[list[Any], Any]:
     """Submit an allgather, or an all-to-all with `splits` (int64). Gradients flow through it.
 
-    Parameters and errors are those of `reduce`; empty `splits` divide the rows equally.
-
-    Returns
-    -------
-    results : list of tf.Tensor
-    rows : tf.Tensor
-        Number of rows of each tensor from each rank; int32, of shape (tensors, ranks).
+    Empty `splits` divide the rows equally. Also returned are the rows of each tensor from each rank: int32, of shape
+    (tensors, ranks). Errors are those of `reduce`.
     """
     call = _named_in_session(call)
     module = _get_native_ops()

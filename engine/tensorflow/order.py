@@ -31,13 +31,8 @@ def count_scopes(backward: bool) -> int:
     """Return the number of name scopes around a new operation of a gradient; -1 for others and in eager mode.
 
     TensorFlow does not order the calls of a function's gradient. So the native ops distinguish these calls by the
-    prefixes that inlining adds to these scopes.
-
-    Parameters
-    ----------
-    backward : bool
-        Whether the operation is the gradient of a collective. Those in a program's own gradient are recognized by
-        their graph.
+    prefixes that inlining adds to these scopes. `backward` says that the operation is the gradient of a collective;
+    those in a program's own gradient are recognized by their graph.
     """
     graph: Any = tf.compat.v1.get_default_graph()
     if tf.executing_eagerly() or is_of_session(graph):

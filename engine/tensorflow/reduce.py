@@ -35,27 +35,13 @@ def reduce_gradients(
     In eager mode all dense gradients are sent in one request. In a graph they are sent in buckets, those of the last
     variables first, each as soon as it is complete, while the others are still being computed.
 
-    Parameters
-    ----------
-    gradients : sequence of tf.Tensor, tf.IndexedSlices or None
-        Gradients of the variables. Those that are None are the same on all ranks, which compare it.
-    names : sequence of str
-        Unique name of each gradient; equal and in the same order on all ranks.
-    options : ReductionOptions
-        Options `op`, `process_set`, `compression`, `prescale`, `postscale` and `sparse_as_dense` are used.
-    prefix : str
-        Prefix of all names.
-    num_groups : int
-        Number of buckets with equally many gradients; 0: the default buckets.
-    groups : sequence of sequence of int, optional
-        Indices of the gradients in each bucket; each other gradient is a bucket of its own.
-    optimizer : int
-        Number of the optimizer whose step this is, for the tuner; -1: none.
+    A gradient that is None is so on all ranks, which compare it. Names are unique, and equal and in the same order on
+    all ranks. Options `op`, `process_set`, `compression`, `prescale`, `postscale` and `sparse_as_dense` are used.
+    `num_groups` is the number of buckets with equally many gradients; 0: the default buckets. `groups` has the indices
+    of the gradients in each bucket; each other gradient is a bucket of its own. `optimizer` is the number of the
+    optimizer whose step this is, for the tuner; -1: none.
 
-    Returns
-    -------
-    list of tf.Tensor, tf.IndexedSlices or None
-        Results in the order of `gradients`; unchanged on a rank that is not in the process set.
+    Results are in the order of `gradients`; unchanged on a rank that is not in the process set.
     """
     results = list(gradients)
     if not options.process_set.included():

@@ -30,21 +30,10 @@ _tapes: weakref.WeakKeyDictionary[Numbers, _Numbers] = weakref.WeakKeyDictionary
 
 
 class GradientReduction:
-    """Reduction of gradients with checked options.
+    """Reduction of gradients with checked options; an invalid compression or invalid groups raise TypeError.
 
-    Parameters
-    ----------
-    options : ReductionOptions
-    scale_local : bool
-        Whether to divide local gradients by the number of ranks.
-    number, prefix : int, str, optional
-        Number and name prefix of an optimizer, which identify its steps and operations. A tape has no number; the
-        number of its steps then depends on the variables.
-
-    Raises
-    ------
-    TypeError
-        `options` has an invalid compression or invalid groups.
+    Number and name prefix identify an optimizer's steps and operations. A tape has no number; the number of its steps
+    then depends on the variables.
     """
 
     def __init__(
@@ -57,7 +46,7 @@ class GradientReduction:
             )
         resolve(options.compression, options.op)
         self.options = options
-        self._scale_local = scale_local
+        self._scale_local = scale_local  # whether to divide local gradients by the number of ranks
         self._number = number
         self._prefix = prefix
         self._local: dict[int, Any] = {}  # local variables by key, kept alive so that the keys stay unique
@@ -88,21 +77,11 @@ class GradientReduction:
         """Reduce the gradients of variables; variables without a gradient keep None. Collective.
 
         For a new set of variables, the ranks first compare which of them have a gradient, and of which kind. They do so
-        even while a function is traced.
+        even while a function is traced. `generic_names` names the operations by the variables' positions, not by their
+        names.
 
-        Parameters
-        ----------
-        gradients : sequence of tf.Tensor, tf.IndexedSlices or None
-        variables : sequence of tf.Variable, keras.Variable or tf.Tensor
-            Variable of each gradient.
-        generic_names : bool
-            Whether to name the operations by the variables' positions, not by their names.
-
-        Raises
-        ------
-        MismatchError
-            The ranks' variables, or their gradients, differ. While a function is traced it is a
-            `tf.errors.FailedPreconditionError` with the same text.
+        Raises MismatchError if the ranks' variables or their gradients differ. While a function is traced it is a
+        `tf.errors.FailedPreconditionError` with the same text.
         """
         if not self.active:
             return list(gradients)

@@ -31,29 +31,12 @@ def allreduce(
 ) -> Any:
     """Add up, or average, `tf.IndexedSlices` over all ranks. Collective.
 
-    Parameters
-    ----------
-    slices : tf.IndexedSlices
-        Rows to add up. The rows and their number may differ by rank; dtypes and the shape of a row may not.
-    op : Op
-        `Sum` or `Average`, whose divisor is the number of ranks for every row.
-    name, prescale, postscale, process_set
-        Same as for `allreduce`.
-    compression : optional
-        Compression of the values, which are sent as float16 or bfloat16 with `Compression.fp16` and `bf16`.
-    optimizer : int
-        Same as `Call.optimizer`.
+    The rows and their number may differ by rank; dtypes and the shape of a row may not. An average divides every row by
+    the number of ranks. `compression` is of the values, sent as float16 or bfloat16 with `Compression.fp16` and `bf16`;
+    any `op` but `Sum` and `Average` raises UnsupportedOperationError. `optimizer` is that of `Call`.
 
-    Returns
-    -------
-    tf.IndexedSlices
-        Rows without duplicates, equal on all ranks. An average of integers has floats, as in Horovod: float32 for
-        integers of 8 and 16 bits, float64 for wider ones.
-
-    Raises
-    ------
-    UnsupportedOperationError
-        `op` is another operation.
+    The result has no duplicate rows and is equal on all ranks. An average of integers has floats, as in Horovod:
+    float32 for integers of 8 and 16 bits, float64 for wider ones.
     """
     try:
         if op not in (Sum, Average):
