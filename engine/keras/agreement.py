@@ -28,14 +28,9 @@ _FILES = ("filepath", "backup_dir")  # attributes with the paths that callbacks 
 
 
 class Agreeing(keras.callbacks.Callback):
-    """Base class of callbacks that call `compare_runs` when training begins.
+    """Base class of callbacks that call `compare_runs` when training begins."""
 
-    Attributes
-    ----------
-    averages : bool
-        Whether it averages metrics over the ranks, so that callbacks that decide by metrics have to come after it.
-    """
-
+    # Whether it averages metrics over the ranks, so that callbacks that decide by metrics have to come after it
     averages = False
     _compares_epoch_in: ProcessSet | None = None  # set in one callback, from the start of `fit` to its first epoch
 
@@ -58,10 +53,8 @@ def compare_runs(callback: Any) -> None:
 
     It does nothing without a wrapped optimizer, and for an `Agreeing` callback that is not the first one of a `fit`.
 
-    Raises
-    ------
-    MismatchError
-        Ranks would take different numbers of steps, or write the same file at the same time; all ranks raise it.
+    If ranks would take different numbers of steps, or write the same file at the same time, all ranks raise
+    MismatchError.
     """
     optimizer = callback.model.optimizer
     if optimizer is None or not is_distributed(optimizer):

@@ -101,10 +101,8 @@ class MetricAverageCallback(agreement.Agreeing):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Replace the numbers in `logs` by their averages. Collective.
 
-        Raises
-        ------
-        MismatchError
-            The ranks train one model together, but are in different epochs or have different learning rates.
+        Raises MismatchError if ranks that train one model together are in different epochs or have different learning
+        rates.
         """
         if not self._process_set.included():
             return

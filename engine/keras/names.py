@@ -32,18 +32,11 @@ def weight_names(model: Any) -> list[str]:
 
 
 def optimizer_names(optimizer: Any, variables: Sequence[Any] | None = None) -> list[str]:
-    """Return names of an optimizer's variables.
+    """Return names of a built optimizer's variables: of those given, by default of all.
 
     The path of an optimizer's variable in Keras begins with that of a trained variable, with underscores. It is
     replaced by the trained variable's name from `names_of`. If several paths are equal with underscores, such as
     `a/b_c/kernel` and `a_b/c/kernel`, the optimizer's variables are in the order of these.
-
-    Parameters
-    ----------
-    optimizer : keras.optimizers.Optimizer
-        Optimizer that is built.
-    variables : sequence of keras.Variable, optional
-        Variables to name, by default all of the optimizer.
     """
     trained = list(getattr(optimizer, "_trainable_variables", None) or _trained_inside(optimizer))
     known: dict[str, list[str]] = {}

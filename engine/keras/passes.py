@@ -11,26 +11,15 @@ import keras
 class Passes:
     """Accumulator of gradients in variables of Keras, on all backends.
 
-    Parameters
-    ----------
-    count : int
-        Number of passes in a step. With 1 there are no variables, and each pass is a step.
-    average : bool
-        Whether to divide the sums by `count`.
-    dense : callable
-        Converts a sparse gradient to a dense one, and returns any other unchanged.
-
-    Attributes
-    ----------
-    variables : list of keras.Variable
-        Sums in the order of the trained variables, followed by the number of passes that they contain.
+    If a step has one pass there are no variables, and each pass is a step.
     """
 
     def __init__(self, count: int, average: bool, dense: Callable[[Any], Any]) -> None:
+        # Sums in the order of the trained variables, then the number of passes that they contain
         self.variables: list[Any] = []
-        self._count = count
-        self._average = average
-        self._dense = dense
+        self._count = count  # number of passes in a step
+        self._average = average  # whether to divide the sums by the number of passes
+        self._dense = dense  # converts a sparse gradient to a dense one, and returns any other unchanged
 
     def create_variables(self, trained: Sequence[Any]) -> None:
         """Create the variables, if they are needed and do not exist yet."""
@@ -45,12 +34,7 @@ class Passes:
     def add_pass(self, gradients: list[Any], trained: Sequence[Any], step: Callable[[Sequence[Any]], None]) -> None:
         """Add the gradients of a pass, and call `step` with the sums if it was the last.
 
-        Parameters
-        ----------
-        gradients : list of tensor or None
-        trained : sequence of keras.Variable
-            Variables of the gradients: all that the optimizer trains.
-        step : callable
+        `trained` are the variables of the gradients: all that the optimizer trains.
         """
         if self._count == 1:
             step(gradients)
@@ -83,20 +67,9 @@ class Passes:
     ) -> tuple[Sequence[Any], Sequence[Any]]:
         """Add the gradients of a pass like `add_pass`, but without side effects on variables.
 
-        Parameters
-        ----------
-        state : list of tensor
-            Values of the optimizer's variables; the last ones are those of `variables`.
-        gradients : list of tensor or None
-        trained : list of tensor
-        step : callable
-            Function from the values of the optimizer's own variables and the sums to the new values of `trained` and of
-            the optimizer's own variables.
-
-        Returns
-        -------
-        tuple of two sequences
-            New values of `trained`, and of `state`.
+        `state` has the values of the optimizer's variables; the last ones are those of `variables`. `step` takes the
+        values of the optimizer's own variables and the sums. It returns new values of `trained` and of the optimizer's
+        own variables; this method those of `trained` and of `state`.
         """
         if self._count == 1:
             return step(state, gradients)

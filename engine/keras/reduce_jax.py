@@ -22,20 +22,8 @@ def reduce(
 ) -> list[Any]:
     """Reduce gradients over ranks, in one call of the program. Collective.
 
-    Parameters
-    ----------
-    gradients : sequence of jax.Array or None
-    names : sequence of str
-        Name of each gradient; equal and in the same order on all ranks.
-    options : ReductionOptions
-    number : int
-        Number of the optimizer whose step this completes; -1: none.
-    groups : optional
-        No effect: XLA has all gradients before the call, and they are sent in one group.
-
-    Returns
-    -------
-    list of jax.Array or None
+    The names are equal and in the same order on all ranks. `number` is that of the optimizer whose step this completes;
+    -1: none. `groups` has no effect: XLA has all gradients before the call, and they are sent in one group.
     """
     sent = [gradient for gradient in gradients if gradient is not None]
     if absent := [name for name, gradient in zip(names, gradients, strict=True) if gradient is None]:

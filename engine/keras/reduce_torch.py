@@ -22,20 +22,8 @@ def reduce(
 ) -> list[Any]:
     """Reduce gradients over ranks, in one group and in place if possible. Collective.
 
-    Parameters
-    ----------
-    gradients : sequence of torch.Tensor or None
-    names : sequence of str
-        Name of each gradient; equal and in the same order on all ranks.
-    options : ReductionOptions
-    number : int
-        Number of the optimizer whose step this completes; -1: none.
-    groups : optional
-        No effect: all gradients exist already, and are sent in one group.
-
-    Returns
-    -------
-    list of torch.Tensor or None
+    The names are equal and in the same order on all ranks. `number` is that of the optimizer whose step this completes;
+    -1: none. `groups` has no effect: all gradients exist already, and are sent in one group.
     """
     sent: list[torch.Tensor] = []
     known: set[int] = set()

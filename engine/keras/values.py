@@ -102,17 +102,9 @@ def reducescatter(
 def broadcast_variables(variables: Any, root_rank: int, process_set: ProcessSet = global_process_set) -> None:
     """Copy the values of one rank's variables to every rank. Collective.
 
-    Parameters
-    ----------
-    variables : iterable of keras.Variable
-        Variables with equal names on all ranks, in any order; those of the same name are matched by their order.
-    root_rank : int
-        World rank whose values are sent.
-
-    Raises
-    ------
-    MismatchError
-        The ranks' variables differ in name, dtype or shape; all ranks raise it, before anything is changed.
+    Variables have equal names on all ranks, in any order; those of the same name are matched by their order.
+    `root_rank` is the world rank whose values are sent. If names, dtypes or shapes differ, all ranks raise
+    MismatchError before anything is changed.
     """
     known = list(variables)
     broadcast_named(dict(zip(names_of(known), known, strict=True)), root_rank, process_set)

@@ -31,16 +31,10 @@ BROADCAST = (
 
 
 class Local:
-    """Variables that each rank trains by itself.
-
-    Attributes
-    ----------
-    layers : list of keras.layers.Layer
-        Layers whose variables are local; they need not be built yet.
-    """
+    """Variables that each rank trains by itself."""
 
     def __init__(self) -> None:
-        self.layers: list[Any] = []
+        self.layers: list[Any] = []  # layers whose variables are local; they need not be built yet
         self._variables: list[Any] = []
 
     def add(self, variable: Any) -> None:
@@ -53,40 +47,18 @@ class Local:
 
 
 class KerasWrapping:
-    """State of one wrapping.
-
-    Parameters
-    ----------
-    optimizer : keras.optimizers.Optimizer
-    scale_local_gradients : bool
-        Whether to divide the gradients of local variables by the number of ranks.
-    **options
-        Arguments of `ReductionOptions.from_arguments`.
-
-    Attributes
-    ----------
-    kind : type
-        Class of the optimizer before it was wrapped.
-    local : Local
-    inside : bool
-        Whether the optimizer's own code is running, with gradients that were reduced already.
-    begun : bool
-        Whether the ranks of this world have compared their gradients and options, in the first reduction.
-    number : int
-        Number of the optimizer in its process set, claimed by its first reduction; -1 before.
-    passes : Passes
-        Accumulator of several passes before a reduction.
-    """
+    """State of one wrapping; further arguments are those of `ReductionOptions.from_arguments`."""
 
     def __init__(self, optimizer: Any, *, scale_local_gradients: bool = True, **options: Any) -> None:
-        self.kind = type(optimizer)
+        self.kind = type(optimizer)  # class of the optimizer before it was wrapped
         self.options = ReductionOptions.from_arguments(**options)
         self._optimizer = weakref.ref(optimizer)
         self._pairing = Pairing(self.options)
         _check(self.options)
         self.local = Local()
-        self.inside = False
+        self.inside = False  # whether the optimizer's own code is running, with gradients that were reduced already
         self._begun_in: Numbers | None = None
+        # Whether to divide the gradients of local variables by the number of ranks
         self._scale_local = scale_local_gradients
         self._backend = _import_backend()
         self.number, self._prefix = -1, ""  # Claimed by the first reduction, since a wrapped optimizer may be unused.
@@ -102,18 +74,7 @@ class KerasWrapping:
             self.inside = before
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """Reduce the gradients of a step over the ranks. Collective.
-
-        Parameters
-        ----------
-        gradients : sequence of tensor or None
-            Gradient of each variable; it may be overwritten.
-        variables : sequence of keras.Variable
-
-        Returns
-        -------
-        list of tensor or None
-        """
+        """Reduce the gradients of a step over the ranks; they may be overwritten. Collective."""
         reduced = list(gradients)
         process_set = self.options.process_set
         if not process_set.included():
