@@ -23,21 +23,11 @@ _REDUCES = "engine_reduces"  # marks the `update` of optimizers that `distribute
 
 
 class DistributedState(NamedTuple):
-    """State of `distributed` with an optimizer and `every` above 1.
+    """State of `distributed` with an optimizer and `every` above 1."""
 
-    Attributes
-    ----------
-    passes : jax.Array
-        Number of gradients that were accumulated since the last step, int32.
-    total : pytree
-        Sum of these gradients on this rank.
-    optimizer : Any
-        State of the optimizer.
-    """
-
-    passes: Any
-    total: Any
-    optimizer: Any
+    passes: Any  # number of gradients accumulated since the last step, int32
+    total: Any  # sum of these gradients on this rank, a pytree
+    optimizer: Any  # state of the optimizer
 
 
 def distributed(

@@ -50,40 +50,19 @@ _SPLITS = (
 
 @dataclass(frozen=True)
 class CallSettings:
-    """Arguments of a collective, except for its arrays and its name.
-
-    Attributes
-    ----------
-    process_set : ProcessSet
-    op : Op
-        Operation of a reduction.
-    prescale, postscale : float
-    wire : str or None
-        Dtype in which float32 and float64 are sent: a key of `WIRES`.
-    root : int
-        World rank of the root of a broadcast.
-    grouped : bool
-        Whether the arrays form one grouped operation, even if there is only one.
-    mathematical : bool
-        Whether the gradients are mathematical (`engine.frameworks.backward`).
-    optimizer : int or None
-        Number of the optimizer whose step this call completes; None: it completes none.
-    splits : tuple of int or None
-        Number of rows for each rank in an all-to-all; None: equal shares.
-    rows : tuple of tuple of int or None
-        Number of rows from each rank, for each array of an allgather or all-to-all; None: not known yet.
-    """
+    """Arguments of a collective, except for its arrays and its name."""
 
     process_set: ProcessSet = global_process_set
     op: Op = Sum
     prescale: float = 1.0
     postscale: float = 1.0
-    wire: str | None = None
-    root: int = 0
-    grouped: bool = False
-    mathematical: bool = False
-    optimizer: int | None = None
-    splits: Rows | None = None
+    wire: str | None = None  # dtype in which float32 and float64 are sent: a key of `WIRES`
+    root: int = 0  # world rank of the root of a broadcast
+    grouped: bool = False  # whether the arrays form one grouped operation, even if there is only one
+    mathematical: bool = False  # whether the gradients are mathematical (`engine.frameworks.backward`)
+    optimizer: int | None = None  # number of the optimizer whose step this call completes; None: none
+    splits: Rows | None = None  # number of rows for each rank in an all-to-all; None: equal shares
+    # Rows from each rank, for each array of an allgather or all-to-all; None: unknown
     rows: tuple[Rows, ...] | None = None
 
 

@@ -15,19 +15,8 @@ from .primitive import ALLREDUCE, CallSettings
 def reduce_arrays(arrays: Sequence[Any], name: str, options: ReductionOptions, number: int) -> list[Any]:
     """Reduce arrays over the ranks in one call, compiled or not. Collective.
 
-    Parameters
-    ----------
-    arrays : sequence of jax.Array
-    name : str
-        Name of the call, equal on all ranks.
-    options : ReductionOptions
-        Options `op`, `process_set`, `compression`, `prescale` and `postscale` are used.
-    number : int
-        Number of the optimizer whose step this completes; -1: none.
-
-    Returns
-    -------
-    list of jax.Array
+    `name` is equal on all ranks. `number` is that of the optimizer whose step this completes; -1: none. Options `op`,
+    `process_set`, `compression`, `prescale` and `postscale` are used.
     """
     wire, own = resolve(options.compression, options.op)
     pairs = [(array, None) if own is None else own.compress(array) for array in arrays]

@@ -104,10 +104,7 @@ def wait_for_programs(timeout: float) -> str | None:
     It waits for programs whose results are alive, and for all that this thread has dispatched. JAX runs the programs of
     a thread one after the other, so a program that is dispatched now ends after the others.
 
-    Returns
-    -------
-    str or None
-        Description of the work that still runs after `timeout` seconds; None if all has ended.
+    Returns a description of the work that still runs after `timeout` seconds; None if all has ended.
     """
     try:
         [*_, processor] = jax.local_devices(backend="cpu")
