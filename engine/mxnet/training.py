@@ -24,10 +24,7 @@ BROADCAST = "engine.mxnet.broadcast_parameters(net.collect_params(), root_rank={
 class OptimizerReduction:
     """Reduction of the gradients of one optimizer. Its construction is collective.
 
-    Parameters
-    ----------
-    given : dict
-        Arguments of `DistributedOptimizer`, by name.
+    It takes the arguments of `DistributedOptimizer`.
     """
 
     def __init__(self, **given: Any) -> None:
