@@ -101,12 +101,8 @@ class Pairing:
     """Common order of named items on all ranks of a process set.
 
     The names are compared when they first occur in a world, in any order. If the ranks' own orders differ, as those of
-    a `set` or a `dict` may, all ranks use that of the first rank, even if an order changes later.
-
-    Parameters
-    ----------
-    options : ReductionOptions
-        Options of the optimizer, which are compared together with the names.
+    a `set` or a `dict` may, all ranks use that of the first rank, even if an order changes later. The optimizer's
+    options are compared together with the names.
     """
 
     def __init__(self, options: ReductionOptions) -> None:
@@ -116,17 +112,8 @@ class Pairing:
     def agree_on_order(self, names: Sequence[str], describe: Callable[[], objects.Described]) -> list[int]:
         """Return the indices of `names` in the common order of all ranks. Collective for new names.
 
-        Parameters
-        ----------
-        names : sequence of str
-            Names without duplicates.
-        describe : callable
-            Returns descriptions of the names, called only for new ones. Further names in it are compared, too.
-
-        Raises
-        ------
-        MismatchError
-            Names, descriptions or options differ between ranks; all ranks raise it.
+        Names have no duplicates. `describe` returns their descriptions, is called only for new names, and may add
+        further names to compare. If names, descriptions or options differ between ranks, all ranks raise MismatchError.
         """
         if not compares_gradients():
             return list(range(len(names)))
@@ -148,22 +135,9 @@ def expect_agreement(options: ReductionOptions, parameters: objects.Described) -
 
     While a process of an elastic job is in no world, nothing is compared.
 
-    Parameters
-    ----------
-    options : ReductionOptions
-    parameters : dict of str to (str, int)
-        Description of each parameter for messages, as from `objects.describe`, and a number for properties that the
-        description leaves out, by name.
-
-    Returns
-    -------
-    list of str
-        Names of the parameters in the same order on all ranks, as from `objects.compare_descriptions`.
-
-    Raises
-    ------
-    MismatchError
-        Options or parameters differ; all ranks raise it.
+    `parameters` has by name a description for messages, as from `objects.describe`, and a number for properties that it
+    leaves out. Returns their names in the same order on all ranks. If options or parameters differ, all ranks raise
+    MismatchError.
     """
     process_set = options.process_set
     if runtime.is_waiting():

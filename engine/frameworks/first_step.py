@@ -23,20 +23,12 @@ class FirstStep:
     """Comparison of the ranks' parameters by checksums, once and without blocking.
 
     A rank that has joined does not take part. A rank whose first step comes after a `join` does not begin, since the
-    others may have compared theirs without it.
-
-    Parameters
-    ----------
-    prefix : str
-        Prefix of the names of the optimizer's operations; equal on all ranks, unique to the optimizer.
-    process_set : ProcessSet
-        Process set whose ranks train one model. This rank is one of them.
-    broadcast : str
-        Call that broadcasts the model of one rank, for the warning; `{root}` stands for that rank.
+    others may have compared theirs without it. This rank is one of the process set, whose ranks train one model.
     """
 
     def __init__(self, prefix: str, process_set: ProcessSet, broadcast: str) -> None:
-        self._name = f"{prefix}first step"
+        self._name = f"{prefix}first step"  # equal on all ranks, unique to the optimizer
+        # Call that broadcasts the model of one rank, for the warning; `{root}` stands for it
         self._broadcast = broadcast
         self._engine = process_set.engine
         self._ranks = process_set.ranks
@@ -58,10 +50,7 @@ class FirstStep:
     def tell(self) -> bool:
         """Log a warning if the ranks' checksums have arrived and differ. Return whether the comparison is over.
 
-        Raises
-        ------
-        MismatchError
-            Ranks have the same parameters under different names.
+        Raises MismatchError if ranks have the same parameters under different names.
         """
         if self._handle is None:
             return True
@@ -117,13 +106,8 @@ class FirstStep:
 def expect_one_order(names: Sequence[str], by_rank: Sequence[NDArray[Any]], ranks: Sequence[int]) -> None:
     """Raise MismatchError if two ranks have the same checksums in another order, and so would match wrong parameters.
 
-    Parameters
-    ----------
-    names : sequence of str
-    by_rank : sequence of numpy.ndarray
-        Checksums of each rank in the order of the names; empty from a rank that has joined.
-    ranks : sequence of int
-        Rank of each entry of `by_rank`.
+    `by_rank` has each rank's checksums in the order of the names, empty from a rank that has joined; `ranks` has the
+    rank of each entry.
     """
     there = [(rank, sums) for rank, sums in zip(ranks, by_rank, strict=True) if len(sums)]
     for rank, sums in there[1:]:

@@ -13,18 +13,13 @@ from ..errors import NotInitializedError
 class NoReducer:
     """Object with the methods of `Reducer` that leaves gradients local and refuses a step.
 
-    Parameters
-    ----------
-    passes : int
-        Number of backward passes to accumulate before a reduction.
-    why : str
-        Error text: the reason why a step is refused, and the remedy.
+    `passes` is the number of backward passes to accumulate before a reduction.
     """
 
     def __init__(self, passes: int, why: str) -> None:
         self.group = SimpleNamespace(passes=passes, touched=False)
         self.skipping = False
-        self._why = why
+        self._why = why  # error text: the reason why a step is refused, and the remedy
 
     def _raise_not_initialized(self) -> Never:
         raise NotInitializedError(self._why)

@@ -78,29 +78,16 @@ class Distributed:
 
 
 class Wrapping(ABC):
-    """State of a wrapped optimizer.
-
-    Parameters
-    ----------
-    kind : type
-        Class of the optimizer before it was wrapped.
-    options : ReductionOptions
-    named_parameters : iterable of (str, parameter), optional
-        Names of the parameters, as the user has passed them.
-
-    Raises
-    ------
-    TypeError, ValueError
-        `named_parameters` is invalid.
-    """
+    """State of a wrapped optimizer. Invalid `named_parameters` raise TypeError or ValueError."""
 
     broadcast: ClassVar[str]
     """Call that broadcasts the model of one rank, for a warning; `{root}` stands for that rank."""
 
     def __init__(self, kind: type, options: ReductionOptions, named_parameters: Any) -> None:
-        self.kind = kind
+        self.kind = kind  # class of the optimizer before it was wrapped
         self.options = options
         self.process_set = options.process_set
+        # Names of parameters that the user has passed; None: none were
         self.names = None if named_parameters is None else ParameterNames(named_parameters)
         self._optimizer: Callable[[], Any] = lambda: None
         self.prefix = ""
@@ -327,14 +314,7 @@ def expect_unwrapped(optimizer: Any) -> None:
 class ParameterNames:
     """Names of parameters, as passed by the user. It keeps the parameters alive, so that their ids are not reused.
 
-    Parameters
-    ----------
-    named_parameters : iterable of (str, parameter)
-
-    Raises
-    ------
-    TypeError, ValueError
-        `named_parameters` is something else, or has a name twice.
+    Raises TypeError or ValueError unless it gets pairs of a name and a parameter, with each name once.
     """
 
     def __init__(self, named_parameters: Any) -> None:

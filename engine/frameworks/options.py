@@ -15,44 +15,21 @@ from ..text import logs
 
 @dataclass(frozen=True)
 class ReductionOptions:
-    """Options for the reduction of one optimizer's gradients.
-
-    Attributes
-    ----------
-    op : Op
-    process_set : ProcessSet
-        Process set whose ranks reduce with each other.
-    compression : object
-        Compressor or `Scheme`.
-    passes : int
-        Number of backward passes that a rank accumulates before a reduction.
-    prescale, postscale : float
-        Factors for the local gradients, and for the result.
-    sparse_as_dense : bool
-        Whether to convert sparse gradients to dense ones, instead of gathering their entries.
-    views : bool
-        Whether to keep gradients side by side, in shared memory or on a GPU.
-    check_parameters : bool
-        Whether to compare the ranks' parameters in the first step.
-    average_passes : bool
-        Whether to divide the accumulated gradients by the number of passes.
-    num_groups : int
-    groups : list of lists of parameters, optional
-        Gradients that are sent together, for a binding that submits them in groups: a number of groups, or their lists.
-    """
+    """Options for the reduction of one optimizer's gradients."""
 
     op: Op = Average
-    process_set: ProcessSet = global_process_set
-    compression: Any = Compression.none
-    passes: int = 1
-    prescale: float = 1.0
-    postscale: float = 1.0
+    process_set: ProcessSet = global_process_set  # ranks that reduce with each other
+    compression: Any = Compression.none  # compressor or `Scheme`
+    passes: int = 1  # number of backward passes that a rank accumulates before a reduction
+    prescale: float = 1.0  # factor for the local gradients
+    postscale: float = 1.0  # factor for the result
+    # Whether to convert sparse gradients to dense ones, instead of gathering their entries
     sparse_as_dense: bool = False
-    views: bool = False
-    check_parameters: bool = True
-    average_passes: bool = False
-    num_groups: int = 0
-    groups: Any = field(default=None, compare=False)
+    views: bool = False  # whether to keep gradients side by side, in shared memory or on a GPU
+    check_parameters: bool = True  # whether to compare the ranks' parameters in the first step
+    average_passes: bool = False  # whether to divide the accumulated gradients by the number of passes
+    num_groups: int = 0  # number of groups in which a binding submits gradients; 0: its default
+    groups: Any = field(default=None, compare=False)  # lists of parameters whose gradients a binding sends together
 
     @classmethod
     def from_arguments(
@@ -74,10 +51,7 @@ class ReductionOptions:
     ) -> ReductionOptions:
         """Make options from Horovod's arguments, which `DistributedOptimizer` explains.
 
-        Raises
-        ------
-        ValueError
-            An argument is invalid, or contradicts another one.
+        Raises ValueError if an argument is invalid, or contradicts another one.
         """
         backward_passes_per_step = expect_passes(backward_passes_per_step)
         for factor, value in (("prescale_factor", prescale_factor), ("postscale_factor", postscale_factor)):

@@ -65,48 +65,30 @@ live: weakref.WeakSet[Reducer] = weakref.WeakSet()
 class Reducer(ABC):
     """Hooks and state for the parameters of one optimizer, independent of the optimizer itself.
 
-    Parameters
-    ----------
-    options : ReductionOptions
-        Options of the optimizer. A rank outside of their process set gets no parameters.
-    number : int
-        Number of the optimizer in the process set, which identifies its steps.
-
-    Attributes
-    ----------
-    kind : type
-        Class of the framework's tensors.
-    names : list of str
-        Names of the parameters, by index.
-    wire : str or None
-        Dtype to which the engine casts gradients while they are sent.
-    rounds : Rounds
-        Gradients that a scheme reduces; contains their indices.
-    skipping : bool
-        Whether the next step uses gradients as they are.
-    copies : list of (tensor, tensor)
-        Pairs of a gradient of the pass and the copy that is reduced instead, and stored in the gradient at the end.
+    A rank outside of the options' process set gets no parameters. `number` is that of the optimizer in the process set,
+    which identifies its steps.
     """
 
-    kind: Any
+    kind: Any  # class of the framework's tensors
 
     def __init__(self, options: ReductionOptions, number: int = 0) -> None:
         process_set, op = options.process_set, options.op
         self.engine = process_set.engine if process_set.included() else runtime.current_engine()
         self.options = options
         wire, scheme = scheme_of(options.compression, op)
-        self.wire = wire
-        self.rounds = Rounds(self, scheme, options, wire)
+        self.wire = wire  # dtype to which the engine casts gradients while they are sent
+        self.rounds = Rounds(self, scheme, options, wire)  # gradients that a scheme reduces; contains their indices
         self.group = gradients.GradientGroup(
             self.engine, self, int(op), options.prescale, options.postscale, wire, number
         )
         self._once = None if options.repeatable else Once(self.group, op, self.version_of)
         self._parameters: list[Parameter] = []
-        self.names: list[str] = []
+        self.names: list[str] = []  # names of the parameters, by index
         self._bucket: list[Tensor | None] = []
         self._native: list[gradients.GradientHook] = []
         self._hooks: list[Any] = []
         self._frozen: dict[str, Parameter] = {}
+        # Pairs of a gradient of the pass and the copy that is reduced instead, and stored in the gradient at the end
         self.copies: list[tuple[Tensor, Tensor]] = []
         self._pass: Any = None  # the backward pass for whose end a callback was queued
         self._due = True  # whether gradients are unreduced: no reduction since step or zero_grad, or no_sync since
@@ -116,7 +98,7 @@ class Reducer(ABC):
         self._tied: list[int] = []  # parameters whose gradient lies in others, and is reduced with them
         self._empty: list[int] = []  # parameters without a gradient on any rank
         self._idle: list[int] = []  # parameters that `expect_in_place` checks when the pass is reduced
-        self.skipping = False
+        self.skipping = False  # whether the next step uses gradients as they are
         self._unused: str | None = None  # the step whose closure has not been called yet
         live.add(self)
 
@@ -141,10 +123,7 @@ class Reducer(ABC):
     def queue(self, callback: Callable[[], None]) -> Any:
         """Queue `callback()` for the end of the running backward pass; return an object that identifies the pass.
 
-        Raises
-        ------
-        EngineError
-            No backward pass is running, or its end cannot be observed.
+        Raises EngineError if no backward pass is running, or its end cannot be observed.
         """
 
     @abstractmethod
@@ -239,11 +218,7 @@ class Reducer(ABC):
         """Hook parameters. Collective if gradients are kept in shared memory.
 
         `trained`: names of parameters that some rank trains; they are hooked even if they require no gradient here.
-
-        Raises
-        ------
-        ValueError
-            Another reducer has one of them; two reductions of one gradient at a time would corrupt it.
+        Raises ValueError if another reducer has one of them: two reductions of one gradient at a time would corrupt it.
         """
         if any(map(self.is_hooked, named.values())):
             gc.collect()  # A dropped optimizer may still be alive in a reference cycle with its scheduler.
@@ -308,10 +283,7 @@ class Reducer(ABC):
     def after_step(self) -> None:
         """Note that a step has used the gradients.
 
-        Raises
-        ------
-        EngineError
-            The gradients had not been reduced, since the step has never called its closure.
+        Raises EngineError if these had not been reduced, since the step has never called its closure.
         """
         unused, self._unused = self._unused, None
         unreduced = unused and bool(self._parameters) and (self._due or self.group.touched) and not self.skipping

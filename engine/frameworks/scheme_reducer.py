@@ -50,19 +50,12 @@ def scheme_of(compression: Any, op: Op) -> tuple[str | None, Scheme | None]:
 class Rounds:
     """Gradients of one optimizer that a scheme reduces.
 
-    Parameters
-    ----------
-    reducer : Reducer
-        Reducer of the optimizer, with the framework's methods to fill gradients.
-    scheme : Scheme, optional
-    options : ReductionOptions
-        Options of the optimizer. A rank outside of their process set gets no gradients.
-    wire : str, optional
-        Dtype to which the engine casts tensors while they are sent.
+    A rank outside of the options' process set gets none. `wire` is the dtype to which the engine casts tensors while
+    they are sent.
     """
 
     def __init__(self, reducer: Reducer, scheme: Scheme | None, options: ReductionOptions, wire: str | None) -> None:
-        self._reducer = reducer
+        self._reducer = reducer  # reducer of the optimizer, with the framework's methods to fill gradients
         self._scheme = scheme
         self._settings = options.prescale, options.postscale, options.process_set, MARKERS[wire]
         self._process_set = options.process_set
@@ -120,10 +113,8 @@ class Rounds:
     def _exchange_presence(self, mine: NDArray[np.uint8], first: str) -> NDArray[np.uint8]:
         """Return for each gradient whether some rank has it. Collective.
 
-        Raises
-        ------
-        MismatchError
-            The numbers of rounds differ between ranks, for example because only one of them has loaded a checkpoint.
+        Raises MismatchError if the numbers of rounds differ between ranks, for example because only one has loaded a
+        checkpoint.
         """
         rounds = self._scheme.rounds() if self._scheme is not None else {}
         counts = {name: rounds.get(name, 0) for name, _ in self._parameters.values()}

@@ -181,28 +181,15 @@ _GIVEN = {
 
 @dataclass(frozen=True)
 class Tensors:
-    """Description of a framework's tensors.
+    """Description of a framework's tensors."""
 
-    Attributes
-    ----------
-    kind : type
-        Class of the tensors.
-    name : str
-        Name of the class in user code, such as `torch.Tensor`.
-    calls : mapping of str to callable
-        Differentiable replacements of the engine's collectives, by name, with the same positional arguments. Empty by
-        default.
-    convert : callable
-        Converts other values that users may pass to a tensor, and returns anything else unchanged.
-    gradients : bool
-        Whether gradients flow through the functions, as their documentation says.
-    """
-
-    kind: type
-    name: str
+    kind: type  # class of the tensors
+    name: str  # name of the class in user code, such as `torch.Tensor`
+    # Differentiable replacements of the engine's collectives, by name, with the same positional arguments
     calls: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    # Converts other values that users may pass to a tensor, and returns anything else unchanged
     convert: Callable[[Any], Any] = lambda tensor: tensor
-    gradients: bool = True
+    gradients: bool = True  # whether gradients flow through the functions, as their documentation says
 
     def admit_tensor(self, tensor: Any, kind: str, name: str | None, process_set: ProcessSet) -> Any:
         """Return the argument of a call as a tensor. If it is none, announce the failure of the call, and raise."""
@@ -226,20 +213,10 @@ class Tensors:
 
 
 def make_functions(module: str, tensors: Tensors, orders: Mapping[str, str] = ORDERS) -> dict[str, Any]:
-    """Make Horovod's functions for a framework.
+    """Return Horovod's functions for a framework, by name.
 
-    Parameters
-    ----------
-    module : str
-        Name of the module that will contain the functions.
-    tensors : Tensors
-    orders : mapping of str to str
-        Replacement of `ORDERS`, for a framework with other argument orders in Horovod.
-
-    Returns
-    -------
-    dict
-        Functions by name.
+    The module of the given name will contain them. `orders` replaces `ORDERS` for a framework with other
+    argument orders in Horovod.
     """
     made = {}
     for name, order in orders.items():
@@ -324,10 +301,7 @@ def _run_compressed(
 def choose_op(average: bool | None, op: int | None) -> Op:
     """Return the operation that the old argument `average` or the new `op` chooses.
 
-    Raises
-    ------
-    ValueError
-        Both are given.
+    Raises ValueError if both are given.
     """
     if average is not None and op is not None:
         raise ValueError("give either average or op, not both; op=Average is the same as average=True, op=Sum as False")
