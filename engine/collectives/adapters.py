@@ -153,10 +153,7 @@ def register(kind: type, adapter: Adapter) -> None:
 def adapter_of(tensor: Any) -> Adapter:
     """Return the adapter for a tensor.
 
-    Raises
-    ------
-    UnsupportedTensorError
-        `tensor` is a number, a list, or an object that does not export its memory.
+    Raises UnsupportedTensorError for a number, a list, or an object that does not export its memory.
     """
     kind = type(tensor)
     adapter = _adapters.get(kind)

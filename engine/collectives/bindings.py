@@ -12,27 +12,13 @@ from typing import NamedTuple
 
 
 class Framework(NamedTuple):
-    """One framework with a binding.
+    """One framework with a binding."""
 
-    Attributes
-    ----------
-    package : str
-        Package that users import; its binding has the same name below `engine`, as in `horovod`.
-    title : str
-        Name of the framework in texts.
-    optimizers : str
-        Class of the optimizers that `DistributedOptimizer` accepts.
-    others : str
-        Further packages that define its tensors and optimizers.
-    modules : str or None
-        Modules of Horovod's binding from which scripts import names; None if the compatibility switch has no such
-        binding.
-    """
-
-    package: str
-    title: str
-    optimizers: str
-    others: str = ""
+    package: str  # package that users import; its binding has the same name below `engine`, as in `horovod`
+    title: str  # name of the framework in texts
+    optimizers: str  # class of the optimizers that `DistributedOptimizer` accepts
+    others: str = ""  # further packages that define its tensors and optimizers
+    # Modules of Horovod's binding from which scripts import names; None: not in the compatibility switch
     modules: str | None = None
 
 

@@ -180,28 +180,11 @@ def _does_nothing(method: Any, inherited: Any) -> bool:
 
 
 def resolve(compression: Any, op: int | None = None) -> tuple[str | None, Any]:
-    """Divide a compressor's work between the engine and Python.
+    """Divide a compressor's work between the engine and Python, for the operation with which tensors are reduced.
 
-    Parameters
-    ----------
-    compression : optional
-        Compressor, or None.
-    op : Op, optional
-        Operation with which tensors are reduced.
-
-    Returns
-    -------
-    wire : str, optional
-        Dtype in which tensors are sent, or `"tuned"` or `"tuned8"`.
-    own : optional
-        Compressor whose methods have to be called; None if they do nothing.
-
-    Raises
-    ------
-    TypeError
-        `compression` is not a compressor.
-    ValueError
-        `op` is Adasum, which cannot be combined with compression, or one that `Compression.fp8` does not take.
+    Returns the dtype in which tensors are sent, or `"tuned"` or `"tuned8"`, and the compressor whose methods have to be
+    called; either may be None. Raises TypeError if `compression` is neither a compressor nor None. Raises ValueError if
+    `op` is Adasum, which cannot be combined with compression, or one that `Compression.fp8` does not take.
     """
     if compression is None:
         return None, None

@@ -26,15 +26,7 @@ SPLITS = "splits holds whole numbers, one for each rank"
 def announce_failure(among: ProcessSet | core.Engine, kind: str, name: str | None, error: Exception) -> None:
     """Announce to the other ranks of a process set that a call of this rank failed before it submitted anything.
 
-    Parameters
-    ----------
-    among : ProcessSet or core.Engine
-    kind : str
-        Kind of the operation: `allreduce`, `broadcast`, `allgather`, `alltoall` or `reducescatter`.
-    name : str or None
-        Name of the operation, if any.
-    error : Exception
-        Exception that the caller raises.
+    `kind` is `allreduce`, `broadcast`, `allgather`, `alltoall` or `reducescatter`; `error` is what the caller raises.
     """
     engine = among if isinstance(among, core.Engine) else getattr(among, "_engine", None)
     if engine is not None and not isinstance(error, _OTHERWISE):
@@ -44,19 +36,9 @@ def announce_failure(among: ProcessSet | core.Engine, kind: str, name: str | Non
 def whole_numbers(values: Iterable[Any], what: str, among: ProcessSet, kind: str, name: str | None) -> tuple[int, ...]:
     """Convert integer arguments of a collective, for a framework that would cast other numbers silently.
 
-    Parameters
-    ----------
-    values : iterable
-        Integers of Python or of any framework.
-    what : str
-        Start of the error text, such as `splits holds whole numbers, one for each rank`.
-    among, kind, name
-        Same as in `announce`.
-
-    Raises
-    ------
-    UnsupportedTensorError
-        A value is not an integer, such as a float; the failure is announced to the other ranks.
+    `what` begins the error text, such as `splits holds whole numbers, one for each rank`; the last three are those of
+    `announce_failure`. A value that is not an integer, such as a float, raises UnsupportedTensorError, which is
+    announced to the other ranks.
     """
     try:
         return tuple(index(value) for value in values)

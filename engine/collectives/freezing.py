@@ -16,33 +16,15 @@ Plan = TypeVar("Plan")
 
 
 def tell(what: Any) -> list[Any]:
-    """Collect one object from every rank of the world during a freeze. Collective.
-
-    Raises
-    ------
-    EngineError
-        A rank has joined.
-    """
+    """Collect one object from every rank of the world during a freeze; EngineError if a rank has joined. Collective."""
     return objects.gather_objects(what, NAME, global_process_set, "freezes nothing: call freeze() before join()")
 
 
 def agree_on_freeze(look: Callable[[], Plan | None]) -> Plan | None:
     """Plan this rank's freeze, and check that all ranks can freeze. Collective.
 
-    Parameters
-    ----------
-    look : callable
-        Returns the plan of this rank's freeze; None: it is frozen already. Raises EngineError if it is not possible.
-
-    Returns
-    -------
-    Plan or None
-        Result of `look`; None on all ranks or on none.
-
-    Raises
-    ------
-    EngineError
-        `look` has raised it, on this rank or on another one. Or some ranks have frozen it already, and others have not.
+    `look` returns the plan of this rank's freeze; None: it is frozen already. If it raises EngineError on some rank, or
+    some ranks have frozen it already and others have not, all ranks raise EngineError.
     """
     refusal: EngineError | None = None
     plan = None

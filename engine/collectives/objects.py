@@ -151,10 +151,7 @@ def name_tensors(params: Any) -> list[tuple[str, Any]]:
 def describe(name: str, value: Any) -> str:
     """Describe a tensor as `float32[3, 4]`, and a number or a string by its type and value.
 
-    Raises
-    ------
-    UnsupportedTensorError
-        `value` is anything else.
+    Raises UnsupportedTensorError for anything else.
     """
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         return f"{_dtype_name(value.dtype)}{list(value.shape)}"
@@ -205,23 +202,9 @@ def compare_descriptions(
     """Check that all ranks have equal descriptions of the same names, in any order. Collective.
 
     Callers that match items over ranks afterwards have to use the returned order, not their own: the order of a `set`,
-    a `dict` or a `state_dict` may differ by rank.
+    a `dict` or a `state_dict` may differ by rank. The returned one is that of the process set's first rank.
 
-    Parameters
-    ----------
-    described : dict
-        Description and checksum (or 0) of each value, by name.
-    title : str
-        First line of the error.
-
-    Returns
-    -------
-    list of str
-        Names in the order of the process set's first rank.
-
-    Raises
-    ------
-    MismatchError
+    `described` has by name a description and a checksum or 0. `title` is the first line of the MismatchError.
     """
     return expect_equal(allgather_object(described, name, process_set), title, process_set.ranks)
 
@@ -243,20 +226,8 @@ def broadcast_arrays(
 ) -> None:
     """Copy the values of one rank's arrays to the arrays of the same names on every rank. Collective.
 
-    Parameters
-    ----------
-    arrays : mapping of str to numpy.ndarray
-        Contiguous arrays of any dtype; they are written to.
-    described : dict
-        Descriptions under the same names, which are compared before.
-    root_rank : int
-    title : str
-        First line of the error.
-
-    Raises
-    ------
-    MismatchError
-        Names or descriptions differ between ranks; all ranks raise it, before anything is changed.
+    Arrays are contiguous, of any dtype. If names or descriptions differ between ranks, all ranks raise MismatchError,
+    whose first line is `title`, before anything is changed.
     """
     order = compare_descriptions(described, title, None, process_set)
     # Sent as bytes, so that any dtype is supported.

@@ -48,15 +48,7 @@ def explain_uninitialized() -> str:
 def parse_ranks(ranks: Any) -> tuple[int, ...]:
     """Return the ranks of a process set in ascending order.
 
-    Parameters
-    ----------
-    ranks : iterable of int
-        Any integers, also those of NumPy.
-
-    Raises
-    ------
-    ValueError
-        Something else was given, or a rank twice; the text says what is wrong.
+    Any integers will do, also those of NumPy. Raises ValueError for anything else, or a rank twice.
     """
     try:
         if isinstance(ranks, str | bytes | Mapping):
