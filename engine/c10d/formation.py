@@ -31,15 +31,7 @@ from .work import translate_error
 def form_membership(options: Any) -> Membership:
     """Form the group that torch's options describe. Collective over its ranks, of which torch calls only these.
 
-    Parameters
-    ----------
-    options : torch's _DistributedBackendOptions
-        Ranks, store, name and time-out of the group.
-
-    Raises
-    ------
-    DistBackendError
-        The ranks cannot meet, or the group cannot be formed; the cause is the engine's error.
+    Raises DistBackendError if the ranks cannot meet, or the group cannot be formed; the cause is the engine's error.
     """
     hide_from_dynamo()
     ranks = list(options.global_ranks_in_group)  # none: the default group
@@ -62,19 +54,8 @@ def shrink_membership(parent: Membership, excluded: Sequence[int], abort: bool, 
     The default group is left for a world of its own, which may follow on one that has failed. Another group needs a
     world that has not failed.
 
-    Parameters
-    ----------
-    parent : Membership
-    excluded : sequence of int
-    abort : bool
-        Whether operations in flight in the group end at once, with an error.
-    timeout : timedelta
-        Longest time to wait for the other ranks.
-
-    Raises
-    ------
-    DistBackendError
-        The ranks cannot meet, or the group cannot be formed; the cause is the engine's error.
+    `abort` ends operations in flight in the group at once, with an error. `timeout` limits the wait for the other
+    ranks. Raises DistBackendError like `form_membership`.
     """
     left = [place for place in range(parent.engine.size) if place not in excluded]
     with _translated_errors():

@@ -32,19 +32,8 @@ class StoreMeeting:
 
     Ranks may meet several times in one store: a group that is formed anew finds the keys of the former one.
 
-    Parameters
-    ----------
-    store : torch.distributed.Store
-    rank, size : int
-        This process's rank in the group, and the number of its ranks.
-    seconds : float
-        Longest time to wait for the others.
-    is_over : callable, optional
-        Tells that nobody wants the meeting any more.
-    key : str, optional
-        Text that differs between meetings in one store, if the ranks know one.
-    world : str
-        Key of the world that the ranks are in, equal on all of them: a later world may use the same store.
+    `key` differs between meetings in one store, if the ranks know such a text. `world` is the key of the world that the
+    ranks are in, equal on all of them: a later world may use the same store.
     """
 
     def __init__(
@@ -58,9 +47,9 @@ class StoreMeeting:
         world: str = "",
     ) -> None:
         self.rank, self.size = rank, size
-        self._is_over = is_over
+        self._is_over = is_over  # tells that nobody wants the meeting any more
         self._store = store
-        self._seconds = seconds
+        self._seconds = seconds  # longest time to wait for the others
         self._exchanges = 0
         self.key = self._count_meetings(world) if key is None else key
 
@@ -72,10 +61,7 @@ class StoreMeeting:
     def exchange_texts(self, said: bytes, seconds: float | None = None) -> list[bytes]:
         """Return what each rank has said. Collective. `seconds` replaces the longest wait of this meeting.
 
-        Raises
-        ------
-        RendezvousError
-            Ranks did not come in time; the text names them.
+        Raises RendezvousError with the names of ranks that did not come in time.
         """
         self._exchanges += 1
         keys = [f"engine/{self.key}/{self._exchanges}/{rank}" for rank in range(self.size)]
@@ -132,21 +118,12 @@ class StoreMeeting:
 class SurvivorMeeting(StoreMeeting):
     """Meeting of the ranks of a group that are left, which may be held after the failure of their world.
 
-    A rank that has waited in vain may come again, with others: what it has said in vain is not heard then.
-
-    Parameters
-    ----------
-    store : torch.distributed.Store
-    rank : int
-        This process's rank in the group that shrinks.
-    left : sequence of int
-        Ranks of that group that are left, ascending.
-    seconds : float
-        Longest time to wait for the others.
+    A rank that has waited in vain may come again, with others: what it has said in vain is not heard then. `rank` is
+    this process's rank in the group that shrinks.
     """
 
     def __init__(self, store: Any, rank: int, left: Sequence[int], seconds: float) -> None:
-        self._left = left
+        self._left = left  # ranks of that group that are left, ascending
         names = "-".join(map(str, left))
         super().__init__(store, left.index(rank), len(left), seconds, key=f"left {names}")
         self._names = self.key

@@ -25,23 +25,7 @@ _live: LiveObjects[Membership] = LiveObjects()
 
 
 class Membership:
-    """This rank's part in a group, from its formation to its end.
-
-    Parameters
-    ----------
-    engine : core.Engine
-        Engine of the group's ranks.
-    meeting : StoreMeeting
-        Meeting of the group's ranks.
-    store : torch.distributed.Store
-        Store of the group.
-    name : str
-        Torch's name of the group.
-    timeout : timedelta
-        Longest time for an operation.
-    owner : bool
-        Whether the session was started for this group, and ends with it.
-    """
+    """This rank's part in a group, from its formation to its end."""
 
     def __init__(
         self, engine: core.Engine, meeting: StoreMeeting, store: Any, name: str, timeout: timedelta, owner: bool
@@ -49,12 +33,12 @@ class Membership:
         self.engine = engine
         self.meeting = meeting
         self.store = store
-        self.name = name
+        self.name = name  # torch's name of the group
         self.description = UNDESCRIBED
-        self.timeout = timeout
+        self.timeout = timeout  # longest time for an operation
         self._works: LiveObjects[EngineWork] = LiveObjects()
         self.messenger = Messenger(engine, meeting, timeout.total_seconds())
-        self.owns_session = owner
+        self.owns_session = owner  # whether the session was started for this group, and ends with it
         self._over = False
         self.ending = ""
         _live.add(self)

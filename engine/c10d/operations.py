@@ -59,15 +59,9 @@ class Submission:
 
 
 class GroupOperations:
-    """Collectives of a group, for `ProcessGroup` and `Backend` subclasses alike.
+    """Collectives of a group, for `ProcessGroup` and `Backend` subclasses alike."""
 
-    Attributes
-    ----------
-    engine : core.Engine
-        Engine of the group's ranks.
-    """
-
-    engine: core.Engine
+    engine: core.Engine  # engine of the group's ranks
 
     def make_work(
         self,

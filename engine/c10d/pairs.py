@@ -42,15 +42,8 @@ atexit.register(_end_connecting)
 class Pair:
     """This rank's end of a set of two ranks, which may not be formed yet.
 
-    Parameters
-    ----------
-    sets : ProcessSetRegistry
-    group : core.Engine
-        Engine of the group, which fails with the world.
-    ranks : tuple of int
-        Both ranks of the world. The first coordinates; between hosts it has the lower number in the group.
-    name : str
-        Name of the pair in its group.
+    `ranks` has both world ranks. The first coordinates; between hosts it has the lower number in the group. The engine
+    of the group fails with the world. `name` is that of the pair in its group.
     """
 
     def __init__(self, sets: ProcessSetRegistry, group: core.Engine, ranks: tuple[int, ...], name: str) -> None:
@@ -227,15 +220,10 @@ class Posting:
     """Place of this rank in the messages of one sender and tag, at which the next of them is received.
 
     One work after another may want it, such as one that waits for any sender: the last that asks is notified.
-
-    Attributes
-    ----------
-    number : int
-        Number of the message, among those of its sender and tag.
     """
 
     def __init__(self, message: Message, number: int) -> None:
-        self.number = number
+        self.number = number  # number of the message, among those of its sender and tag
         self._message = message
         self._lock = threading.Lock()
         self._asked = self._arrived = False

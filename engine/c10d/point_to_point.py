@@ -35,18 +35,10 @@ _Key = tuple[int, int, int]
 
 
 class Messenger:
-    """Messages of one rank of a group.
-
-    Attributes
-    ----------
-    limit : float
-        Seconds that a wait for a message may last, by default.
-    outbox : Outbox
-        Messages that this rank has sent.
-    """
+    """Messages of one rank of a group."""
 
     def __init__(self, engine: core.Engine, meeting: StoreMeeting, limit: float) -> None:
-        self.limit = limit
+        self.limit = limit  # seconds that a wait for a message may last, by default
         self._engine = engine
         self._meeting = meeting
         self._lock = threading.RLock()
@@ -56,7 +48,7 @@ class Messenger:
         self._names: dict[_Key, list[str]] = {}
         self._postings: dict[tuple[int, int], list[Posting]] = {}  # taken back, by sender and tag, in order
         self._own: dict[int, deque[torch.Tensor]] = {}  # messages to this rank itself, by tag
-        self.outbox = Outbox()
+        self.outbox = Outbox()  # messages that this rank has sent
 
     # ---- what a group calls
 

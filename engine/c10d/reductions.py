@@ -22,10 +22,7 @@ _BITWISE: dict[Any, Callable[..., Any]] = {
 def read_reduction(given: Any) -> tuple[Op, float]:
     """Return the operation and the prescale factor of a `ReduceOp`, or of a member of its enumeration.
 
-    Raises
-    ------
-    ValueError
-        The engine has no such reduction.
+    Raises ValueError if the engine has no such reduction.
     """
     kind = given if isinstance(given, _Kind) else given.op
     native = _NATIVE.get(kind)

@@ -51,18 +51,6 @@ class EngineWork(dist.Work):
 
     Its end does not depend on `wait`: with a `finish`, or if a future was asked for, a thread of the engine calls
     `conclude_work`. That thread holds no lock while callbacks run, so they may wait for other operations.
-
-    Parameters
-    ----------
-    operations : sequence of Operation
-    tensors : sequence of torch.Tensor
-        Tensors that hold the result once the work is done.
-    finish : callable, optional
-        Stores the result in the tensors, once the operations are done. Called once.
-    source : int
-        Rank in the group from which the tensors were received; -1: they were not.
-    earlier : sequence of EngineWork
-        Works that `wait` waits for, too, so that their results lie in their tensors.
     """
 
     def __init__(
@@ -75,9 +63,9 @@ class EngineWork(dist.Work):
     ) -> None:
         super().__init__()
         self._operations = operations
-        self._tensors = tensors
-        self._finish = finish
-        self._earlier = earlier
+        self._tensors = tensors  # hold the result once the work is done
+        self._finish = finish  # stores the result in the tensors, once the operations are done; called once
+        self._earlier = earlier  # works that `wait` waits for, too, so that their results lie in their tensors
         self._lock = threading.Lock()
         self._over = False
         self._error: BaseException | None = None
@@ -85,7 +73,7 @@ class EngineWork(dist.Work):
         self._future: Any = None
         self._watched = False
         self._claimed = False
-        self.source = source
+        self.source = source  # rank in the group from which the tensors were received; -1: they were not
 
     def __del__(self) -> None:
         """Keep a work that nobody has waited for: C++ may hold it alone, without the methods of this class.
