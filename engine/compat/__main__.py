@@ -17,17 +17,9 @@ USAGE = "usage: python -m engine.compat (SCRIPT | -m MODULE) [arguments]"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run a program as `__main__`.
+    """Run a program as `__main__`, and return the exit code: 0 when it has ended, 2 if there is none.
 
-    Parameters
-    ----------
-    arguments : sequence of str
-        Path of a script, or `-m` and a module's name, followed by the arguments of the program.
-
-    Returns
-    -------
-    int
-        Exit code: 0 when the program has ended, 2 if there is none.
+    The arguments are the path of a script, or `-m` and a module's name, followed by those of the program.
     """
     as_module = list(arguments[:1]) == ["-m"]
     program = list(arguments[1:] if as_module else arguments)

@@ -20,10 +20,7 @@ _BASICS = (
 class HorovodBasics:
     """Functions about rank, size and build as methods of an object.
 
-    Parameters
-    ----------
-    *args : object
-        Path of a native library in Horovod; ignored here.
+    Horovod's argument, the path of a native library, is ignored.
     """
 
     def __init__(self, *args: Any) -> None:

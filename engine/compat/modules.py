@@ -124,10 +124,8 @@ class Finder(MetaPathFinder, Loader):
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """Look a module up in the table.
 
-        Raises
-        ------
-        ModuleNotFoundError
-            A module of Horovod is not provided. Another package's module of that name must not be found instead.
+        Raises ModuleNotFoundError for a module of Horovod that is not provided: another package's module of that name
+        must not be found instead.
         """
         if name.partition(".")[0] != ROOT:
             return None
@@ -159,17 +157,9 @@ def is_installed() -> bool:
 
 
 def install() -> Finder:
-    """Switch this process on. Further calls do nothing.
+    """Switch this process on, and return the finder, first in `sys.meta_path`. Further calls do nothing.
 
-    Returns
-    -------
-    Finder
-        Finder, first in `sys.meta_path`.
-
-    Raises
-    ------
-    ImportError
-        Another `horovod` was imported already.
+    Raises ImportError if another `horovod` was imported already.
     """
     for finder in sys.meta_path:
         if isinstance(finder, Finder):
