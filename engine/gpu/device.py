@@ -49,20 +49,11 @@ class _Member:
 
 
 class Device:
-    """Opener of this rank's GPU, called by `core.Engine` for a tensor on a GPU whose ranks are not connected yet.
-
-    Parameters
-    ----------
-    engine : core.Engine
-        Engine of the world.
-    crew : collection of int
-        Ranks of this host.
-    settings : Config
-    """
+    """Opener of this rank's GPU, called by `core.Engine` for a tensor on a GPU whose ranks are not connected yet."""
 
     def __init__(self, engine: core.Engine, crew: Collection[int], settings: Config) -> None:
-        self._engine = engine
-        self._crew = crew
+        self._engine = engine  # engine of the world
+        self._crew = crew  # ranks of this host
         self._settings = settings
         self._plane: Plane | None = None
         self._halves: list[Plane] = []
@@ -84,12 +75,8 @@ class Device:
 
         Collective among these ranks, if they are not connected; and over the world, if its GPUs are not open.
 
-        Raises
-        ------
-        DeviceError, WorldError, ForkedError
-            Errors of `Plane.open` and `Plane.join`.
-        UnsupportedTensorError
-            The rank already uses another GPU.
+        Raises the errors of `Plane.open` and `Plane.join`, and UnsupportedTensorError if the rank already uses another
+        GPU.
         """
         with self._members[self._engine].lock:
             pass  # A thread that freezes holds it, and waits for threads that connect the ranks of a set.
@@ -128,12 +115,7 @@ class Device:
         return FrozenPass(self._engine, self._plane, tensors, reduction, self._settings, self._hold_threads)
 
     def check_device(self, ordinal: int) -> None:
-        """Refuse tensors of another GPU than the open one.
-
-        Raises
-        ------
-        UnsupportedTensorError
-        """
+        """Raise UnsupportedTensorError for tensors of another GPU than the open one."""
         if self._plane is not None:
             self._plane.check_device(ordinal)
 

@@ -52,29 +52,13 @@ class Reduction:
 class FrozenPass:
     """Repeatable reduction of the same tensors. Its construction and its repetitions are collective.
 
-    Parameters
-    ----------
-    engine : core.Engine
-        Engine of the world.
-    plane : Plane
-    tensors : list of Frozen
-        Tensors, in the same order on all ranks.
-    reduction : Reduction
-        Sum or average.
-    settings : Config
-        `start_timeout` limits the construction, `stall_limit` the time in which the lane enqueues a pass.
-    hold : callable
-        Context manager that makes other threads wait before they submit tensors on GPUs. It yields a function that
-        returns the names of this rank's operations that are in flight nevertheless.
+    `engine` is that of the world, and tensors are in the same order on all ranks. `start_timeout` limits the
+    construction, `stall_limit` the time in which the lane enqueues a pass. `hold` is a context manager that makes other
+    threads wait before they submit tensors on GPUs. It yields a function that returns the names of this rank's
+    operations that are in flight nevertheless.
 
-    Raises
-    ------
-    MismatchError
-        The ranks freeze different tensors; raised on all ranks.
-    DeviceError
-        A call failed on some rank, or a rank has a collective in flight; raised on all ranks.
-    WorldError
-        A rank died.
+    All ranks raise MismatchError if they freeze different tensors. They raise DeviceError if a call failed on some
+    rank, or a rank has a collective in flight. Raises WorldError if a rank died.
     """
 
     def __init__(
@@ -130,10 +114,7 @@ class FrozenPass:
     def _run_collective_step(self, work: Callable[[], str]) -> list[str]:
         """Do this rank's part of a step, and return the results of all ranks.
 
-        Raises
-        ------
-        DeviceError
-            The step failed on some rank.
+        Raises DeviceError if the step failed on some rank.
         """
         failure: Exception | None = None
         why = gave = ""
@@ -156,14 +137,8 @@ class FrozenPass:
     def enqueue_pass(self, stream: int) -> None:
         """Enqueue the reduction on a stream, or capture it if the stream is being captured.
 
-        Raises
-        ------
-        DeviceError
-            A call failed or does not return.
-        WorldError
-            The world has failed.
-        NotInitializedError, ForkedError
-            The world of the pass has ended, or this is a forked child of its process.
+        Raises DeviceError if a call failed or does not return, and WorldError if the world has failed. Raises
+        NotInitializedError after the end of the pass's world, and ForkedError in a forked child of its process.
         """
         self._expect_enqueued()  # An interrupt may have ended the last call's wait.
         self._plane.lane.repeat(self._at, stream)
@@ -205,12 +180,7 @@ class FrozenPass:
 
 
 def _expect_agreement(tensors: list[Frozen], reduction: Reduction) -> None:
-    """Check that all ranks freeze the same tensors in the same order. Collective.
-
-    Raises
-    ------
-    MismatchError
-    """
+    """Raise MismatchError unless all ranks freeze the same tensors in the same order. Collective."""
     own = [str(reduction), *(f"{each.name!r}: {each.count} x {each.dtype}" for each in tensors)]
     told: list[list[str]] = freezing.tell(own)
     for rank, theirs in enumerate(told):
@@ -227,12 +197,7 @@ def _expect_agreement(tensors: list[Frozen], reduction: Reduction) -> None:
 
 
 def _expect_several_communicators(plane: Plane) -> None:
-    """Check that NCCL can end several communicators at once: frozen passes have one besides the world's.
-
-    Raises
-    ------
-    DeviceError
-    """
+    """Raise DeviceError unless NCCL can end several communicators at once: frozen passes add one to the world's."""
     nccl = plane.gpus[0]["nccl"]
     if tuple(map(int, nccl.split("."))) < OLDEST_FOR_SETS:
         raise DeviceError(

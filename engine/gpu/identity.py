@@ -25,15 +25,8 @@ OLDEST_SHARING = 23000  # first NCCL version that supports it
 def describe_gpu(found: Mapping[str, int | str], ordinal: int, libraries: Libraries, sums: str) -> dict[str, Any]:
     """Describe a rank's GPU for the other ranks.
 
-    Parameters
-    ----------
-    found : mapping
-        `Lane.identity` of the rank.
-    ordinal : int
-        Number of the GPU among those that the process sees.
-    libraries : Libraries
-    sums : str
-        Setting `device_sums`.
+    `found` is the rank's `Lane.identity`. `ordinal` is the number of the GPU among those that the process sees, and
+    `sums` the setting `device_sums`.
     """
     return {
         **found,
@@ -53,18 +46,9 @@ def can_share_gpu(nccl_version: int) -> bool:
 
 
 def refuse_failed(told: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> None:
-    """Raise if ranks report failures, with all of them in one text.
+    """Raise DeviceError if ranks report failures, with all of them in one text.
 
-    Parameters
-    ----------
-    told : sequence of mapping
-        Messages by rank of the world or of a process set.
-    numbers : sequence of int
-        Numbers of these ranks in the world.
-
-    Raises
-    ------
-    DeviceError
+    `numbers` has the world ranks of the messages, which may be those of a process set.
     """
     lines = [f"rank {rank}: {each[FAILED]}" for rank, each in zip(numbers, told, strict=True) if FAILED in each]
     if lines:
@@ -72,17 +56,7 @@ def refuse_failed(told: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> 
 
 
 def check_gpus(told: Sequence[Mapping[str, Any]]) -> None:
-    """Raise if the GPUs cannot work together, with all reasons in one text.
-
-    Parameters
-    ----------
-    told : sequence of mapping
-        Results of `describe_gpu`, by rank.
-
-    Raises
-    ------
-    DeviceError
-    """
+    """Raise DeviceError if the GPUs that the ranks describe cannot work together, with all reasons in one text."""
     lines = []
     by_uuid: dict[str, list[int]] = {}
     for rank, each in enumerate(told):

@@ -38,17 +38,9 @@ class Libraries:
 
 
 def load(cuda: Path | None, nccl: Path | None) -> Libraries:
-    """Load both libraries.
+    """Load both libraries; the paths are the settings `cuda_library` and `nccl_library`.
 
-    Parameters
-    ----------
-    cuda, nccl : Path, optional
-        Settings `cuda_library` and `nccl_library`.
-
-    Raises
-    ------
-    DeviceError
-        A library is missing, too old or lacks a function; the text gives the remedy.
+    Raises DeviceError with the remedy if a library is missing, too old or lacks a function.
     """
     driver_version = ctypes.c_int()
     # Both version functions may be called at any time from any thread, and do not block.

@@ -18,15 +18,7 @@ OLDEST_NCCL = 21800  # first version in which non-blocking communicators can be 
 def load_nccl(chosen: Path | None) -> ctypes.CDLL:
     """Load NCCL, preferably the one that a framework has loaded: a process should have only one.
 
-    Parameters
-    ----------
-    chosen : Path, optional
-        Setting `nccl_library`.
-
-    Raises
-    ------
-    DeviceError
-        NCCL cannot be loaded.
+    `chosen` is the setting `nccl_library`. Raises DeviceError if NCCL cannot be loaded.
     """
     attempts = [(str(chosen), os.RTLD_NOW)]
     if chosen is None:

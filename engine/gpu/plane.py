@@ -47,37 +47,19 @@ _stuck: list[Lane] = []  # lanes that did not return: their threads still use th
 
 
 class Plane:
-    """Open GPU, created by `Plane.open`.
-
-    Attributes
-    ----------
-    lane : Lane
-        Thread with a context, a stream of highest priority, the kernels, events and a communicator.
-    ordinal : int
-        Number of the GPU among those that the process sees.
-    gpus : list of dict
-        Results of `identity.describe_gpu`, by rank.
-    seconds : dict of str to float
-        Duration of this rank's part of each step of the opening.
-    jobs : threading.Lock
-        Lock held while the lane has a job.
-    freezing : threading.Lock
-        Lock held while a frozen pass is constructed.
-    united : bool
-        Whether the ranks are connected for frozen passes.
-    """
+    """Open GPU, created by `Plane.open`."""
 
     def __init__(
         self, lane: Lane, rank: int, ordinal: int, gpus: list[dict[str, Any]], seconds: dict[str, float]
     ) -> None:
-        self.lane = lane
+        self.lane = lane  # thread with a context, a stream of highest priority, the kernels, events and a communicator
         self.rank = rank
-        self.ordinal = ordinal
-        self.gpus = gpus
-        self.seconds = seconds
+        self.ordinal = ordinal  # number of the GPU among those that the process sees
+        self.gpus = gpus  # results of `identity.describe_gpu`, by rank
+        self.seconds = seconds  # duration of this rank's part of each step of the opening
         self.jobs = threading.Lock()  # the lane does one job at a time
-        self.freezing = threading.Lock()
-        self.united = False
+        self.freezing = threading.Lock()  # held while a frozen pass is constructed
+        self.united = False  # whether the ranks are connected for frozen passes
         self._pid = os.getpid()
         self._open = True
 
@@ -85,38 +67,21 @@ class Plane:
     def open(cls, engine: core.Engine, ordinal: int, settings: Config, keep: Callable[[Plane], None]) -> Plane:
         """Open a GPU together with the other ranks. Collective.
 
-        Parameters
-        ----------
-        engine : core.Engine
-            Engine of the world.
-        ordinal : int
-            Number of the GPU among those that this process sees.
-        settings : Config
-            `start_timeout` limits the opening once all ranks have arrived. Before that, `stall_limit` applies, as in
-            every collective.
-        keep : callable
-            Callback that takes a partly opened GPU after the world has failed, for example by a death. Then ranks
-            cannot tell each other that their GPUs are idle, and others may still read its memory; close it when they
-            have left.
+        `engine` is that of the world, and `ordinal` the number of the GPU among those that this process sees.
+        `start_timeout` limits the opening once all ranks have arrived. Before that, `stall_limit` applies, as in every
+        collective.
 
-        Raises
-        ------
-        DeviceError
-            A rank has no GPU, driver or NCCL, or these are incompatible, or a call failed; raised on all ranks.
-        WorldError
-            A rank died or did not arrive; the world has failed.
-        ForkedError
-            The parent of this process had opened a GPU.
+        `keep` takes a partly opened GPU after the world has failed, for example by a death. Then ranks cannot tell each
+        other that their GPUs are idle, and others may still read its memory; close it when they have left.
+
+        All ranks raise DeviceError if a rank has no GPU, driver or NCCL, these are incompatible, or a call failed.
+        Raises WorldError if a rank died or did not arrive, and ForkedError if the parent of this process had opened a
+        GPU.
         """
         return _Opening(engine, ordinal, settings).run(keep)
 
     def check_device(self, ordinal: int) -> None:
-        """Raise for tensors of another GPU: a process uses one.
-
-        Raises
-        ------
-        UnsupportedTensorError
-        """
+        """Raise UnsupportedTensorError for tensors of another GPU: a process uses one."""
         if ordinal != self.ordinal:
             raise UnsupportedTensorError(
                 f"rank {self.rank}: a tensor on cuda:{ordinal}, but the engine works on cuda:{self.ordinal} "
@@ -125,15 +90,7 @@ class Plane:
             )
 
     def expect_open(self) -> None:
-        """Raise if the GPU is not usable any more.
-
-        Raises
-        ------
-        ForkedError
-            The parent of this process opened the GPU.
-        NotInitializedError
-            The GPU was closed.
-        """
+        """Raise NotInitializedError if the GPU was closed, and ForkedError if the parent of this process opened it."""
         if os.getpid() != self._pid:
             raise ForkedError(
                 f"process {self._pid} had opened the GPU, and this is its forked child {os.getpid()}, in which CUDA "
@@ -146,30 +103,13 @@ class Plane:
             )
 
     def join(self, engine: core.Engine, number: int, ordinal: int, settings: Config) -> int:
-        """Connect the ranks of a process set. Collective among them.
+        """Connect the ranks of a process set, and return the address of their communicator. Collective among them.
 
-        Parameters
-        ----------
-        engine : core.Engine
-            Engine of the process set.
-        number : int
-            Number of the process set, equal on all ranks.
-        ordinal : int
-            Number of the GPU on which this rank has a tensor.
-        settings : Config
-            `start_timeout` limits the connection, from when it is the set's turn on all ranks.
+        `number` is that of the process set, equal on all ranks; `ordinal` is that of the GPU on which this rank has a
+        tensor. `start_timeout` limits the connection, from when it is the set's turn on all ranks.
 
-        Returns
-        -------
-        int
-            Address of the communicator.
-
-        Raises
-        ------
-        DeviceError
-            A rank's tensor is on another GPU than its engine uses, or NCCL is too old; raised on all ranks.
-        WorldError
-            A rank died, did not arrive or could not be connected; the world has failed.
+        All ranks raise DeviceError if a rank's tensor is on another GPU than its engine uses, or NCCL is too old.
+        Raises WorldError if a rank died, did not arrive or could not be connected: the world has failed.
         """
         joining = _Joining(engine, self, number, ordinal, settings)
         joining.run_among_ranks()
@@ -276,12 +216,8 @@ class _Opening:
     def _run_job(self, job: str, id: bytes | None = None) -> None:
         """Let the lane do a job, and wait for it.
 
-        Raises
-        ------
-        DeviceError
-            A call failed, or did not end in time.
-        WorldError
-            The world has failed in the meantime.
+        Raises DeviceError if a call failed or did not end in time, and WorldError if the world has failed in the
+        meantime.
         """
         lane = self.lane
         assert lane is not None
@@ -306,12 +242,7 @@ class _Opening:
     def _run_collective_step(self, step: str, work: Callable[[], dict[str, Any]]) -> list[dict[str, Any]]:
         """Do this rank's part of a step, and return the results of all ranks.
 
-        Raises
-        ------
-        DeviceError
-            The step failed on some rank.
-        WorldError
-            A rank died or hangs.
+        Raises DeviceError if the step failed on some rank, and WorldError if a rank died or hangs.
         """
         failure: Exception | None = None
         begun = time.perf_counter()

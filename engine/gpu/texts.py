@@ -51,14 +51,8 @@ LEFT = (
 def explain_failure(failure: tuple[str, int, str, str], seconds: float, identity: Mapping[str, int | str]) -> str:
     """Explain why a job of the lane failed.
 
-    Parameters
-    ----------
-    failure : tuple
-        `Lane.failure`: the call, its error code, and the code's name and text.
-    seconds : float
-        Time limit, for a job that was given up.
-    identity : mapping
-        `Lane.identity` of the rank.
+    `failure` is `Lane.failure`: the call, its error code, and the code's name and text. `seconds` is the time limit,
+    for a job that was given up, and `identity` the rank's `Lane.identity`.
     """
     call, code, name, text = failure
     if code == GIVEN_UP:
