@@ -63,19 +63,12 @@ def forget_temporary() -> None:
 class Recorder:
     """Writer of one rank's records. The directory is created at the first write.
 
-    Parameters
-    ----------
-    directory : Path or None
-        Directory of the job, in which the rank writes to `rank.N`. None: a new temporary directory that only its owner
-        can read.
-    rank : int
-    world : int, optional
-        Number of the world in an elastic job. The rank then writes to `world.K/rank.N`, as ranks of the next world may
-        be other processes, and records of old worlds are removed.
+    In an elastic job, `world` is the number of the world. The rank then writes to `world.K/rank.N`, as ranks of the
+    next world may be other processes, and records of old worlds are removed.
     """
 
     def __init__(self, directory: Path | None, rank: int, world: int | None = None) -> None:
-        self._directory = directory
+        self._directory = directory  # directory of the job; None: a new temporary one that only its owner can read
         self._name = f"rank.{rank}" if world is None else f"{WORLD}{world}/rank.{rank}"
         self._again = world is not None  # whether the process has other recorders, in its other worlds
 
@@ -89,13 +82,7 @@ class Recorder:
         return self.write_text(name, json.dumps(content, indent=1, default=str))
 
     def write_text(self, name: str, text: str) -> Path:
-        """Write one file atomically, readable by its owner only.
-
-        Returns
-        -------
-        Path
-            Path of the file.
-        """
+        """Write one file atomically, readable by its owner only, and return its path."""
         if self._directory is None:
             self._directory = _create_temporary_directory() if self._again else Path(tempfile.mkdtemp(prefix=PREFIX))
         home = self._directory / self._name
@@ -121,14 +108,7 @@ def read_clocks(engine: core.Engine) -> dict[str, float | None]:
 def make_record(engine: core.Engine, sets: dict[int, core.Engine], reason: str) -> dict[str, Any]:
     """Return the content of a flight record.
 
-    Parameters
-    ----------
-    engine : core.Engine
-        The world's engine.
-    sets : dict of int to core.Engine
-        Engines of this rank's process sets, by number.
-    reason : str
-        Occasion of the record: `abort`, `stall` or `signal`.
+    `sets` has this rank's process sets by number. `reason` is the occasion: `abort`, `stall` or `signal`.
     """
     failure = engine.failure
     return {

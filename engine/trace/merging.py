@@ -15,14 +15,8 @@ from .reading import events_of, files_of, read
 def merge(paths: Iterable[str | Path], target: Path, notes: list[str]) -> int:
     """Merge the timelines of several ranks into one file and return the number of events.
 
-    A directory of an elastic job stands for all its worlds; the merged file has one track for each worker.
-
-    Raises
-    ------
-    TraceError
-        Same as in `read`.
-    OSError
-        The target cannot be written.
+    A directory of an elastic job stands for all its worlds; the merged file has one track for each worker. Errors are
+    those of `read`, and OSError if the target cannot be written.
     """
     given = worlds.expand_worlds(paths)
     if worlds.is_of_worlds(given):

@@ -223,22 +223,10 @@ def _read_failure(path: Path, reporter: int, notes: list[str]) -> Failure | None
 
 
 def collect(directory: Path) -> tuple[dict[int, Flight], list[Failure], list[str]]:
-    """Read the files of a job.
+    """Read a job's files: flight records by rank, failure reports with the first failure first, and notes.
 
-    Parameters
-    ----------
-    directory : Path
-        Directory with `rank.N/flight.json` and `rank.N/failure.json`, or with such directories for each world of an
-        elastic job, of which the last is read.
-
-    Returns
-    -------
-    flights : dict of int to Flight
-        Flight records by rank.
-    failures : list of Failure
-        Failure reports, the first failure first.
-    notes : list of str
-        One line for each file that could not be used or is suspect.
+    The directory has `rank.N/flight.json` and `rank.N/failure.json`, or such directories for each world of an elastic
+    job, of which the last is read. The notes have a line for each file that could not be used or is suspect.
     """
     flights: dict[int, Flight] = {}
     failures: list[Failure] = []
@@ -335,21 +323,11 @@ def _describe_state(ranks: list[int], blamed: Failure | None, seconds: float) ->
 
 @dataclass
 class Standstill:
-    """Reason why one schedule, the world's or a process set's, does not progress.
+    """Reason why one schedule, the world's or a process set's, does not progress."""
 
-    Attributes
-    ----------
-    culprits : set of int
-        Ranks that the others wait for; empty if no rank is behind the others.
-    waiting : set of int
-        Other ranks that have an operation in flight.
-    line : str
-        Description in words.
-    """
-
-    culprits: set[int]
-    waiting: set[int]
-    line: str
+    culprits: set[int]  # ranks that the others wait for; empty if no rank is behind the others
+    waiting: set[int]  # other ranks that have an operation in flight
+    line: str  # description in words
 
 
 def find_standstill(
@@ -423,10 +401,7 @@ def _format_members(members: Members) -> str:
 def make_report(directory: Path) -> tuple[str, dict[str, Any]]:
     """Report on a job's directory, as text and as a dictionary for JSON.
 
-    Raises
-    ------
-    FileNotFoundError
-        There is no record of any rank.
+    Raises FileNotFoundError if there is no record of any rank.
     """
     flights, failures, notes = collect(directory)
     if not flights and not failures:

@@ -42,30 +42,16 @@ class TraceError(Exception):
 
 @dataclass
 class Tensor:
-    """One tensor in one entry on one rank. Times are in seconds of the host's monotonic clock.
-
-    Attributes
-    ----------
-    name : str
-    entry : int
-    submitted, ready, started, ended : float
-        Times of: this rank's submission; the last rank's submission; the start and the end of the entry here.
-    last : int or None
-        Rank that submitted the tensor last; None: unknown.
-    late : float
-        Seconds from the first rank's submission to the last one's.
-    nbytes : int
-    kind : str
-    """
+    """One tensor in one entry on one rank. Times are in seconds of the host's monotonic clock."""
 
     name: str
     entry: int
-    submitted: float = 0.0
-    ready: float = 0.0
-    started: float = 0.0
-    ended: float = 0.0
-    last: int | None = None
-    late: float = 0.0
+    submitted: float = 0.0  # this rank's submission
+    ready: float = 0.0  # the last rank's submission
+    started: float = 0.0  # start of the entry on this rank
+    ended: float = 0.0  # end of the entry on this rank
+    last: int | None = None  # rank that submitted the tensor last; None: unknown
+    late: float = 0.0  # seconds from the first rank's submission to the last one's
     nbytes: int = 0
     kind: str = ""
 
@@ -86,33 +72,16 @@ class Entry:
 
 @dataclass
 class Recording:
-    """The recording of one rank, in the world or in a process set.
+    """The recording of one rank, in the world or in a process set."""
 
-    Attributes
-    ----------
-    rank : int
-        Rank in the world, as everywhere in this module.
-    about : dict
-        Header of the file: version, size of the world, host etc.
-    number : int
-        Number of the process set; 0: the world. Sets that their members alone have formed, such as torch's groups, are
-        counted down from -1 by the reader.
-    ranks : tuple of int
-        Ranks of the process set, or of the world.
-    group : str
-        Name of the set, as torch's groups have one; empty: none.
-    totals : dict or None
-        Totals that the rank counted over all entries; None if it ended before writing them.
-    knobs : dict
-        Last knobs in the file; empty in files of engines that did not write them.
-    """
-
-    rank: int
-    about: dict[str, Any]
+    rank: int  # rank in the world, as everywhere in this module
+    about: dict[str, Any]  # header of the file: version, size of the world, host and more
+    # Number of the process set; 0: the world. Sets that members alone formed, as torch's groups, count down from -1
     number: int = 0
-    ranks: tuple[int, ...] = ()
-    group: str = ""
-    totals: dict[str, int] | None = None
+    ranks: tuple[int, ...] = ()  # ranks of the process set, or of the world
+    group: str = ""  # name of the set, as torch's groups have one; empty: none
+    totals: dict[str, int] | None = None  # sums over all entries; None if the rank ended before writing them
+    # Last knobs in the file; empty in files of engines that did not write them
     knobs: dict[str, Any] = field(default_factory=dict)
     entries: dict[int, Entry] = field(default_factory=dict)
     tensors: dict[tuple[int, str], Tensor] = field(default_factory=dict)
@@ -123,10 +92,7 @@ class Recording:
 def files_of(paths: Iterable[str | Path]) -> list[Path]:
     """Return the files at the given paths; a directory stands for its timelines, which must be of one job.
 
-    Raises
-    ------
-    TraceError
-        A directory has no timelines, or timelines written under several names.
+    Raises TraceError if a directory has no timelines, or timelines written under several names.
     """
     found: list[Path] = []
     for path in map(Path, paths):
@@ -154,16 +120,8 @@ def _list_timelines(directory: Path) -> list[Path]:
 def events_of(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     """Return the events of a file, without the broken lines of a killed process, which are reported in `notes`.
 
-    Returns
-    -------
-    list of dict
-        Each has a string `name`, and numbers where it has `pid`, `tid`, `ts` and `dur`. Its `args`, if any, are a dict
-        with unchecked content.
-
-    Raises
-    ------
-    TraceError
-        The file cannot be read, or is not a timeline of this engine.
+    Each event has a string `name`, and numbers where it has `pid`, `tid`, `ts` and `dur`. Its `args`, if any, are a
+    dict with unchecked content. Raises TraceError if the file cannot be read, or is not a timeline of this engine.
     """
     try:
         found = _parse_events(path, notes)
@@ -241,19 +199,10 @@ def _get_header(event: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def read(paths: Iterable[str | Path], notes: list[str]) -> list[Recording]:
-    """Read the recordings in the given files: the world's by rank, then those of each process set.
+    """Read the recordings at the given paths: the world's by rank, then those of each process set.
 
-    Parameters
-    ----------
-    paths : iterable of paths
-        Paths of files or directories.
-    notes : list of str
-        List to which a line about each omission is appended.
-
-    Raises
-    ------
-    TraceError
-        A file is not a timeline; files are of different hosts or boots, whose clocks differ; a rank occurs twice.
+    A line about each omission is appended to `notes`. Raises TraceError if a file is not a timeline, files are of
+    different hosts or boots, whose clocks differ, or a rank occurs twice.
     """
     recordings: dict[tuple[int, int], Recording] = {}
     made = [(path, each) for path in files_of(paths) for each in _make_recordings(path, events_of(path, notes), notes)]
@@ -390,13 +339,7 @@ def _tensor_slice(recording: Recording, event: dict[str, Any], name: str, begun:
 
 
 def about_of(path: Path) -> dict[str, Any]:
-    """Return the header of a timeline.
-
-    Raises
-    ------
-    TraceError
-        Same as in `events_of`.
-    """
+    """Return the header of a timeline; raises TraceError as in `events_of`."""
     why = "no timeline of this engine"
     for event in events_of(path, []):
         if (told := _get_header(event)) is not None:

@@ -53,12 +53,7 @@ def path_of(target: str | os.PathLike[str], rank: int, number: int | None = None
 
     In an elastic job, whose worlds have numbers: `DIR/world.K/rank.N.trace.json` or `NAME.worldK.rankN.json`.
 
-    Raises
-    ------
-    TypeError
-        The target is not a path.
-    ValueError
-        The path is empty or contains a NUL.
+    Raises TypeError if the target is not a path, and ValueError if it is empty or contains a NUL.
     """
     if not isinstance(target, str | os.PathLike):
         raise TypeError(f"a timeline goes to a path, as a str or a pathlib.Path, not {target!r}")
@@ -111,26 +106,8 @@ class _Track:
 class Timeline:
     """Recording of one rank's timeline, from `start` to `stop`.
 
-    Parameters
-    ----------
-    target : path
-        See `path_of`. An existing file is overwritten.
-    rank, size : int
-    limit : int
-        Maximum size of the file in bytes.
-    mark_cycles : bool
-        Whether to mark the closing of each batch.
-    number : int, optional
-        Number of the world in an elastic job.
-    elastic : mapping, optional
-        Fields of `World.elastic`, for the header.
-
-    Raises
-    ------
-    TypeError, ValueError
-        Same as in `path_of`.
-    OSError
-        The file cannot be created, or another running job writes to it.
+    An existing file at the path, see `path_of`, is overwritten. `number` is that of the world in an elastic job. Raises
+    the errors of `path_of`, and OSError if the file cannot be created or another running job writes to it.
     """
 
     def __init__(
@@ -146,10 +123,10 @@ class Timeline:
         self.path = path_of(target, rank, number)
         self._rank = rank
         self._size = size
-        self._limit = max(limit, 2 * RESERVE)
-        self._mark_cycles = mark_cycles
+        self._limit = max(limit, 2 * RESERVE)  # maximum bytes of the file
+        self._mark_cycles = mark_cycles  # whether to mark the closing of each batch
         self._world = ""
-        self._elastic = dict(elastic or {})
+        self._elastic = dict(elastic or {})  # fields of `World.elastic`, for the header
         self._tracks: list[_Track] = []
         self._burst = BURST  # seconds' worth of lines at once that are left for sets added later
         self._offset = 0
@@ -183,22 +160,9 @@ class Timeline:
     def start(self, engine: core.Engine, sets: ProcessSetEngines, hosts: int, world: str = "") -> None:
         """Start to record and to write.
 
-        Parameters
-        ----------
-        engine : core.Engine
-            Engine of the world.
-        sets : ProcessSetEngines
-            Process sets of the world. Call `add` for those added later.
-        hosts : int
-            Number of hosts of the world.
-        world : str
-            Text that is unique to this world; empty on one host. On several hosts, times are by the clock of rank 0's
-            host, once this host's clock has been compared with it.
-
-        Raises
-        ------
-        EngineError
-            The engine is recording for another timeline.
+        Call `add` for process sets that are added later. `world` is unique to this world; empty on one host. On several
+        hosts, times are by the clock of rank 0's host, once this host's clock has been compared with it. Raises
+        EngineError if the engine is recording for another timeline.
         """
         self._sets, self._hosts, self._world = sets, hosts, world
         self._started = self._reported = time.monotonic()
@@ -359,11 +323,7 @@ def _lock_file(descriptor: int) -> None:
 
     The lock belongs to the process: a later world of the same process gets it, even if an earlier one left the file
     open, and a forked child does not inherit it. On a file system without locks, the file is written without one.
-
-    Raises
-    ------
-    BlockingIOError
-        Another process holds the lock.
+    Raises BlockingIOError if another process holds the lock.
     """
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

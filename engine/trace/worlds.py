@@ -49,17 +49,8 @@ def is_of_worlds(paths: Sequence[Path]) -> bool:
 def merge_worlds(paths: Sequence[Path], notes: list[str]) -> Iterator[Event]:
     """Yield the events of all worlds, by one clock.
 
-    Parameters
-    ----------
-    paths : sequence of Path
-        Paths of files, or of directories of one world each.
-    notes : list of str
-        List to which a line about each omission is appended.
-
-    Raises
-    ------
-    TraceError
-        Files do not belong to one job, or some worlds share no host with the others.
+    A path is a file, or a directory of one world. A line about each omission is appended to `notes`. Raises TraceError
+    if files do not belong to one job, or some worlds share no host with the others.
     """
     worlds = _by_world(paths)
     for world in worlds:
