@@ -32,45 +32,19 @@ ASSUMPTIONS = (
 
 @dataclass(frozen=True)
 class Row:
-    """Row of the table; values are means over the steps.
-
-    Attributes
-    ----------
-    hosts, ranks : int
-    step : float
-        Duration of a step in seconds.
-    efficiency : float
-        Duration of the recorded step divided by that of this row.
-    added : float
-        Seconds that the network adds to a step.
-    busy : float
-        Share of a step in which a host's link carries data, in each direction.
-    nbytes : float
-        Bytes that a host sends in a step.
-    """
+    """Row of the table; values are means over the steps."""
 
     hosts: int
     ranks: int
-    step: float
-    efficiency: float
-    added: float
-    busy: float
-    nbytes: float
+    step: float  # duration of a step in seconds
+    efficiency: float  # duration of the recorded step divided by that of this row
+    added: float  # seconds that the network adds to a step
+    busy: float  # share of a step in which a host's link carries data, in each direction
+    nbytes: float  # bytes that a host sends in a step
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run `enginerun foresee`.
-
-    Parameters
-    ----------
-    arguments : sequence of str
-        Arguments that follow `foresee`.
-
-    Returns
-    -------
-    int
-        Exit code: 0, or 2 for files that cannot be used.
-    """
+    """Run `enginerun foresee`, and return the exit code: 0, or 2 for files that cannot be used."""
     given = _make_parser().parse_args(arguments)
     notes: list[str] = []
     try:
@@ -101,17 +75,7 @@ def main(arguments: Sequence[str]) -> int:
 def compute_table(told: Recorded, rules: Rules, hosts: Sequence[int], network: Network) -> list[Row]:
     """Compute the table: a row for the recorded host, then one for each other number of hosts.
 
-    Parameters
-    ----------
-    told : Recorded
-    rules : Rules
-        Rules by which tensors fuse: those of the recording, or others.
-    hosts : sequence of int
-    network : Network
-
-    Returns
-    -------
-    list of Row
+    `rules`, by which tensors fuse, are those of the recording, or others.
     """
     rows = []
     before = fmean(step.seconds for step in told.steps)

@@ -32,18 +32,10 @@ TRIPS_OF_CONTROL = 2  # one-way trips before an entry begins: readiness of the t
 
 @dataclass(frozen=True)
 class Network:
-    """Links between hosts.
+    """Links between hosts."""
 
-    Attributes
-    ----------
-    bandwidth : float
-        Bits per second of one host's link, in each direction; may be infinite.
-    latency : float
-        Seconds of one trip from host to host.
-    """
-
-    bandwidth: float
-    latency: float
+    bandwidth: float  # bits per second of one host's link, in each direction; may be infinite
+    latency: float  # seconds of one trip from host to host
 
 
 IDEAL = Network(math.inf, 0.0)
@@ -51,47 +43,24 @@ IDEAL = Network(math.inf, 0.0)
 
 @dataclass(frozen=True)
 class Rules:
-    """Knobs that decide how tensors fuse and travel.
+    """Knobs that decide how tensors fuse and travel."""
 
-    Attributes
-    ----------
-    fusion_threshold : int
-        Bytes at which a batch closes.
-    cycle_time : float
-        Seconds for which a batch may wait for more tensors.
-    chunk_bytes : int
-    between_hosts : str
-        "direct" or "chain" for all allreduces; any other value chooses for each one, like "auto".
-    """
-
-    fusion_threshold: int
-    cycle_time: float
+    fusion_threshold: int  # bytes at which a batch closes
+    cycle_time: float  # seconds for which a batch may wait for more tensors
     chunk_bytes: int
-    between_hosts: str = "auto"
+    between_hosts: str = "auto"  # "direct" or "chain" for all allreduces; any other value chooses for each, like "auto"
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """Tensor of a step. Times are in seconds since the step's begin.
+    """Tensor of a step. Times are in seconds since the step's begin."""
 
-    Attributes
-    ----------
-    ready, started, ended : float
-        Times of: submission by the host's last rank; start of its entry; end of its entry within the host.
-    nbytes : float
-        Bytes on the wire, from one host.
-    kind : str
-        Kind of the operation.
-    compression : str
-        Dtype on the wire; tensors with different ones do not fuse.
-    """
-
-    ready: float
-    started: float
-    ended: float
-    nbytes: float
-    kind: str = "allreduce"
-    compression: str = "none"
+    ready: float  # submission by the host's last rank
+    started: float  # start of its entry
+    ended: float  # end of its entry within the host
+    nbytes: float  # bytes on the wire, from one host
+    kind: str = "allreduce"  # kind of the operation
+    compression: str = "none"  # dtype on the wire; tensors with different ones do not fuse
 
 
 @dataclass(frozen=True)
@@ -117,58 +86,28 @@ class Batch:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Cluster on which a step is replayed.
+    """Cluster on which a step is replayed."""
 
-    Attributes
-    ----------
-    hosts : int
-        Number of hosts, at least 1.
-    ranks : int
-        Number of ranks on each host.
-    network : Network
-    """
-
-    hosts: int
-    ranks: int
+    hosts: int  # 1 or more
+    ranks: int  # number of ranks on each host
     network: Network
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted step on a number of hosts.
-
-    Attributes
-    ----------
-    hosts : int
-    seconds : float
-        Duration of the step.
-    busy : float
-        Seconds in which a host's link carries data, in each direction.
-    nbytes : float
-        Bytes that a host sends.
-    """
+    """Predicted step on a number of hosts."""
 
     hosts: int
-    seconds: float
-    busy: float
-    nbytes: float
+    seconds: float  # duration of the step
+    busy: float  # seconds in which a host's link carries data, in each direction
+    nbytes: float  # bytes that a host sends
 
 
 def link_share(kind: str, hosts: int, ranks: int = 1) -> float:
     """Return the bytes that a host sends for each byte of an operation.
 
-    Parameters
-    ----------
-    kind : str
-    hosts : int
-        Number of hosts, at least 1.
-    ranks : int
-        Number of ranks on each host.
-
-    Returns
-    -------
-    float
-        Ratio, which grows with the number of hosts. Unknown kinds are treated as allreduces.
+    `hosts` is at least 1, and `ranks` is the number on each host. The ratio grows with the number of hosts. Unknown
+    kinds are treated as allreduces.
     """
     others = (hosts - 1) / hosts
     shares = {
@@ -290,22 +229,9 @@ def _close(queue: list[Tensor], moment: float, rules: Rules) -> list[Batch]:
 def predict(step: Step, rules: Rules, hosts: int, network: Network, ranks: int = 1) -> Prediction:
     """Predict a step on a number of hosts.
 
-    Parameters
-    ----------
-    step : Step
-        Step recorded on one host.
-    rules : Rules
-    hosts : int
-        Number of hosts, at least 1.
-    network : Network
-    ranks : int
-        Number of ranks on each host.
-
-    Returns
-    -------
-    Prediction
-        Prediction, whose step is the recorded one plus what the network adds: nothing on one host, or if the network is
-        `IDEAL`. It grows with the number of hosts, with the latency, and with 1 / bandwidth.
+    The step was recorded on one host; `ranks` is the number on each host. The predicted step is the recorded one plus
+    what the network adds: nothing on one host, or if the network is `IDEAL`. It grows with the number of hosts, with
+    the latency, and with 1 / bandwidth.
     """
     batches = fuse_tensors(step, rules)
     ideal, _ = _replay_step(batches, step, rules, Cluster(hosts, ranks, IDEAL))

@@ -45,20 +45,7 @@ def make_style_sheet() -> str:
 
 
 def draw_picture(title: str, rows: Sequence[Length], network: str) -> str:
-    """Draw an SVG image.
-
-    Parameters
-    ----------
-    title : str
-    rows : sequence of Length
-        Rows, at least one.
-    network : str
-        Line below the title.
-
-    Returns
-    -------
-    str
-    """
+    """Return an SVG image of at least one row; `network` is the line below the title."""
     longest = max(row.step for row in rows)
     height = TOP + len(rows) * (BAR + GAP) + 34
     lines = [

@@ -16,51 +16,21 @@ from .model import Rules, Step, Tensor
 
 @dataclass(frozen=True)
 class Recorded:
-    """Data that the model needs from a job's timelines.
+    """Data that the model needs from a job's timelines."""
 
-    Attributes
-    ----------
-    steps : tuple of Step
-        Steps that are recorded in full.
-    rules : Rules
-        Last knobs of the recording.
-    ranks : int
-        Number of ranks of the recorded host.
-    rank : int
-        Rank whose recording is used.
-    entries : float
-        Mean number of schedule entries in a step.
-    of : int
-        Total number of steps, without the first one.
-    notes : tuple of str
-        Notes for the reader of a prediction.
-    """
-
-    steps: tuple[Step, ...]
-    rules: Rules
-    ranks: int
-    rank: int
-    entries: float
-    of: int
-    notes: tuple[str, ...]
+    steps: tuple[Step, ...]  # those that are recorded in full
+    rules: Rules  # last knobs of the recording
+    ranks: int  # number of ranks of the recorded host
+    rank: int  # rank whose recording is used
+    entries: float  # mean number of schedule entries in a step
+    of: int  # total number of steps, without the first one
+    notes: tuple[str, ...]  # notes for the reader of a prediction
 
 
 def choose_steps(recordings: Sequence[Recording]) -> Recorded:
     """Return the steps of the rank that waited least: the others waited for it, so its own work sets the pace.
 
-    Parameters
-    ----------
-    recordings : sequence of Recording
-        Recordings from `engine.trace.reading.read`.
-
-    Returns
-    -------
-    Recorded
-
-    Raises
-    ------
-    TraceError
-        There is no step, or none with tensors; or the recording is of several hosts.
+    Raises TraceError if there is no step, or none with tensors, or if the recording is of several hosts.
     """
     world = [each for each in recordings if each.number == 0]
     hosts = max((each.about.get("hosts", 1) for each in world), default=1)
