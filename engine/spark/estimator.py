@@ -55,7 +55,7 @@ class JobEstimator(Estimator[TrainedModel], SavedStage):
     Parameters
     ----------
     num_proc : int, optional
-        By default as many ranks as Spark has slots.
+        Number of ranks; by default as many as Spark has slots.
     backend : Backend, optional
         Runs the ranks, instead of `num_proc`; by default in Spark. It is not saved with the stage.
     model
