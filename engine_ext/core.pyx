@@ -636,6 +636,7 @@ cdef class Engine:
 
     @property
     def carrier(self):
+        """Number of channels of the open carrier, and whether it can sum; None without a carrier."""
         return self.carried
 
     @property

@@ -56,7 +56,8 @@ cdef bint view_tensor(const engine_call_tensor* tensor, uint32_t k, View* view, 
     return True
 
 
-cdef bint expect_rows(const View* view, const engine_call* call, char* text) noexcept nogil:
+cdef bint has_rows(const View* view, const engine_call* call, char* text) noexcept nogil:
+    """Return whether a tensor has rows; writes into `text` why it has none, as the checks below do."""
     if view.ndim:
         return True
     snprintf(text, FAULT_BYTES, "UnsupportedTensorError: %s takes rows, and a scalar has none; reshape it to one row",
@@ -64,7 +65,8 @@ cdef bint expect_rows(const View* view, const engine_call* call, char* text) noe
     return False
 
 
-cdef int expect_root(const State* e, int root, char* text) noexcept nogil:
+cdef bint has_root(const State* e, int root, char* text) noexcept nogil:
+    """Return whether the world's rank `root` is a member of this world or process set."""
     cdef int r
     for r in range(e.segment.size):
         if e.segment.numbers[r] == root:
@@ -74,8 +76,8 @@ cdef int expect_root(const State* e, int root, char* text) noexcept nogil:
     return False
 
 
-cdef bint expect_call(const Operation* row, const engine_call* call, char* text) noexcept nogil:
-    """Whether a call has as many tensors as its operation takes."""
+cdef bint fits_operation(const Operation* row, const engine_call* call, char* text) noexcept nogil:
+    """Return whether a call has as many tensors as its operation takes."""
     if not row.moves:
         return call.count == 0 or write_argument_error(text, b"a barrier has no tensors")
     if call.flags & ENGINE_CALL_GROUP:
@@ -105,7 +107,7 @@ cdef bint view_member(const State* e, const Operation* row, const engine_call* c
     if row.reduces and reduction_fault(
             row.parts, view, call.op, call.wire, call.prescale, call.postscale, e.segment.size, text):
         return False
-    if (row.uneven or row.parts) and not expect_rows(view, call, text):
+    if (row.uneven or row.parts) and not has_rows(view, call, text):
         return False
     received = not row.parts or own_rows(e, view.dims[0]) > 0
     if received and (row.reduces or row.rooted) and view.nbytes and (
@@ -131,8 +133,8 @@ cdef uint64_t extents_of(const State* e, const Operation* row, const char* sourc
     return count
 
 
-cdef bint expect_apart(Extent* extents, uint64_t count, char* text) noexcept nogil:
-    """Whether no result lies where something else does."""
+cdef bint lie_apart(Extent* extents, uint64_t count, char* text) noexcept nogil:
+    """Return whether no result lies where something else does."""
     cdef int one = 0, other = 0
     if not find_overlap(extents, <Py_ssize_t>count, &one, &other):
         return True
@@ -163,7 +165,7 @@ cdef int group_op(const State* e, const Operation* row, const engine_call* call,
         op.members[k].target = <char*>call.tensors[k].target
         if row.reduces:
             count += extents_of(e, row, view.data, op.members[k].target, &view, <int>k, &extents[count])
-    fits = fits and expect_apart(extents, count, text)
+    fits = fits and lie_apart(extents, count, text)
     free(extents)
     if not fits:
         return ENGINE_CALL_REFUSED
@@ -196,10 +198,10 @@ cdef int tensor_op(const State* e, const Operation* row, const engine_call* call
     cdef Extent[2] extents
     if not view_member(e, row, call, 0, &view, text):
         return ENGINE_CALL_REFUSED
-    if (row.reduces or row.rooted) and not expect_apart(
+    if (row.reduces or row.rooted) and not lie_apart(
             extents, extents_of(e, row, view.data, <char*>call.tensors[0].target, &view, 0, extents), text):
         return ENGINE_CALL_REFUSED
-    if row.rooted and not expect_root(e, call.root, text):
+    if row.rooted and not has_root(e, call.root, text):
         return ENGINE_CALL_REFUSED
     fill_meta(&op.meta, call.kind, &view)
     op.source, op.nbytes = view.data, view.nbytes
@@ -230,7 +232,7 @@ cdef int call_op(const State* e, const engine_call* call, Op* op, char* text) no
         return ENGINE_CALL_REFUSED
     op.meta.kind = call.kind
     row = operation_of(&op.meta)
-    if not expect_call(row, call, text):
+    if not fits_operation(row, call, text):
         return ENGINE_CALL_REFUSED
     if not row.moves:
         return ENGINE_CALL_OK

@@ -103,14 +103,17 @@ cdef int make_room(State* e, const Target* target, int status) except -1:
                 return 0
             between_ticks(e, NULL)
             if status == Status.AFTER_FAILURE:
-                expect_known_failure(e, goal.record, begun)
+                raise_overdue_failure(e, goal.record, begun)
     finally:
         if goal.record != NULL and target.record == NULL:
             driver_unpin(e, goal.record)
 
 
-cdef int expect_known_failure(State* e, const Record* record, uint64_t begun) except -1:
-    """Raise if the other ranks do not take note of a failed call in time. No operation is overdue meanwhile."""
+cdef int raise_overdue_failure(State* e, const Record* record, uint64_t begun) except -1:
+    """Raise if the other ranks have not taken note of a failed call within the stall limit, or the coordinator left.
+
+    This is one look; the caller waits between two.
+    """
     # Pairs with the release in close.
     cdef bint left = e.segment.rank != COORDINATOR and gone(&e.segment, COORDINATOR)
     if left or overdue_ns(patience_look(e.clock), begun, e.stall_limit_ns):

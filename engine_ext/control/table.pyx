@@ -135,7 +135,7 @@ cdef int table_submit(Table* table, Record* record, Op* op, uint64_t now) noexce
     if status != Status.OK:
         store_pointer(<void**>&record.inflight, NULL)
         return status
-    list_inflight(table, op)
+    link_op(table, op)
     return Status.OK
 
 
@@ -143,7 +143,8 @@ cdef inline Op** list_of(Table* table, const Op* op) noexcept nogil:
     return &table.failures if fails(op) else &table.inflight
 
 
-cdef void list_inflight(Table* table, Op* op) noexcept nogil:
+cdef void link_op(Table* table, Op* op) noexcept nogil:
+    """Put an operation at the head of the list of operations in flight, or of that of failed calls."""
     cdef Op** head = list_of(table, op)
     op.previous, op.next = NULL, head[0]
     if head[0] != NULL:
@@ -170,7 +171,7 @@ cdef bint table_stand_in(Table* table, Record* record) noexcept nogil:
     store_pointer(<void**>&record.inflight, op)
     if not record.fresh:
         table_toggle(table, record.id)
-    list_inflight(table, op)
+    link_op(table, op)
     return True
 
 

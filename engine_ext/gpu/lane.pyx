@@ -203,6 +203,7 @@ cdef class Lane:
 
     @property
     def identity(self):
+        """Driver version, number of devices, and the name, PCI address and UUID of this rank's GPU."""
         cdef lane_identity* i = &self.state.identity
         return {
             "driver": i.driver,

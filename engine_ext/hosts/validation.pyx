@@ -77,7 +77,7 @@ cdef bint can_reduce(const engine_meta* meta, int dtype, int size) noexcept nogi
     return engine_reduction_check(&reduction) == 0
 
 
-cdef bint is_reducible(const engine_meta* meta, int size) noexcept nogil:
+cdef bint has_sound_reduction(const engine_meta* meta, int size) noexcept nogil:
     cdef int d
     if meta.fault == FAULT_CALL or not operation_of(meta).reduces:      # of a call that failed nothing but its name counts
         return True
@@ -99,7 +99,7 @@ cdef bint is_meta(const engine_meta* meta, int size) noexcept nogil:
     return (meta.kind < KINDS and meta.op <= ENGINE_ADASUM and operation_of(meta) != NULL and meta.dtype < ENGINE_ALL_DTYPES
             and meta.layout <= LAYOUT_SPARSE and meta.ndim <= MAX_DIMS and meta.fault <= FAULT_CALL and meta.shared >= -1
             and meta.device <= 1 and meta.group <= MAX_GROUP and is_wire(meta.wire)
-            and (meta.wire != WIRE_FP8 or can_be_coded(meta)) and is_extent(meta) and is_reducible(meta, size))
+            and (meta.wire != WIRE_FP8 or can_be_coded(meta)) and is_extent(meta) and has_sound_reduction(meta, size))
 
 
 # ---- entries -----------------------------------------------------------------------------------------------------------------
