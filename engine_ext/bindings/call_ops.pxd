@@ -1,4 +1,4 @@
-"""The operation that a native call submits, made from its arguments."""
+"""Build the operation that a native call submits from the call's arguments."""
 from engine_ext.bindings.calls cimport engine_call
 from engine_ext.control.state cimport State
 from engine_ext.operations.op cimport Op

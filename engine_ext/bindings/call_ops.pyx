@@ -1,7 +1,7 @@
-"""The operation that a native call submits, made from its arguments: what collectives.pyx is for calls from Python.
+"""Build the operation that a native call submits; collectives.pyx does the same for calls from Python.
 
-What the ranks compare is filled in by the same functions, so that a rank whose call came from Python and one whose call came
-from compiled code meet. Nothing here holds the GIL or raises: a text begins with the class of the error.
+Both use the same functions to fill in what the ranks compare. So a rank that calls from Python and one that calls from compiled
+code meet in one operation. Nothing here holds the GIL or raises. An error text begins with the name of the exception class.
 """
 from libc.stdint cimport INT32_MAX, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
@@ -22,13 +22,14 @@ from engine_ext.operations.operation cimport SAYS_ROWS, Operation
 from engine_ext.shared.layout cimport KINDS, LAYOUT_ROWS, MAX_GROUP, WIRES, WIRE_TUNED, WIRE_TUNED8
 
 cdef bint write_argument_error(char* text, const char* what) noexcept nogil:
+    """Write an ArgumentError about `what` into `text`, of FAULT_BYTES; always return False."""
     snprintf(text, FAULT_BYTES, "ArgumentError: %s", what)
     return False
 
 
 cdef bint view_tensor(const engine_call_tensor* tensor, uint32_t k, View* view, char* text) noexcept nogil:
-    """Describe tensor `k` of a call; False, and why, if it is none that the engine takes."""
-    cdef uint64_t count = 1, most       # elements: products of dimensions beyond would overflow
+    """Describe tensor `k` of a call in `view`. If the engine does not take it, return False and write the reason into `text`."""
+    cdef uint64_t count = 1, most       # elements; `most` keeps their product from overflowing
     cdef int d
     memset(view, 0, sizeof(View))
     if not 0 <= tensor.dtype < ENGINE_ALL_DTYPES:
@@ -57,7 +58,7 @@ cdef bint view_tensor(const engine_call_tensor* tensor, uint32_t k, View* view, 
 
 
 cdef bint has_rows(const View* view, const engine_call* call, char* text) noexcept nogil:
-    """Return whether a tensor has rows; writes into `text` why it has none, as the checks below do."""
+    """Return whether a tensor has rows. If not, write the reason into `text`, as the checks below do."""
     if view.ndim:
         return True
     snprintf(text, FAULT_BYTES, "UnsupportedTensorError: %s takes rows, and a scalar has none; reshape it to one row",
@@ -77,7 +78,7 @@ cdef bint has_root(const State* e, int root, char* text) noexcept nogil:
 
 
 cdef bint fits_operation(const Operation* row, const engine_call* call, char* text) noexcept nogil:
-    """Return whether a call has as many tensors as its operation takes."""
+    """Return whether the number of tensors, the group flag and the compression of a call suit its operation."""
     if not row.moves:
         return call.count == 0 or write_argument_error(text, b"a barrier has no tensors")
     if call.flags & ENGINE_CALL_GROUP:
@@ -99,7 +100,8 @@ cdef bint fits_operation(const Operation* row, const engine_call* call, char* te
 
 cdef bint view_member(const State* e, const Operation* row, const engine_call* call, uint32_t k, View* view,
                       char* text) noexcept nogil:
-    """Describe tensor `k` of a call; False, and why, if the operation does not take it."""
+    """Describe tensor `k` of a call in `view`. If the operation does not take it, return False and write the reason into
+    `text`."""
     cdef const engine_call_tensor* tensor = &call.tensors[k]
     cdef bint received
     if not view_tensor(tensor, k, view, text):
@@ -118,7 +120,10 @@ cdef bint view_member(const State* e, const Operation* row, const engine_call* c
 
 cdef uint64_t extents_of(const State* e, const Operation* row, const char* source, const char* target, const View* view, int k,
                          Extent* extents) noexcept nogil:
-    """Where a tensor and its result lie, in place or apart: how many extents of the two there are."""
+    """Write the memory extents of a tensor and its result into `extents`; return how many there are.
+
+    There is one extent if the result lies in the tensor's memory, two if it lies apart, and none if both are empty.
+    """
     cdef uint64_t nbytes = view.nbytes
     cdef int count = 0
     if row.parts and view.nbytes:
@@ -134,7 +139,7 @@ cdef uint64_t extents_of(const State* e, const Operation* row, const char* sourc
 
 
 cdef bint lie_apart(Extent* extents, uint64_t count, char* text) noexcept nogil:
-    """Return whether no result lies where something else does."""
+    """Return whether no result overlaps other memory of the call. If one does, write the reason into `text`."""
     cdef int one = 0, other = 0
     if not find_overlap(extents, <Py_ssize_t>count, &one, &other):
         return True
@@ -147,6 +152,7 @@ cdef bint lie_apart(Extent* extents, uint64_t count, char* text) noexcept nogil:
 
 
 cdef int group_op(const State* e, const Operation* row, const engine_call* call, Op* op, char* text) noexcept nogil:
+    """Fill in the operation of a grouped call; return values as of `call_op`."""
     cdef View view
     cdef Extent* extents = NULL
     cdef uint64_t count = 0
@@ -177,7 +183,10 @@ cdef int group_op(const State* e, const Operation* row, const engine_call* call,
 
 
 cdef bint take_splits(const State* e, const engine_call* call, const View* view, Op* op, char* text) noexcept nogil:
-    """The rows that an all-to-all sends to each rank. False with a text if they cannot be, without one if memory is missing."""
+    """Copy the rows per rank that an all-to-all sends into `op.splits`, which the operation then owns.
+
+    Return False if that is impossible: with a `text` if the splits are invalid, without one if memory is missing.
+    """
     cdef int64_t left = view.dims[0]
     cdef int r
     for r in range(e.segment.size):
@@ -194,6 +203,7 @@ cdef bint take_splits(const State* e, const engine_call* call, const View* view,
 
 
 cdef int tensor_op(const State* e, const Operation* row, const engine_call* call, Op* op, char* text) noexcept nogil:
+    """Fill in the operation of a call with a single tensor; return values as of `call_op`."""
     cdef View view
     cdef Extent[2] extents
     if not view_member(e, row, call, 0, &view, text):
@@ -224,7 +234,10 @@ cdef int tensor_op(const State* e, const Operation* row, const engine_call* call
 
 
 cdef int call_op(const State* e, const engine_call* call, Op* op, char* text) noexcept nogil:
-    """Fill in the operation of a call: ENGINE_CALL_OK, or NO_MEMORY, or REFUSED and why in `text`, of FAULT_BYTES."""
+    """Fill in the operation of a call.
+
+    Return ENGINE_CALL_OK, ENGINE_CALL_NO_MEMORY, or ENGINE_CALL_REFUSED with the reason in `text`, of FAULT_BYTES.
+    """
     cdef const Operation* row
     text[0] = 0
     if call.kind >= KINDS:

@@ -1,4 +1,4 @@
-"""The native call: the declarations of calls.h, and how an engine is known to it."""
+"""The native call: the declarations of calls.h, and the registration of engines that it can find."""
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from engine_ext.control.state cimport State

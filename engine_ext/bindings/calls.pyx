@@ -1,10 +1,11 @@
-"""The native call (calls.h): submission from compiled code, the end of a call, and which engines there are.
+"""The native call (calls.h): submission from compiled code, completion of a call, and the registry of engines.
 
-`submit` makes an operation and brings it, as calls from Python do. Who lingers drives, and ends the call itself if it is done in
-time; else the operation is abandoned, and a finisher ends it (control/native_calls.pyx).
+`submit` makes an operation and submits it, as calls from Python do. A call that lingers drives the engine, and completes here if
+the operation is done in time. Otherwise the operation is abandoned, and a finisher thread completes the call
+(control/native_calls.pyx).
 
-Engines are known here by the number of their process set. An engine that is about to end is dismissed first: from then on calls
-are refused, and when its thread has stopped it waits until nobody is inside any more and the calls have been answered.
+Engines are found by the number of their process set. An engine that shuts down is dismissed first, and from then on its calls are
+refused. When its thread has stopped, it waits until no thread is inside any more and all calls are answered.
 """
 from cpython.pycapsule cimport PyCapsule_New
 from libc.stdint cimport uintptr_t
@@ -35,38 +36,39 @@ from engine_ext.shared.layout cimport (
     FAILURE_BYTES, FAULT_CALL, KINDS, MAX_RANKS, NAME_BYTES, Status,
 )
 
-cdef struct Access:             # an engine, as calls find it
+cdef struct Access:             # an engine, as calls find it; guarded by registry.lock
     Access* next
     State* engine
-    int number                  # of its process set; 0: the world
+    int number                  # number of its process set; 0: the world
     bint open                   # whether calls are admitted
     uint32_t inside             # threads that use the engine in `submit` or `rank_and_size`
     uint64_t unanswered         # calls whose `done` has not returned yet
 
-cdef struct Call:               # what remains of a call until its end
+cdef struct Call:               # the part of a call that is kept until its end
     Access* access
     Done done
-    void* argument
-    int32_t ranks
+    void* argument              # for `done`
+    int32_t ranks               # number of ranks in the process set
     uint32_t name_bytes
-    char[1] name                # of as many bytes as there are, none without a name; not terminated
+    char[1] name                # `name_bytes` bytes, none without a name; not terminated
 
-cdef struct Parts:              # of a gathered group
+cdef struct Parts:              # progress of `part_copy` in a gathered group
     uint32_t next               # the tensor after the last that was copied
-    uint64_t[MAX_RANKS] offsets  # where it begins in each rank's payload; nowhere yet before the first
+    uint64_t[MAX_RANKS] offsets  # its offset in each rank's payload; undefined while `next` is 0
 
 cdef struct Registry:
     pthread_mutex_t lock
-    pthread_cond_t news         # somebody has left an engine, or a call has been answered
+    pthread_cond_t news         # a thread has left an engine, or a call was answered
     Access* first
-    bint forked                 # this process is a forked child of a rank, and has had no engine since
+    bint forked                 # this process is a forked child of a rank and has had no engine since
 
 cdef Registry registry
 
 
-# ---- which engines there are -------------------------------------------------------------------------------------------------
+# ---- registry of engines -----------------------------------------------------------------------------------------------------
 
 cdef void initialize_registry() noexcept nogil:
+    """Initialize the lock and the condition, and empty the list of engines."""
     cdef pthread_condattr_t attributes
     pthread_mutex_init(&registry.lock, NULL)
     pthread_condattr_init(&attributes)
@@ -76,14 +78,14 @@ cdef void initialize_registry() noexcept nogil:
 
 
 cdef void reset_after_fork() noexcept nogil:
-    """Reset a forked child: the engines, the threads and the locks that they may have held are the parent's."""
+    """Reset the registry in a forked child. Engines, threads and any held locks belong to the parent."""
     registry.forked = registry.forked or registry.first != NULL
     initialize_registry()
     finishers_forked()
 
 
 cdef int calls_admit(State* e, int number) except -1:
-    """Let calls find an engine by the number of its process set."""
+    """Register an engine for native calls under the number of its process set; 0: the world."""
     cdef Access* access = <Access*>calloc(1, sizeof(Access))
     if access == NULL:
         raise MemoryError("no memory for the engine")
@@ -95,7 +97,7 @@ cdef int calls_admit(State* e, int number) except -1:
 
 
 cdef Access* access_of(const State* e) noexcept nogil:
-    """The access to an engine; NULL: there is none. The caller holds the lock."""
+    """Return the registered access to an engine, or NULL. The caller holds the lock."""
     cdef Access* access = registry.first
     while access != NULL and access.engine != e:
         access = access.next
@@ -113,8 +115,10 @@ cdef void calls_dismiss(State* e) noexcept nogil:
 
 
 cdef bint calls_settle(State* e, uint64_t ns) noexcept nogil:
-    """The engine has stopped: wait for the answers of its calls, at most so many nanoseconds. False: somebody is still inside,
-    and the engine must stay."""
+    """Wait until no thread is inside a stopped engine and all its calls are answered, for at most `ns` nanoseconds.
+
+    Return False if a thread is still inside, so that the engine must stay. Otherwise the engine is unregistered.
+    """
     cdef uint64_t begun = now_ns(), passed
     cdef timespec until
     cdef Access* access
@@ -151,7 +155,7 @@ cdef void free_unused_access(Access* access) noexcept nogil:
 
 
 cdef Access* enter_engine(int number) noexcept nogil:
-    """Return the access to the engine of a process set, which stays until `leave_engine`; NULL: there is none."""
+    """Enter the engine of a process set, which then stays until `leave_engine`; return its access, or NULL if there is none."""
     cdef Access* access
     pthread_mutex_lock(&registry.lock)
     access = registry.first
@@ -164,7 +168,7 @@ cdef Access* enter_engine(int number) noexcept nogil:
 
 
 cdef void adjust_access(Access* access, int inside, int unanswered) noexcept nogil:
-    """Add to the counts of an access, and wake whoever waits for them."""
+    """Add to the counts of an access; if it is dismissed, wake the thread that waits in `calls_settle`."""
     pthread_mutex_lock(&registry.lock)
     access.inside += <uint32_t>inside
     access.unanswered += <uint64_t><int64_t>unanswered
@@ -175,13 +179,14 @@ cdef void adjust_access(Access* access, int inside, int unanswered) noexcept nog
 
 
 cdef inline void leave_engine(Access* access) noexcept nogil:
+    """Leave an engine that `enter_engine` has entered."""
     adjust_access(access, -1, 0)
 
 
-# ---- the end of a call -------------------------------------------------------------------------------------------------------
+# ---- completion of calls -----------------------------------------------------------------------------------------------------
 
 cdef void reject_call(const engine_call* call, int status, char* text) noexcept nogil:
-    """Complete a call that was not submitted with its error."""
+    """Complete a call that was not submitted, with its error; repairs `text` to valid UTF-8."""
     cdef engine_result result
     memset(&result, 0, sizeof(result))
     text_as_utf8(text)
@@ -190,7 +195,7 @@ cdef void reject_call(const engine_call* call, int status, char* text) noexcept 
 
 
 cdef void finish_call(Op* op) noexcept nogil:
-    """Complete the call of an operation that is done, and free it. Without locks; the engine may be gone."""
+    """Complete the call of a finished operation, and free both. Runs without locks; the engine may be gone."""
     cdef Call* call = <Call*>op.call
     cdef Access* access = call.access
     cdef char[TEXT_BYTES] text
@@ -214,7 +219,7 @@ cdef void finish_call(Op* op) noexcept nogil:
 # ---- submission --------------------------------------------------------------------------------------------------------------
 
 cdef bint take_name(const engine_call* call, Target* target) noexcept nogil:
-    """The name of a call; False if it is none."""
+    """Fill in `target` with the name of a call, or none if it is unnamed; return False for an invalid name."""
     memset(target, 0, sizeof(Target))
     if call.flags & ENGINE_CALL_UNNAMED:
         return True
@@ -223,7 +228,7 @@ cdef bint take_name(const engine_call* call, Target* target) noexcept nogil:
 
 
 cdef Call* make_call(Access* access, const engine_call* call, const Target* target) noexcept nogil:
-    """Make a copy of what the end of a call needs; NULL without memory."""
+    """Copy what is needed to complete a call; return NULL without memory."""
     cdef Call* kept = <Call*>malloc(sizeof(Call) + target.text_bytes)
     if kept != NULL:
         kept.access, kept.done, kept.argument = access, call.done, call.argument
@@ -234,7 +239,7 @@ cdef Call* make_call(Access* access, const engine_call* call, const Target* targ
 
 
 cdef void tell_others(State* e, const engine_call* call, Target* target, const char* why) noexcept nogil:
-    """Announce that this rank's call has failed, in the place of the operation that it would have submitted."""
+    """Announce that a call of this rank has failed, in place of the operation that it would have submitted."""
     cdef Op* op = make_op()
     if op == NULL:
         return
@@ -248,8 +253,10 @@ cdef void tell_others(State* e, const engine_call* call, Target* target, const c
 
 
 cdef bint wait_for(State* e, Op* op, uint64_t begun, uint64_t ns, int status) noexcept nogil:
-    """Drive until the operation is done, or `ns` have passed since `begun`: whether the call can be ended here. If not, the
-    operation must not be touched any more."""
+    """Drive the engine until the operation is done, or until `ns` have passed since `begun`.
+
+    Return whether the caller has to complete the call. If not, it must not touch the operation any more.
+    """
     cdef uint64_t passed = age_ns(now_ns(), begun)
     cdef Goal goal
     memset(&goal, 0, sizeof(Goal))
@@ -262,7 +269,10 @@ cdef bint wait_for(State* e, Op* op, uint64_t begun, uint64_t ns, int status) no
 
 
 cdef int submit_op(State* e, const engine_call* call, Target* target, Op* op, Op** ended) noexcept nogil:
-    """Submit an operation, and linger: a Status, and in `ended` the operation if it is done and nobody else will end the call."""
+    """Submit an operation, and wait for it if the call lingers; return a Status.
+
+    `ended` gets the operation if it is done and the caller has to complete the call.
+    """
     cdef uint64_t begun
     cdef bint lingers = call.linger_ns == ENGINE_CALL_FOREVER or (
         call.linger_ns > 0 and load_pointer(<void**>&e.table.inflight) == NULL)
@@ -284,7 +294,7 @@ cdef int submit_op(State* e, const engine_call* call, Target* target, Op* op, Op
 
 
 cdef int prepare_op(Access* access, const engine_call* call, const Target* target, Op* op, char* text) noexcept nogil:
-    """Fill in the operation of a call: ENGINE_CALL_OK, or why it cannot be submitted, and that in `text`."""
+    """Fill in the operation of a call. Return ENGINE_CALL_OK, or another status with the reason in `text`."""
     cdef int status = ENGINE_CALL_NO_MEMORY
     if call.fault != NULL:
         snprintf(text, TEXT_BYTES, "%s", call.fault)
@@ -301,7 +311,10 @@ cdef int prepare_op(Access* access, const engine_call* call, const Target* targe
 
 
 cdef int try_to_submit(Access* access, const engine_call* call, Target* target, Op* op, Op** ended, char* text) noexcept nogil:
-    """Submit an operation as `submit_op` does: ENGINE_CALL_OK, or why it cannot be, with `text`; then other ranks are told."""
+    """Check the call and submit its operation as `submit_op` does; return ENGINE_CALL_OK.
+
+    On failure return another status with the reason in `text`, and tell the other ranks.
+    """
     cdef int status
     if not take_name(call, target):
         snprintf(text, TEXT_BYTES, "ArgumentError: a name has 1 to %d bytes of UTF-8; this one has %u", <int>NAME_BYTES,
@@ -309,7 +322,7 @@ cdef int try_to_submit(Access* access, const engine_call* call, Target* target, 
         return ENGINE_CALL_REFUSED
     status = prepare_op(access, call, target, op, text)
     if status == ENGINE_CALL_OK:
-        adjust_access(access, 0, 1)             # before it is submitted: its end may come at once
+        adjust_access(access, 0, 1)             # before the submission: the end may come at once
         status = submit_op(access.engine, call, target, op, ended)
         if status == Status.OK:
             return ENGINE_CALL_OK
@@ -322,7 +335,7 @@ cdef int try_to_submit(Access* access, const engine_call* call, Target* target, 
 
 
 cdef void submit(const engine_call* call) noexcept nogil:
-    """As calls.h says."""
+    """Submit a call, as calls.h specifies."""
     cdef char[TEXT_BYTES] text
     cdef Target target
     cdef Access* access
@@ -352,7 +365,7 @@ cdef void submit(const engine_call* call) noexcept nogil:
 
 
 cdef int describe_closed(const engine_call* call, char* text) noexcept nogil:
-    """Why there is no engine for a call: ENGINE_CALL_*, and that in `text`."""
+    """Write into `text` why there is no engine for a call; return the matching ENGINE_CALL_* status."""
     if registry.forked:
         snprintf(text, TEXT_BYTES, "ForkedError: the engine was used in a forked child of its process, which is no rank. Use the "
                  "engine in the parent only, or start the child with the 'spawn' method")
@@ -365,6 +378,7 @@ cdef int describe_closed(const engine_call* call, char* text) noexcept nogil:
 
 
 cdef int rank_and_size(int32_t set, int32_t* rank, int32_t* size) noexcept nogil:
+    """Write this rank's number in process set `set` and the size of the set; return ENGINE_CALL_OK or ..._NOT_INITIALIZED."""
     cdef Access* access = enter_engine(set)
     if access == NULL:
         return ENGINE_CALL_NOT_INITIALIZED
@@ -373,14 +387,16 @@ cdef int rank_and_size(int32_t set, int32_t* rank, int32_t* size) noexcept nogil
     return ENGINE_CALL_OK
 
 
-# ---- what was gathered of a group --------------------------------------------------------------------------------------------
+# ---- members of a gathered group ---------------------------------------------------------------------------------------------
 
 cdef uint64_t part_rows(const engine_result* result, uint32_t k, int64_t* rows) noexcept nogil:
+    """Write the rows of member `k` from each rank into `rows`; return the bytes of all of them. See calls.h."""
     cdef uint64_t row_bytes = 0
     return group_rows(result.memory, result.rows, result.ranks, k, rows, &row_bytes)
 
 
 cdef void part_copy(const engine_result* result, uint32_t k, void* target) noexcept nogil:
+    """Copy member `k` of a gathered group into `target`. Copying in ascending order is fast. See calls.h."""
     cdef Parts* parts = <Parts*>result.parts
     if k < parts.next:
         parts.next = 0
@@ -389,7 +405,7 @@ cdef void part_copy(const engine_result* result, uint32_t k, void* target) noexc
     parts.next = k + 1
 
 
-# ---- the table ---------------------------------------------------------------------------------------------------------------
+# ---- table of functions ------------------------------------------------------------------------------------------------------
 
 cdef engine_calls table
 memset(&table, 0, sizeof(table))
@@ -402,5 +418,5 @@ TABLE = PyCapsule_New(&table, ENGINE_CALLS_CAPSULE, NULL)
 
 
 def address():
-    """Where the table lies in this process, for `ctypes`."""
+    """Return the address of the table of functions in this process, for `ctypes`."""
     return <uintptr_t>&table

@@ -1,4 +1,4 @@
-"""The operation that each collective submits, made from the arguments of its call."""
+"""Build the operation that each collective submits from the arguments of its call."""
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from engine_ext.bindings.view cimport View
@@ -25,7 +25,7 @@ cdef Op* barrier_op(State* e, object name, bint blocking) except NULL
 cdef Op* size_barrier_op(uint64_t nbytes) except NULL
 
 cdef enum:
-    FAULT_BYTES = 512           # of the longest text that says why a call is refused
+    FAULT_BYTES = 512           # most bytes of the text of a refused call, terminator included
 
 cdef const char* expect_name(object name, uint32_t* length) except NULL
 cdef void fill_meta(engine_meta* meta, int kind, const View* view) noexcept nogil
@@ -42,6 +42,6 @@ cdef int raise_text(const char* text) except -1
 cdef object same_shape(object tensor, const View* source, object output, View* target, int64_t rows)
 
 cdef inline bint may_share(const engine_meta* meta) noexcept:
-    """Whether a tensor may be reduced where the ranks share it, on one host. Shared tensors do not travel: what is compressed on
-    one host must."""
+    """Return whether a tensor may be reduced in memory that the ranks of one host share. Shared tensors are not sent, so a tensor
+    whose compression has to take effect on one host may not be shared."""
     return meta.wire in (0, WIRE_FP8, WIRE_TUNED, WIRE_TUNED8)

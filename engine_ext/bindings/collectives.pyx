@@ -1,7 +1,7 @@
-"""The operation that each collective submits, made from the arguments of its call.
+"""Build the operation that each collective submits from the arguments of its call.
 
-Each of these raises what is wrong with the arguments, and makes an operation that keeps alive whatever memory it points to. The
-caller submits it (submit.pyx).
+Each function raises an error for wrong arguments. The operation that it returns keeps alive the memory it points to. The caller
+submits the operation (submit.pyx).
 """
 from cpython.unicode cimport PyUnicode_AsUTF8AndSize
 from libc.math cimport isfinite
@@ -35,10 +35,10 @@ from engine_ext import errors
 from engine_ext.errors import ArgumentError, UnsupportedTensorError
 
 
-# ---- what they have in common ----------------------------------------------------------------------------------------
+# ---- shared helpers --------------------------------------------------------------------------------------------------
 
 cdef Op* tensor_op(int kind, const View* source, const View* target, object owner) except NULL:
-    """An operation on one tensor, which `owner` keeps in place. `target` NULL: the engine allocates the result."""
+    """Make an operation on one tensor, whose memory `owner` keeps alive. `target` NULL: the engine allocates the result."""
     cdef Op* op = new_op()
     fill_meta(&op.meta, kind, source)
     op.source, op.nbytes = source.data, source.nbytes
@@ -49,7 +49,7 @@ cdef Op* tensor_op(int kind, const View* source, const View* target, object owne
 
 
 cdef Op* gathering_op(int kind, object tensor, const View* source, object keeper, object room, object output) except NULL:
-    """An operation on rows of `tensor`, whose result goes into `output`, on the host, if that is as long."""
+    """Make an operation on rows of `tensor`. Its result goes into `output`, in host memory, if that has the result's length."""
     cdef View target
     cdef Op* op
     if output is None:
@@ -69,10 +69,12 @@ cdef Op* gathering_op(int kind, object tensor, const View* source, object keeper
 
 
 cdef void fill_reduction(Op* brought, int op, double prescale, double postscale) noexcept nogil:
+    """Set the reduction and its factors in an operation's metadata."""
     brought.meta.op, brought.meta.prescale, brought.meta.postscale = <unsigned char>op, prescale, postscale
 
 
 cdef uint64_t row_bytes(const View* view) noexcept nogil:
+    """Return the bytes of one row of a view: of an index of its first dimension."""
     cdef uint64_t nbytes = <uint64_t>view.itemsize
     cdef int d
     for d in range(1, view.ndim):
@@ -81,13 +83,14 @@ cdef uint64_t row_bytes(const View* view) noexcept nogil:
 
 
 cdef int64_t own_rows(const State* e, int64_t rows) noexcept nogil:
-    """How many of so many rows a reduce-scatter gives to this rank."""
+    """Return how many of `rows` rows a reduce-scatter gives to this rank."""
     return rows // e.segment.size + (e.segment.rank < rows % e.segment.size)
 
 
 # ---- reductions ------------------------------------------------------------------------------------------------------
 
 cdef Op* allreduce_op(State* e, object tensor, object output, int op, double prescale, double postscale, object wire) except NULL:
+    """Make an allreduce of `tensor` into `output`, which may be the same object."""
     cdef View source, target
     cdef Op* brought
     cdef int chosen = wire_number(wire, op)
@@ -101,14 +104,14 @@ cdef Op* allreduce_op(State* e, object tensor, object output, int op, double pre
     if source.device != HOST:
         get_ready(e, brought, tensor, &source)
     elif source.data == target.data and op != ENGINE_ADASUM and may_share(&brought.meta):
-        # Adasum measures before it writes.
+        # Adasum reads the whole tensor for its inner products before it writes, so it cannot reduce in shared memory.
         brought.meta.shared = arena_locate(&e.arena, source.data, source.nbytes)
     return brought
 
 
 cdef Op* direct_allreduce_op(State* e, object tensor, int op, double prescale, double postscale) except? NULL:
-    """An allreduce in place of a tensor that lends its memory directly; NULL where that has to be looked at more closely, or the
-    allreduce is refused."""
+    """Make an allreduce in place of a tensor that lends its memory directly. Return NULL if the tensor needs a closer look, or if
+    the allreduce is refused."""
     cdef char[FAULT_BYTES] text
     cdef View view
     cdef Op* brought
@@ -116,15 +119,15 @@ cdef Op* direct_allreduce_op(State* e, object tensor, int op, double prescale, d
         return NULL
     brought = tensor_op(KIND_ALLREDUCE, &view, &view, tensor)
     fill_reduction(brought, op, prescale, postscale)
-    if op != ENGINE_ADASUM:             # which measures before it writes
+    if op != ENGINE_ADASUM:             # Adasum reads all before it writes
         brought.meta.shared = arena_locate(&e.arena, view.data, view.nbytes)
     return brought
 
 
 cdef int get_ready(State* e, Op* brought, object tensor, const View* view, object room=None,
                    bint makes_room=False) except -1:
-    """Of an operation on a GPU's tensors: mark when they are ready. `room`: what makes room for its result, if it
-    `makes_room`."""
+    """Mark when the GPU tensors of an operation are ready, or free the operation and raise. With `makes_room`, `room` is the
+    function that allocates the operation's result."""
     try:
         if makes_room:
             expect_room(brought, room, view)
@@ -141,6 +144,7 @@ cdef int get_ready(State* e, Op* brought, object tensor, const View* view, objec
 
 cdef Op* reducescatter_op(State* e, object tensor, object output, int op, double prescale, double postscale,
                           object wire) except NULL:
+    """Make a reduce-scatter of `tensor`; `output` receives the rows of this rank."""
     cdef View source, target
     cdef Op* brought
     cdef int chosen = wire_number(wire, op)
@@ -158,7 +162,7 @@ cdef Op* reducescatter_op(State* e, object tensor, object output, int op, double
 
 cdef Op* reduce_group_op(State* e, int kind, list tensors, list outputs, int op, double prescale, double postscale,
                          object wire) except NULL:
-    """One operation on several tensors: scheduled when every rank has submitted it, or not at all."""
+    """Make one operation on several tensors, which is scheduled as a whole once every rank has submitted it."""
     cdef View first, source, target
     cdef Op* brought
     cdef list keepers = []
@@ -195,9 +199,10 @@ cdef Op* reduce_group_op(State* e, int kind, list tensors, list outputs, int op,
     return brought
 
 
-# ---- data that moves -------------------------------------------------------------------------------------------------
+# ---- data movement ---------------------------------------------------------------------------------------------------
 
 cdef Op* broadcast_op(State* e, object tensor, object output, Py_ssize_t root) except NULL:
+    """Make a broadcast of `tensor` from rank `root` of the world into `output`, which may be the same object."""
     cdef View source, target
     cdef Op* brought
     cdef object keeper, kept
@@ -213,6 +218,7 @@ cdef Op* broadcast_op(State* e, object tensor, object output, Py_ssize_t root) e
 
 
 cdef int expect_root(State* e, Py_ssize_t root) except -1:
+    """Raise ArgumentError unless `root`, a rank of the world, is a member of this engine."""
     cdef int r
     for r in range(e.segment.size):
         if e.segment.numbers[r] == root:
@@ -223,8 +229,11 @@ cdef int expect_root(State* e, Py_ssize_t root) except -1:
 
 
 cdef Op* allgather_op(State* e, object tensor, object room, object output) except NULL:
-    """`room`, of a tensor on a GPU: a function that makes tensors for results of given sizes, on the stream that is current
-    now. `output`: gets the result if it is as long; None: memory of the engine's does."""
+    """Make an allgather of the rows of `tensor`.
+
+    `room`: for a tensor on a GPU, a function that allocates results of given sizes on the current stream. `output`: receives the
+    result if it has the same length; None, or another length: the engine allocates the result.
+    """
     cdef View source
     cdef Op* brought
     cdef object keeper = view_anywhere(tensor, &source)
@@ -238,8 +247,11 @@ cdef Op* allgather_op(State* e, object tensor, object room, object output) excep
 
 
 cdef Op* allgather_group_op(State* e, list tensors, object sparse, object room) except NULL:
-    """`sparse`: shape, operation, factors and fault of the sparse tensor whose indices and values the two tensors are. `room` as
-    for `allgather_op`."""
+    """Make an allgather of several tensors. `room` as for `allgather_op`.
+
+    `sparse`: None, or shape, reduction, prescale, postscale and fault of the sparse tensor whose indices and values are the two
+    tensors.
+    """
     cdef View first, source
     cdef Op* brought
     cdef list keepers = []
@@ -271,7 +283,7 @@ cdef Op* allgather_group_op(State* e, list tensors, object sparse, object room) 
 
 
 cdef Op* alltoall_op(State* e, object tensor, object splits, object room, object output) except NULL:
-    """`room` and `output` as for `allgather_op`."""
+    """Make an all-to-all; `splits` holds the number of rows for each rank. `room` and `output` as for `allgather_op`."""
     cdef View source
     cdef Op* brought
     cdef int r, size = e.segment.size
@@ -296,7 +308,7 @@ cdef Op* alltoall_op(State* e, object tensor, object splits, object room, object
         free_op(brought)
         raise MemoryError("no memory for splits")
     for r in range(size):
-        brought.splits[r] = counts[r]       # fits: none is negative, and their sum is a number of rows
+        brought.splits[r] = counts[r]       # fits: none is negative, and their sum is at most the number of rows
     if source.device != HOST:
         get_ready(e, brought, tensor, &source, room, True)
     return brought
@@ -304,9 +316,10 @@ cdef Op* alltoall_op(State* e, object tensor, object splits, object room, object
 
 # ---- messages --------------------------------------------------------------------------------------------------------
 
-# A message is an allgather of bytes between two ranks, of which the receiver has none.
+# A message is an allgather of bytes between two ranks; the receiver contributes no bytes.
 
 cdef Op* message_op(uint64_t nbytes) except NULL:
+    """Make an allgather of `nbytes` bytes, without memory."""
     cdef Op* op = new_op()
     cdef View view
     memset(&view, 0, sizeof(View))
@@ -317,7 +330,7 @@ cdef Op* message_op(uint64_t nbytes) except NULL:
 
 
 cdef object view_bytes(object tensor, View* view, str role):
-    """As view_of, of a tensor whose elements lie one behind another, on any address."""
+    """Describe a host tensor as `view_of` does. It must be row-major, but may begin at any address."""
     cdef object keeper = view_of(tensor, view)
     if view.layout != LAYOUT_ROWS and view.layout != MISALIGNED:
         raise UnsupportedTensorError(f"{role} is not contiguous; make it contiguous first")
@@ -325,19 +338,19 @@ cdef object view_bytes(object tensor, View* view, str role):
 
 
 cdef Op* send_op(object tensor, bint copy) except NULL:
-    """`copy`: the tensor is not used any more when this returns."""
+    """Make the sending half of a message. `copy`: send a copy, so that the caller may change the tensor at once."""
     cdef View source
     cdef object keeper = view_bytes(tensor, &source, "what is sent")
     cdef Memory own = copy_memory(source.data, source.nbytes) if copy else None
     cdef Op* op = message_op(source.nbytes)
-    op.source = op.target = own.data if copy else source.data       # what all gather is the message, where it lies
+    op.source = op.target = own.data if copy else source.data       # the gathered result is the message itself
     op.memory_bytes = op.nbytes
     keep_alive(op, own if copy else (tensor, keeper))
     return op
 
 
 cdef Op* receive_op(object output) except NULL:
-    """`output`: gets a message of as many bytes; None: memory of the engine's does."""
+    """Make the receiving half of a message. `output`: a tensor of the message's length; None: the engine allocates the result."""
     cdef View target
     cdef object keeper
     cdef Op* op
@@ -354,18 +367,19 @@ cdef Op* receive_op(object output) except NULL:
     return op
 
 
-# ---- nothing that moves ----------------------------------------------------------------------------------------------
+# ---- barriers --------------------------------------------------------------------------------------------------------
 
 cdef Op* barrier_op(State* e, object name, bint blocking) except NULL:
+    """Make a barrier. An unnamed, blocking one of a single-threaded rank also aligns the numbers of unnamed operations."""
     cdef Op* brought = new_op()
     driver_note_thread(e)
     brought.meta.kind = KIND_BARRIER
-    brought.rows = name is None and blocking and not load32_relaxed(&e.many_threads)      # whether ranks come together behind it
+    brought.rows = name is None and blocking and not load32_relaxed(&e.many_threads)      # whether ranks align behind it
     return brought
 
 
 cdef Op* size_barrier_op(uint64_t nbytes) except NULL:
-    """A barrier of ranks that are about to make something of a size, on which they have to agree."""
+    """Make a barrier that fails unless all ranks pass the same size, before they allocate something of that size."""
     cdef Op* brought = new_op()
     brought.meta.kind, brought.meta.ndim, brought.meta.dims[0] = KIND_BARRIER, 1, <int64_t>nbytes
     return brought
@@ -373,10 +387,10 @@ cdef Op* size_barrier_op(uint64_t nbytes) except NULL:
 
 # ---- arguments --------------------------------------------------------------------------------------------------------------
 
-# What a collective is called with: held against what the engine can do, and put into an operation.
+# Arguments of a collective: checked against what the engine supports, and stored in an operation.
 
 cdef const char* expect_name(object name, uint32_t* length) except NULL:
-    """The text of an operation's name, which lives as long as that, and its length."""
+    """Return the UTF-8 text of an operation's name, which lives as long as `name`, and its byte length in `length`."""
     cdef Py_ssize_t nbytes
     cdef const char* text = PyUnicode_AsUTF8AndSize(name, &nbytes)
     if not 0 < nbytes <= NAME_BYTES:
@@ -386,6 +400,7 @@ cdef const char* expect_name(object name, uint32_t* length) except NULL:
 
 
 cdef void fill_meta(engine_meta* meta, int kind, const View* view) noexcept nogil:
+    """Set kind, dtype, layout, shape and device in zeroed metadata."""
     cdef int d
     meta.kind, meta.dtype = <unsigned char>kind, view.dtype
     meta.device = view.device != HOST
@@ -395,8 +410,7 @@ cdef void fill_meta(engine_meta* meta, int kind, const View* view) noexcept nogi
 
 
 cdef int wire_number(object wire, int op) except -1:
-    """What `meta.wire` would be for a float32: the dtype that compressed tensors travel in, `float8` for blocks with scales, or
-    what lets a knob decide; or None."""
+    """Return `meta.wire` of a float32 tensor for a compression: a WIRE_* number, WIRE_TUNED and WIRE_TUNED8 included. None: 0."""
     if wire is None:
         return 0
     if op == ENGINE_ADASUM:
@@ -415,12 +429,12 @@ cdef int wire_number(object wire, int op) except -1:
 
 
 cdef unsigned char wire_of(int chosen, int dtype) noexcept nogil:
-    """`meta.wire` of a tensor: only what is wider is compressed."""
+    """Return `meta.wire` of a tensor: `chosen` if it compresses tensors of that dtype, else 0."""
     return <unsigned char>chosen if wire_compresses(chosen, dtype) else 0
 
 
 cdef unsigned char wire_of_group(int chosen, const engine_meta* meta) noexcept nogil:
-    """The same of a group: whether any of its tensors is wider."""
+    """Return `meta.wire` of a group: `chosen` if it compresses any of the group's tensors, else 0."""
     cdef int d
     for d in range(ENGINE_DTYPES):
         if meta.dims[d] and wire_compresses(chosen, d):
@@ -429,8 +443,8 @@ cdef unsigned char wire_of_group(int chosen, const engine_meta* meta) noexcept n
 
 
 cdef bint wire_fault(int wire, bint parts, int op, int device, char* text) noexcept nogil:
-    """Whether tensors on `device` cannot be reduced with that compression, as reduction_fault says of the rest. Where a knob
-    decides there is none: it takes bf16 then."""
+    """Return whether tensors on `device` cannot be reduced with a compression; if so, write the error into `text` as
+    `reduction_fault` does. WIRE_TUNED and WIRE_TUNED8 are never at fault: where fp8 is impossible, they use bf16."""
     text[0] = 0
     if wire != WIRE_FP8:
         return False
@@ -447,6 +461,7 @@ cdef bint wire_fault(int wire, bint parts, int op, int device, char* text) noexc
 
 
 cdef int expect_rows(object tensor, const View* view, str verb) except -1:
+    """Raise UnsupportedTensorError unless a tensor is row-major and has rows; `verb` begins the message."""
     if view.layout != LAYOUT_ROWS:
         expect_dense(tensor, view, "the tensor")
         raise UnsupportedTensorError(f"{verb} rows; make the channels_last tensor row-major first")
@@ -457,8 +472,8 @@ cdef int expect_rows(object tensor, const View* view, str verb) except -1:
 
 cdef bint reduction_fault(bint parts, const View* view, int op, int wire, double prescale, double postscale, int size,
                           char* text) noexcept nogil:
-    """Whether a reduction cannot be done, of which with `parts` each rank receives its part: `text`, of FAULT_BYTES, then has the
-    class of the error, a colon, and the message."""
+    """Return whether a reduction is impossible; if so, write error class, colon and message into `text`, of FAULT_BYTES. `parts`:
+    each rank receives only its part of the result, as in a reduce-scatter."""
     text[0] = 0
     if not ENGINE_SUM <= op <= ENGINE_ADASUM:
         snprintf(text, FAULT_BYTES, "ArgumentError: there is no reduction number %d; use Sum, Average, Min, Max, Product or "
@@ -487,6 +502,7 @@ cdef bint reduction_fault(bint parts, const View* view, int op, int wire, double
 
 cdef int expect_reduction(bint parts, const View* view, int op, int wire, double prescale, double postscale,
                           int size) except -1:
+    """Raise the error that `reduction_fault` describes, if there is one."""
     cdef char[FAULT_BYTES] text
     if reduction_fault(parts, view, op, wire, prescale, postscale, size, text):
         raise_text(text)
@@ -494,13 +510,16 @@ cdef int expect_reduction(bint parts, const View* view, int op, int wire, double
 
 
 cdef int raise_text(const char* text) except -1:
-    """Raise what a text says, which begins with the class of engine_ext/errors.py."""
+    """Raise the error described by `text`: a class of engine_ext/errors.py, a colon, and the message."""
     kind, _, message = (<bytes>text).decode("utf-8", "replace").partition(": ")
     raise getattr(errors, kind)(message)
 
 
 cdef object same_shape(object tensor, const View* source, object output, View* target, int64_t rows):
-    """View the output and hold it against the input, with `rows` rows if it has dimensions."""
+    """View the output in `target` and check it against the input; return the object that keeps its memory alive, or None.
+
+    An input with dimensions has an output of `rows` rows.
+    """
     cdef int d
     cdef object keeper
     if output is tensor:

@@ -1,4 +1,4 @@
-"""Tensors on a GPU: when they are ready, and who waits for their results."""
+"""Tensors on a GPU: when they are ready, and how streams wait for results."""
 from libc.stdint cimport uint64_t
 
 from engine_ext.bindings.view cimport View

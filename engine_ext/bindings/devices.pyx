@@ -1,7 +1,7 @@
-"""Tensors on a GPU: when they are ready, and who waits for their results.
+"""Tensors on a GPU: when they are ready, and how streams wait for results.
 
-A submission marks the current stream of its framework: the tensors are ready when the device has passed the mark. Who waits for
-the operation lets the current stream wait on the device, and goes on at once.
+A submission marks the framework's current stream. The tensors are ready once the device has passed the mark. A thread that waits
+for the operation makes the current stream wait on the device, and continues at once.
 """
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport uint32_t
@@ -27,17 +27,18 @@ cdef extern from "engine_ext/bindings/dlpack.h":
     enum: DL_CUDA
 
 cdef enum:
-    LOOK_NS = 200000            # between two looks at a device that ends its work
-    REST_NS = 5000000000        # longest wait for a device after a failure: its lane waits 4 s
-    PER_THREAD = 2              # CU_STREAM_PER_THREAD: another stream in each thread that uses it
+    LOOK_NS = 200000            # nanoseconds between two looks at a device that finishes its work
+    REST_NS = 5000000000        # nanoseconds: longest wait for a device after a failure; its lane waits 4 s
+    PER_THREAD = 2              # CU_STREAM_PER_THREAD: a different stream in each thread that uses it
 
 
 cdef str describe_location(const View* view):
+    """Return where a view's memory is, as a phrase for an error."""
     return "in the host's memory" if view.device == HOST else f"on cuda:{view.device - 1}"
 
 
 cdef int expect_same_device(object tensor, const View* view, const View* other, str what) except -1:
-    """Refuse a tensor of an operation that is elsewhere than another of its tensors."""
+    """Raise UnsupportedTensorError if two tensors of an operation are on different devices; `what` names the first."""
     if view.device != other.device:
         raise UnsupportedTensorError(
             f"{type(tensor).__module__}.{type(tensor).__qualname__} cannot be communicated: {what} is {describe_location(view)}, "
@@ -47,8 +48,8 @@ cdef int expect_same_device(object tensor, const View* view, const View* other, 
 
 
 cdef device* device_of(State* e, int ordinal) except NULL:
-    """The process's GPU. If it is not open it is opened now, together with all ranks of the world; and in a process set its ranks
-    are connected."""
+    """Return the process's GPU. If it is not open, open it together with all ranks of the world. For a process set, also connect
+    its ranks."""
     cdef device* d = e.world.device
     if e.opened and not e.held and d.ordinal == ordinal:
         return d
@@ -61,6 +62,7 @@ cdef device* device_of(State* e, int ordinal) except NULL:
 
 
 cdef void* current_stream(CurrentStream stream_of, int ordinal) except? NULL:
+    """Return the current stream of the framework on GPU `ordinal`; raise for a per-thread default stream."""
     cdef void* stream = NULL
     stream_of(DL_CUDA, ordinal, &stream)
     if <size_t>stream == PER_THREAD:
@@ -71,7 +73,7 @@ cdef void* current_stream(CurrentStream stream_of, int ordinal) except? NULL:
 
 
 cdef int mark_ready(State* e, Op* op, object tensor, const View* view) except -1:
-    """An operation on tensors in the memory of a GPU: it may begin behind what is on the current stream now."""
+    """Mark an operation on tensors in GPU memory: it begins after the work that is on the current stream now."""
     cdef char[DEVICE_WHY] why
     cdef device* d = device_of(e, view.device - 1)
     op.meta.device, op.stream_of, op.ticket, op.released = 1, view.stream_of, 0, False
@@ -82,23 +84,25 @@ cdef int mark_ready(State* e, Op* op, object tensor, const View* view) except -1
 
 
 cdef void release_mark(State* e, Op* op) noexcept nogil:
-    """Release the mark of an operation that the lane has never taken."""
+    """Release the mark of an operation that the lane never took."""
     if op.mark != NULL:
         e.world.device.unmark(e.world.device, op.mark)
         op.mark = NULL
 
 
 cdef int make_stream_wait(State* e, uint64_t ticket, CurrentStream stream_of, Op* op, bint measured) except -1:
-    """Make the current stream wait until the device has passed a ticket. `op`, if it is that of one: it is released when this is
-    the stream that its tensors were submitted on, since whoever uses their memory next does so there. `measured`: how long the
-    stream stands there is the step's exposed time."""
+    """Make the current stream wait until the device has passed `ticket`; 0: there is nothing to wait for.
+
+    `op`: the operation of that ticket, or NULL. It is released if its tensors were submitted on the same stream, because that
+    stream orders any later use of their memory. `measured`: count the stream's waiting time as exposed time of the step.
+    """
     cdef char[DEVICE_WHY] why
     cdef device* d = e.world.device
     cdef void* stream
     if ticket == 0 or d == NULL:
         return 0
     if e.alive[0] != 1:
-        expect_open(e)              # a forked child calls nothing of CUDA's
+        expect_open(e)              # a forked child must not call CUDA
     stream = current_stream(stream_of, d.ordinal)
     if d.wait(d, stream, ticket, measured, why) != 0:
         if load_acquire(e.segment.abort):
@@ -110,25 +114,26 @@ cdef int make_stream_wait(State* e, uint64_t ticket, CurrentStream stream_of, Op
 
 
 cdef bint is_known_passed(const State* e, uint64_t ticket) noexcept nogil:
-    """Whether the device uses the tensors of a ticket no more, as far as its lane has looked. 0: there is none."""
+    """Return whether the device no longer uses the tensors of `ticket`, as of the lane's last look; True for ticket 0."""
     cdef const device* d = e.world.device
-    return ticket == 0 or d == NULL or load_acquire(&d.passed) >= ticket      # pairs with the lane's look
+    return ticket == 0 or d == NULL or load_acquire(&d.passed) >= ticket      # pairs with lane_look
 
 
 cdef bint has_passed(State* e, uint64_t ticket) noexcept nogil:
-    """The same, and the device is asked; but not in a forked child, where CUDA does not work."""
+    """Return the same as `is_known_passed`, but ask the device too. A forked child does not ask, since CUDA does not work
+    there."""
     cdef device* d = e.world.device
     return is_known_passed(e, ticket) or (e.alive[0] == 1 and d.has_passed(d, ticket))
 
 
 cdef inline bint has_failed(const State* e) noexcept nogil:
-    """Whether the world has failed, or this host says so."""
+    """Return whether the world has failed, or a rank of this host claims that it has."""
     return load_acquire(e.segment.claim) != 0 or load_acquire(e.segment.abort) != 0
 
 
 cdef uint64_t longest_rest(const State* e, uint64_t ns) noexcept nogil:
-    """How long to wait for the device: `ns`, unless it has come to its work and waits there for other ranks' GPUs. Then a rank
-    is late, which `stall_limit` is for and device_watch tells of."""
+    """Return how many nanoseconds to wait for the device: `ns`, unless it has begun its work and now waits for other ranks' GPUs.
+    In that case a rank is late, for which `stall_limit` applies and which device_watch reports."""
     cdef device* d = e.world.device
     if load_acquire(&d.begun) <= load_acquire(&d.passed) and d.frozen_rest(d):          # pairs with lane_look
         return ns
@@ -136,7 +141,7 @@ cdef uint64_t longest_rest(const State* e, uint64_t ns) noexcept nogil:
 
 
 cdef bint has_ended_all(State* e) noexcept nogil:
-    """Whether the lane has ended all that this engine has handed over; all there is, if it is the world's."""
+    """Return whether the lane has ended all items that this engine handed over. The world's engine waits for the items of all."""
     cdef device* d = e.device
     cdef bint all
     if d != NULL:
@@ -148,7 +153,8 @@ cdef bint has_ended_all(State* e) noexcept nogil:
 
 
 cdef bint is_device_idle(State* e, bint failed) noexcept nogil:
-    """Whether the device has passed all that this engine has handed over; after a failure, whether it does nothing any more."""
+    """Return whether the device has passed all that this engine handed over. `failed`: whether nothing of the engine runs on it
+    any more."""
     cdef device* d = e.world.device
     return has_ended_all(e) and d.has_passed(
         d, ALL if failed else load_acquire(&d.enqueued) if e.device != NULL else e.last_ticket
@@ -156,8 +162,8 @@ cdef bint is_device_idle(State* e, bint failed) noexcept nogil:
 
 
 cdef bint come_to_rest(State* e, uint64_t ns, bint failed) noexcept nogil:
-    """Wait, at most so long, until the device has passed all, and its lane has ended all; or, unless it has `failed` before,
-    the world fails."""
+    """Wait for at most `ns` until the device has passed everything and its lane has ended everything; return whether they have.
+    Unless the world has `failed` before, a failure of the world ends the wait."""
     cdef uint64_t begun = patience_look(e.clock)
     while not is_device_idle(e, failed):
         if age_ns(patience_look(e.clock), begun) >= (ns if failed else longest_rest(e, ns)) or (has_failed(e) and not failed):
@@ -168,8 +174,11 @@ cdef bint come_to_rest(State* e, uint64_t ns, bint failed) noexcept nogil:
 
 
 cdef bint finish_device(State* e, uint64_t ns) noexcept nogil:
-    """Wait, at most so long, until the device has passed all that it was given: what it has not passed then nobody may take for
-    done, so the world fails. After a failure until nothing of it runs any more. Whether the lane has ended it all."""
+    """Wait for at most `ns` until the device has passed everything it was given; return whether the lane has ended it all.
+
+    If the time is over, the world fails, since nobody may take the unfinished work for done. After a failure, wait until nothing
+    of the engine runs on the device any more.
+    """
     cdef device* d = e.world.device
     if not e.opened:
         return True
@@ -177,25 +186,26 @@ cdef bint finish_device(State* e, uint64_t ns) noexcept nogil:
         abort_world(&e.segment, e.segment.rank, CAUSE_STALLED, b"its GPU has not done what it was given when shutdown_timeout "
                     b"was over: the driver or the GPU hangs, or NCCL waits for another rank")
     if has_failed(e):
-        claim_await(e)                # there is no driver any more that would have it judged
+        claim_await(e)                # no driver is left that would have the claim judged
         claim_outwait(e)
         d.stop(d)
-        come_to_rest(e, REST_NS if e.device != NULL else 0, True)      # the world's waits for all
+        come_to_rest(e, REST_NS if e.device != NULL else 0, True)      # the world's engine waits for all
     return has_ended_all(e)
 
 
-# ---- room for results -------------------------------------------------------------------------------------------------------
+# ---- memory for results -----------------------------------------------------------------------------------------------------
 
-# Room for results on a GPU whose size only their entry tells: of an allgather and an all-to-all.
+# Memory for results on a GPU whose size is known only from their schedule entry: of an allgather and an all-to-all.
 #
-# Memory of a GPU is its framework's to give, which takes the GIL, and may wait for the GPU. So neither the driver nor the lane
-# asks for it: a thread of its own does (`engine/gpu/device.py`), by the function that came with the operation. What was freed on
-# the stream of the operation may still be in use there, so the lane waits for a mark that is recorded behind the allocation. An
-# item for which room is being made is the state's `finding_room` until its lane or a failure ends it: looked at under the lock,
-# it tells whether the item and its operation are still there.
+# Only the framework can allocate GPU memory. That takes the GIL and may wait for the GPU, so neither the driver nor the lane does
+# it. A thread of its own (`engine/gpu/device.py`) calls the function that came with the operation. Memory freed on the
+# operation's stream may still be in use there, so the lane waits for a mark recorded after the allocation. While memory is
+# allocated for an item, the item is the state's `finding_room`, until its lane or a failure ends it. A look under the lock tells
+# whether the item and its operation still exist.
 
 cdef int expect_room(Op* op, object room, const View* view) except -1:
-    """Give an operation what makes room for its result, and has to be kept by its owner."""
+    """Store the function that allocates an operation's result. The caller makes sure that the operation's `owner` keeps it
+    alive."""
     if room is None:
         raise UnsupportedTensorError(
             f"a tensor on cuda:{view.device - 1}, whose framework's binding makes no room for results of unknown size; move it "
@@ -205,17 +215,20 @@ cdef int expect_room(Op* op, object room, const View* view) except -1:
     return 0
 
 
-# ---- the thread that makes room ----------------------------------------------------------------------------------------------
+# ---- the thread that allocates results ---------------------------------------------------------------------------------------
 
-cdef struct Wanted:             # of the item for which room is made
-    void* stream
-    uint64_t* sizes             # malloc'ed: bytes of each result
-    int count
+cdef struct Wanted:             # the item for which memory is allocated
+    void* stream                # the operation's stream
+    uint64_t* sizes             # malloc'ed: bytes of each result; later their addresses
+    int count                   # number of results
 
 
 cdef device_item* next_item(State* e, Wanted* wanted, void** room) noexcept:
-    """The oldest item without room, if there is one, and a new reference to the function that makes it. Nothing of Python's is
-    allocated under the lock: that might run anything."""
+    """Take the oldest item without memory and make it `finding_room`; NULL if there is none. `wanted.sizes` is for the caller to
+    free; NULL without memory. `room` gets a new reference to the function that allocates.
+
+    No Python object is allocated under the lock, since that may run arbitrary code.
+    """
     cdef device_item* item
     cdef int k, r
     pthread_mutex_lock(&e.lock)
@@ -235,7 +248,7 @@ cdef device_item* next_item(State* e, Wanted* wanted, void** room) noexcept:
 
 
 cdef int assign_targets(State* e, const Wanted* wanted, const uint64_t* targets, device_mark* mark, list made) except -1:
-    """Assign the item its targets, if it is still there."""
+    """Give the item its result addresses and `mark`, unless it has ended meanwhile; then release the mark."""
     cdef device* d = e.world.device
     cdef device_item* item
     cdef int k
@@ -257,7 +270,7 @@ cdef int assign_targets(State* e, const Wanted* wanted, const uint64_t* targets,
 
 
 cdef int make_room(State* e, Wanted* wanted, object room) except -1:
-    """Have a framework make room for the results of an item, and give it."""
+    """Make the framework allocate the results of an item, and give them to the item."""
     cdef char[DEVICE_WHY] why
     cdef device_mark* mark = NULL
     cdef View view
@@ -282,7 +295,7 @@ cdef int make_room(State* e, Wanted* wanted, object room) except -1:
 
 
 cdef int make_rooms(State* e) except -1:
-    """Make room whenever a result needs it, until there will be none any more. A failure is the world's."""
+    """Allocate memory whenever a result needs it, until `close_rooms` is called. An error makes the world fail."""
     cdef Wanted wanted
     cdef void* room = NULL
     cdef object function
@@ -299,7 +312,7 @@ cdef int make_rooms(State* e) except -1:
         Py_DECREF(function)                         # the reference of next_item
         try:
             make_room(e, &wanted, function)
-        except BaseException as error:              # whatever it is: who waits for room has to hear of it
+        except BaseException as error:              # any error: the ranks that wait for the memory must learn of it
             text = f"no room on its GPU for a result: {type(error).__name__}: {error}".encode("utf-8", "replace")
             abort_world(&e.segment, e.segment.rank, CAUSE_RAISED, text)
         finally:
@@ -308,7 +321,7 @@ cdef int make_rooms(State* e) except -1:
 
 
 cdef void close_rooms(State* e) noexcept nogil:
-    """Nobody needs room any more: the thread that makes it ends."""
+    """End the thread that allocates results, since none will be needed any more."""
     store32_release(&e.rooms_closed, 1)             # pairs with make_rooms
     door_ring(&e.rooms_door, DOOR_EVERYBODY)
 
@@ -316,7 +329,7 @@ cdef void close_rooms(State* e) noexcept nogil:
 # ---- results -----------------------------------------------------------------------------------------------------------------
 
 cdef list parts_in_rooms(const Op* op, int size, int count):
-    """What was gathered of a group, by member: the tensor that holds the bytes, the rows of each rank, and the bytes of a row."""
+    """Return what was gathered of a group as a list by member: (tensor with the bytes, rows of each rank, bytes of a row)."""
     cdef list made = <list>op.result
     cdef int k, r
     return [(made[k], tuple([op.row_counts[k * (size + 1) + r] for r in range(size)]), op.row_counts[k * (size + 1) + size])

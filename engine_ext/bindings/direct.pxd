@@ -1,4 +1,4 @@
-"""A blocking allreduce in place, and a barrier, without a handle."""
+"""A blocking allreduce in place, and a barrier, both without a handle."""
 from engine_ext.control.state cimport State
 
 cdef bint reduce_directly(object engine, State* e, object tensor, object name, int op, object prescale,

@@ -1,4 +1,7 @@
-"""A blocking allreduce in place, and a barrier, without a handle: each object made here takes as long as the communication."""
+"""A blocking allreduce in place, and a barrier, both without a handle.
+
+They avoid every Python object that they can: making one takes as long as the communication of a small tensor.
+"""
 from libc.string cimport memset
 
 from engine_ext.bindings.collectives cimport barrier_op, direct_allreduce_op, expect_name
@@ -14,8 +17,11 @@ from engine_ext.shared.layout cimport Status
 
 cdef bint reduce_directly(object engine, State* e, object tensor, object name, int op, object prescale,
                           object postscale) except -1:
-    """Whether it is done. False: nothing was submitted, and the call has to be made in the usual way, which takes all tensors and
-    tells all ranks what is wrong with an argument."""
+    """Try to allreduce a tensor in place; return whether it is done.
+
+    False: nothing was submitted. The caller then has to use the ordinary path, which takes all tensors and tells all ranks what
+    is wrong with an argument.
+    """
     cdef Target target
     cdef Op* brought
     memset(&target, 0, sizeof(Target))
@@ -28,7 +34,7 @@ cdef bint reduce_directly(object engine, State* e, object tensor, object name, i
             return False
     try:
         brought = direct_allreduce_op(e, tensor, op, prescale, postscale)
-    except Exception:           # the usual way meets it, too
+    except Exception:           # the ordinary path meets the same error
         return False
     if brought == NULL:
         return False
@@ -38,7 +44,7 @@ cdef bint reduce_directly(object engine, State* e, object tensor, object name, i
 
 
 cdef int meet_directly(object engine, State* e, object name) except -1:
-    """Wait until every rank has come."""
+    """Wait until every rank has come to this barrier."""
     cdef Target target
     memset(&target, 0, sizeof(Target))
     if name is not None:
@@ -53,7 +59,7 @@ cdef int call(object engine, State* e, Op* op, Target* target, object output, ob
     try:
         submit_when_room(e, target, op, True, name)
     except BaseException as error:
-        if isinstance(error, MemoryError):          # other ranks hear of all else by themselves
+        if isinstance(error, MemoryError):          # of all other errors the engine itself tells the other ranks
             fail_call(e, kind_name(op.meta.kind).decode(), name, f"MemoryError: {error}")
         abandon_op(e, op)
         raise

@@ -1,5 +1,5 @@
-/* The parts of the DLPack 1.x ABI that are read here: a borrowed view of a tensor, and the table through which a type gives one
- * without a capsule (`__dlpack_c_exchange_api__`). Layouts as the DLPack specification defines them. */
+/* The parts of the DLPack 1.x ABI that are used here: a borrowed view of a tensor, and the table through which a type lends one
+ * without a capsule (`__dlpack_c_exchange_api__`). Layouts follow the DLPack specification. */
 #ifndef ENGINE_BINDINGS_DLPACK_H
 #define ENGINE_BINDINGS_DLPACK_H
 
@@ -45,8 +45,8 @@ typedef struct dl_exchange_api {
   } version;
   struct dl_exchange_api *previous;
   void *allocate, *managed_from, *managed_to;
-  int (*borrow)(void *object, dl_tensor *out); /* 0, or -1 with a Python exception set */
-  /* The stream on which the framework works in this thread: 0, or -1 with a Python exception set. */
+  int (*borrow)(void *object, dl_tensor *out); /* returns 0, or -1 with a Python exception set */
+  /* Write the stream on which the framework works in this thread; return 0, or -1 with a Python exception set. */
   int (*current_stream)(int device_type, int32_t device, void **stream);
 } dl_exchange_api;
 

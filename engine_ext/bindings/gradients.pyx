@@ -1,6 +1,6 @@
-"""Gradient hooks: what runs in a backward pass for each parameter, in C.
+"""Gradient hooks: the code that runs for each parameter in a backward pass, in C.
 
-A hook holds one operation, its parameter's record and what the coordinator is told about it, all prepared when the parameter is
+A hook holds an operation, its parameter's record and the metadata for the coordinator, all prepared when the parameter is
 registered. Calling it costs a view of the gradient, a comparison and a bit.
 """
 cimport cython
@@ -40,17 +40,17 @@ from engine_ext.errors import ArgumentError, EngineError, UnsupportedTensorError
 cdef extern from "platform/cpu.h" nogil:
     void engine_prefetch(const void* memory, size_t nbytes)
 
-cdef enum:                          # what a call touches of each, from its beginning: one to six cache lines
-    HOOK_BYTES = 320                # with the collector's header of 16 before it
+cdef enum:                          # bytes that a hook call touches of each struct, from its beginning: one to six cache lines
+    HOOK_BYTES = 320                # includes the garbage collector's header of 16 bytes before it
     OP_BYTES = 96
     RECORD_BYTES = 56
 
 cdef enum:
-    WATCHED_PASSES = 2              # in which gradients are asked whether they share memory: the first, and in a new order
+    WATCHED_PASSES = 2              # passes that check for shared memory: at the start, and after a change of order
 
 
 cdef int fill_extent(Extent* extent, const char* begin, uint64_t nbytes, int index, bint reads) noexcept:
-    """Fill in an extent, if it is not empty; how many that is."""
+    """Fill in an extent unless it is empty; return the number of extents written, 0 or 1."""
     if begin == NULL or not nbytes:
         return 0
     extent.begin, extent.end, extent.index, extent.reads = begin, begin + nbytes, index, reads
@@ -58,7 +58,7 @@ cdef int fill_extent(Extent* extent, const char* begin, uint64_t nbytes, int ind
 
 
 def hold_the_same(list groups, list seen):
-    """Whether lists hold the same objects as others, in the same order."""
+    """Return whether lists hold the same objects as those in `seen`, in the same order."""
     cdef Py_ssize_t g, k
     cdef list now, before
     if len(groups) != len(seen):
@@ -76,7 +76,7 @@ def hold_the_same(list groups, list seen):
 
 
 cdef int expect_wire(int wire, int op, int place) except -1:
-    """Refuse gradients in memory `place`, as a view's `device`, that cannot be reduced with that compression."""
+    """Raise if gradients on device `place`, as in View.device, cannot be reduced with a compression."""
     cdef char[FAULT_BYTES] text
     if wire_fault(wire, False, op, place, text):
         raise_text(text)
@@ -85,27 +85,27 @@ cdef int expect_wire(int wire, int op, int place) except -1:
 
 @cython.no_gc_clear                  # __dealloc__ needs the engine, also when the collector breaks the cycle with the group
 cdef class GradientHook:
-    """Submits the gradient of one parameter; made by GradientGroup.add."""
+    """A hook that submits the gradient of one parameter; made by GradientGroup.add."""
     cdef GradientGroup group
     cdef Engine engine
     cdef Op* op                     # NULL: deferred, the binding reduces this gradient after the pass
-    cdef Target target                # pinned
-    cdef PyObject* after            # the hook that followed in the last pass, borrowed from the group's list
-    cdef HookPlace found            # where the framework finds this hook: only ever prefetched
-    cdef int passed                 # passes since the last reduction
+    cdef Target target                # its record is pinned
+    cdef PyObject* after            # the hook called after this one in the last pass; borrowed from the group's list
+    cdef HookPlace found            # where the framework finds this hook; only used for prefetching
+    cdef int passed                 # backward passes since the last reduction
     cdef bint flying                # submitted in this pass
-    cdef bint sparse                # its gradient is, in this pass
-    cdef bint apart                 # its gradient shares memory with others: it is copied before it is reduced in place
-    cdef bint usual                 # the operation's metadata is the parameter's: it need not be copied again
-    cdef bint placed                # on a GPU: the result has a place beside others, which `view` is from when it is first needed
+    cdef bint sparse                # the gradient of this pass is sparse
+    cdef bint apart                 # the gradient shares memory with others, so it is copied before it is reduced in place
+    cdef bint usual                 # the operation's metadata equals `meta`, so it need not be copied again
+    cdef bint placed                # on a GPU: the result has a place beside others, and `view` is that place once it was needed
     cdef object view                # a tensor in shared memory, or that place; or None. No program ever gets this object
     cdef object given               # the tensor over `view` that is the parameter's gradient; a program may move its memory
-    cdef object room                # of a parameter on a GPU without a gradient: where the others' result goes; else None
-    cdef char* place                # of the view; of a deferred gradient, in this pass
-    cdef engine_meta meta           # of the parameter: what an absent gradient would have been
-    cdef uint64_t nbytes
-    cdef readonly str label
-    cdef readonly int index
+    cdef object room                # target of the others' result if a GPU parameter has no gradient here; else None
+    cdef char* place                # address of `view`; for a deferred gradient, its address in this pass
+    cdef engine_meta meta           # the parameter's metadata, also used for an absent gradient
+    cdef uint64_t nbytes            # of the parameter; of a deferred gradient, of the last one
+    cdef readonly str label         # name of the parameter, for errors
+    cdef readonly int index         # number of the parameter in its group
 
     def __dealloc__(self):
         if self.op != NULL:
@@ -117,8 +117,10 @@ cdef class GradientHook:
             driver_unpin(self.engine.state, self.target.record)
 
     cdef int keep_place(self) noexcept:
-        """The operation, which owns the place, keeps it until the device has passed all that it was given by now: whoever has
-        waited for that has not done so on the stream on which the place is given out again."""
+        """Keep the GPU memory of the result, which the operation owns, until the device has passed everything given to it so far.
+
+        Code that waited for the result may have done so on another stream than the one on which the memory is reused.
+        """
         cdef device* d = self.engine.state.world.device
         self.op.released = False
         if d != NULL and load32_acquire(&self.op.flags) & OP_DONE:      # else its entry gives it a later ticket
@@ -143,7 +145,7 @@ cdef class GradientHook:
             expect_open(self.engine.state)
             group.active = True
             group.binding.begin_pass()
-        if self.flying:             # autograd has already added to what is being reduced
+        if self.flying:             # autograd has already added to the buffer that is being reduced
             raise EngineError(
                 f"the gradient of '{self.label}' was accumulated twice in one backward pass, while it was being reduced: a "
                 "module shared by two reentrantly checkpointed segments does that. Use checkpoint(..., use_reentrant=False), or "
@@ -153,22 +155,22 @@ cdef class GradientHook:
 
     @property
     def due(self):
-        """Whether the next call submits the gradient."""
+        """True if the next call submits the gradient."""
         return self.group.urgent or self.passed + 1 >= self.group.passes
 
     def found_in(self, hooks):
-        """Where the framework looks for this hook."""
+        """Remember the dictionary in which the framework looks this hook up, for prefetching."""
         hook_place(&self.found, hooks)
 
     cdef inline void look_ahead(self) noexcept:
-        """Prefetch what the next hook will touch. In a backward pass all of that has left the cache since the last one, and
-        hooks fire in the same order as then."""
+        """Prefetch what the next hook will touch. Since the last backward pass all of it has left the cache, and hooks fire in
+        the same order as before."""
         cdef GradientGroup group = self.group
         cdef PyObject* following = self.after
         cdef GradientHook hook
         if group.last != NULL and (<GradientHook>group.last).after != <PyObject*>self:
             (<GradientHook>group.last).after = <PyObject*>self
-            group.watched = WATCHED_PASSES      # another graph than in the last pass
+            group.watched = WATCHED_PASSES      # the graph differs from that of the last pass
         group.last = <PyObject*>self
         if following == NULL:
             return
@@ -180,6 +182,7 @@ cdef class GradientHook:
             engine_prefetch(<char*>hook.after - 16, HOOK_BYTES)
 
     cdef int submit_gradient(self, parameter, gradient) except -1:
+        """Submit the gradient of a parameter, moved or replaced if it cannot be reduced where it lies."""
         cdef View view
         cdef object keeper = None
         cdef bint fits = False
@@ -194,7 +197,7 @@ cdef class GradientHook:
             keeper = view_anywhere(gradient, &view)
             fits = self.matches_parameter(&view)
         except UnsupportedTensorError:
-            pass                    # sparse, or on another device: the binding knows better what to say
+            pass                    # sparse, or on another device: the binding gives a better error
         if not fits:
             gradient = self.group.binding.replace(self.index, parameter, gradient)
             if type(gradient) is tuple:
@@ -236,8 +239,11 @@ cdef class GradientHook:
         return self.submit()
 
     cdef int give_view(self, parameter, bint cheap) except -1:
-        """Make the gradient a tensor over the view. `given` is not that any more if a program has assigned to its `data`, as
-        torch does when a module is converted. It is looked at where that is `cheap`; a new tensor costs less than a capsule."""
+        """Make the gradient a tensor over the view.
+
+        `given` no longer is one if a program assigned to its `data`, as torch does when a module is converted. That is checked
+        only where it is `cheap`: a new tensor costs less than a capsule.
+        """
         cdef View now
         cdef bint there = False
         if self.given is not None and cheap:
@@ -251,11 +257,12 @@ cdef class GradientHook:
         return give_gradient(parameter, self.given)
 
     cdef int expect_device(self) except -1:
+        """Raise if a gradient on a GPU cannot be reduced with the group's settings."""
         return self.group.expect_device(self.label, self.view is not None and not self.placed)
 
     cdef int take_place(self) except -1:
-        """The result goes to its place, which is found when it is first needed: so places lie in the order in which gradients
-        come, as they do in what travels together."""
+        """Direct the result to its place on the GPU, which is asked for when it is first needed. So places lie in the order in
+        which gradients come, which is also their order in a batch."""
         cdef View view
         if self.view is None:
             place = self.group.binding.place_for(self.index)
@@ -267,13 +274,13 @@ cdef class GradientHook:
         return 0
 
     cdef int get_ready(self, tensor, const View* view) except -1:
-        """Of a tensor on a GPU: mark when it is ready."""
+        """Mark when a tensor on a GPU is ready."""
         expect_wire(self.op.meta.wire, self.op.meta.op, view.device)
         release_mark(self.engine.state, self.op)
         return mark_ready(self.engine.state, self.op, tensor, view)
 
     cdef int bring_sparse(self, tuple parts) except -1:
-        """Indices, values, shape and fault of a sparse gradient: it is gathered, and added up by the binding."""
+        """Submit a sparse gradient, given as (indices, values, shape, fault). It is gathered, and the binding adds it up."""
         cdef View view
         cdef Py_ssize_t k
         cdef list keepers = []
@@ -302,7 +309,8 @@ cdef class GradientHook:
         return self.submit()
 
     cdef list take_parts(self):
-        """What all ranks have submitted of a sparse gradient: indices and values; None of a dense one."""
+        """Return the gathered indices and values of a sparse gradient of all ranks, as `group_parts` does; None for a dense one.
+        Makes the operation dense again."""
         cdef list parts = None
         if self.op.status == Status.OK and self.op.row_counts != NULL:
             if self.op.result != NULL:
@@ -313,7 +321,7 @@ cdef class GradientHook:
         return parts
 
     cdef void drop_parts(self) noexcept:
-        """Make the operation that of a dense gradient again."""
+        """Make the operation one for a dense gradient again, and free what a sparse one has allocated."""
         cdef Op* op = self.op
         if op.members != NULL or op.row_counts != NULL:
             free(op.members)
@@ -326,7 +334,7 @@ cdef class GradientHook:
         self.sparse = False
 
     cdef int defer_to_binding(self, parameter, gradient) except -1:
-        """Leave a gradient to the binding: it has to be dense, that is all."""
+        """Leave the reduction of a gradient to the binding; it only has to be dense."""
         cdef View view
         try:
             view_anywhere(gradient, &view)
@@ -334,18 +342,19 @@ cdef class GradientHook:
             self.place, self.nbytes = view.data, view.nbytes
         except UnsupportedTensorError:
             view_anywhere(self.group.binding.replace(self.index, parameter, gradient), &view)
-            self.place = NULL       # what `replace` makes shares no memory with others
+            self.place = NULL       # memory made by `replace` is not shared with others
         self.flying = True
         return 0
 
     cdef inline bint matches_parameter(self, const View* view) noexcept:
-        """Whether a gradient has its parameter's dtype, shape and layout."""
+        """Return whether a gradient has its parameter's dtype, shape, layout and kind of memory."""
         return (view.dtype == self.meta.dtype and (view.device != HOST) == self.meta.device
                 and view.layout == <signed char>self.meta.layout and <uint32_t>view.ndim == self.meta.ndim
                 and memcmp(view.dims, self.meta.dims, <size_t>view.ndim * sizeof(int64_t)) == 0)
 
     cdef int bring_nothing(self) except -1:
-        """This rank has no gradient: say so, and have the others' result, if there is one, put where it belongs."""
+        """Submit *absent* for a parameter without a gradient on this rank. The other ranks' result, if any, goes to its usual
+        place."""
         if not self.usual:
             self.op.meta, self.op.agreed, self.usual = self.meta, 0, True
         self.op.nbytes = self.nbytes
@@ -355,12 +364,13 @@ cdef class GradientHook:
         return self.submit()
 
     cdef tuple take_result(self):
-        """The others' gradient, for a parameter without one here: memory, dtype and layout, which are those of theirs."""
+        """Return the other ranks' gradient for a parameter without one here, as (memory, dtype, number of the layout). Dtype and
+        layout are theirs."""
         self.usual = self.op.meta.dtype == self.meta.dtype and self.op.meta.layout == self.meta.layout
         return take_memory(self.op), dtype_name(self.op.meta.dtype).decode(), self.op.meta.layout
 
     cdef int find_room(self) except -1:
-        """The others' result goes to memory of the framework's: nothing is allocated on a device while it works."""
+        """Direct the other ranks' result to memory of the framework, so that nothing is allocated on a device while it works."""
         cdef View view
         if self.placed:
             self.take_place()
@@ -369,13 +379,14 @@ cdef class GradientHook:
         if not self.placed and (view.nbytes != self.nbytes or view.dtype != self.meta.dtype or view.layout != LAYOUT_ROWS
                                 or view.device == HOST):
             raise EngineError(f"there is no room on the GPU for the gradient of '{self.label}'")     # a defect of the binding
-        rooms = self.group.binding.rooms_for(self.index)    # if theirs is sparse
+        rooms = self.group.binding.rooms_for(self.index)    # for a sparse gradient of theirs
         expect_room(self.op, rooms, &view)
         keep_alive(self.op, (self.room, rooms))
         self.op.target = view.data
         return self.get_ready(self.room, &view)
 
     cdef int submit(self) except -1:
+        """Submit the operation; wait while there is no room for it."""
         cdef State* e = self.engine.state
         cdef int status
         while True:
@@ -384,13 +395,13 @@ cdef class GradientHook:
             if status == Status.OK:
                 self.flying = True
                 return 0
-            self.op.flags = OP_DONE         # as long as it is not submitted: a signal may end the wait for room
+            self.op.flags = OP_DONE         # while it is not submitted: a signal may end the wait for room
             if status != Status.NO_ROOM and status != Status.AFTER_FAILURE:
                 raise_refusal(e, status, self.label)
             make_room(e, &self.target, status)
 
     cdef int extents_of(self, Extent* extents) noexcept:
-        """What this pass has written of private memory, and what it has only read; how many pieces."""
+        """Write the extents of private memory that this pass has written or only read; return how many: 0 to 2."""
         cdef Op* op = self.op
         cdef int count = 0
         if op == NULL:
@@ -404,13 +415,13 @@ cdef class GradientHook:
         return count
 
     cdef inline bint lies_at(self, const View* view) noexcept:
-        """Whether a gradient lies where that of the last pass was reduced."""
+        """Return whether a gradient lies where that of the last pass was reduced."""
         if self.op == NULL or self.view is not None:
             return self.place == view.data and self.nbytes == view.nbytes
         return self.op.source == view.data and self.op.nbytes == view.nbytes
 
     cdef int raise_error(self) except -1:
-        """The operation is finished: raise what went wrong with it."""
+        """Mark a finished operation as no longer in flight, and raise what went wrong with it."""
         cdef Op* op = self.op
         self.flying = False
         if op.status == Status.MISMATCH or op.status == Status.FAILED_CALL:
@@ -426,22 +437,22 @@ cdef class GradientHook:
 cdef class GradientGroup:
     """The gradients that one optimizer reduces together."""
     cdef Engine engine
-    cdef engine_meta scales
-    cdef int wire                   # what float32 and float64 are compressed to, as in engine_meta
-    cdef object binding             # what a framework does for its gradients: see Binding in gradients.pyi
-    cdef list hooks
-    cdef bint on_device             # there are gradients on a GPU, or there were
-    cdef list held                  # (ticket, gradient) that it may still use
-    cdef readonly int watched       # passes in which gradients are still looked at closely
-    cdef bint moved                 # gradients do not all lie where they lay in the last pass
-    cdef public bint fresh          # no parameter had a gradient before this pass: autograd may have given them shared memory
-    cdef PyObject* last             # the hook that was called last
-    cdef public bint paused
+    cdef engine_meta scales         # reduction and factors; the rest is zero, but `shared` is -1
+    cdef int wire                   # compression of float32 and float64, as in engine_meta
+    cdef object binding             # the framework's functions for gradients: see Binding in gradients.pyi
+    cdef list hooks                 # GradientHook of each parameter, by index
+    cdef bint on_device             # a gradient is or was on a GPU
+    cdef list held                  # (ticket, gradient) of those that the GPU may still use
+    cdef readonly int watched       # passes in which gradients are still checked for shared memory
+    cdef bint moved                 # a gradient does not lie where it lay in the last pass
+    cdef public bint fresh          # no parameter had a gradient before this pass, so autograd may give them shared memory
+    cdef PyObject* last             # the hook that was called last; borrowed
+    cdef public bint paused         # calls of hooks are ignored
     cdef public bint urgent         # do not wait for more passes
-    cdef public int passes          # that are accumulated before a reduction
-    cdef readonly bint touched      # by such a pass, since the last reduction
-    cdef readonly bint active
-    cdef int number                 # of the optimizer, for whoever records steps
+    cdef public int passes          # backward passes that are accumulated before a reduction
+    cdef readonly bint touched      # such a pass has been accumulated since the last reduction
+    cdef readonly bint active       # True from the first hook call of a pass, or `announce`, to the end of `finish`
+    cdef int number                 # the optimizer's number, for the records of steps
 
     def __init__(self, Engine engine, binding, int op, double prescale=1.0, double postscale=1.0, wire=None, int number=0):
         expect_open(engine.state)
@@ -456,7 +467,7 @@ cdef class GradientGroup:
         self.scales.prescale, self.scales.postscale, self.scales.shared = prescale, postscale, -1
 
     def add(self, parameter, str name, view, bint deferred=False, bint placed=False):
-        """Register a parameter; the hook to give to the framework."""
+        """Register a parameter; return the hook to give to the framework."""
         cdef GradientHook hook = GradientHook.__new__(GradientHook)
         cdef View memory
         cdef Py_ssize_t length
@@ -499,8 +510,8 @@ cdef class GradientGroup:
         return hook
 
     cdef int expect_device(self, str name, bint shared) except -1:
-        """Refuse what cannot be done with a gradient on a GPU. The others' work is waited for there from now on. `shared`: its
-        parameter was in the host's memory, and the ranks share a view there."""
+        """Raise for what is unsupported with a gradient on a GPU; from now on the group waits for GPU work. `shared`: the
+        parameter was in host memory, and the ranks share a view of its gradient there."""
         if shared:
             raise UnsupportedTensorError(
                 f"parameter '{name}' is on a GPU, and was in the host's memory when its optimizer was wrapped with "
@@ -512,8 +523,8 @@ cdef class GradientGroup:
         return 0
 
     cdef int follow_all(self) except -1:
-        """Let the current stream wait until the device has reduced all gradients; keep those alive that were submitted on
-        another one."""
+        """Make the current stream wait until the device has reduced all gradients. Gradients that were submitted on another
+        stream are not released."""
         cdef GradientHook hook, last = None
         cdef State* e = self.engine.state
         for hook in self.hooks:
@@ -528,7 +539,7 @@ cdef class GradientGroup:
         return 0
 
     cdef int hold_gradients(self) except -1:
-        """Keep gradients alive that a GPU may still use."""
+        """Keep gradients alive that a GPU may still use, and drop those that it has passed."""
         cdef GradientHook hook
         cdef State* e = self.engine.state
         cdef uint64_t ticket
@@ -541,7 +552,8 @@ cdef class GradientGroup:
         return 0
 
     cdef int expect_untied(self, GradientHook hook, const View* view) except -1:
-        """Raise if a gradient lies where another parameter's gradient is reduced, or may yet be in this backward pass."""
+        """Raise if a gradient lies where another parameter's gradient is reduced, or may still be reduced in this backward
+        pass."""
         cdef GradientHook other
         for other in self.hooks:
             if other is not hook and other.view is not None and not other.placed and (other.flying or not self.urgent) and (
@@ -553,8 +565,8 @@ cdef class GradientGroup:
         return 0
 
     def may_overlap(self, list rest, list gradients):
-        """Whether some of these gradients, which this pass has not submitted, may lie where others do that it has, or where
-        others of these do. Those that lie where they were reduced in the last pass have been compared then.
+        """Return whether gradients that this pass has not submitted may share memory with submitted ones, or with each other.
+        Gradients that lie where they were reduced in the last pass were compared in that pass.
 
         `rest`: indices of their parameters.
         """
@@ -573,7 +585,7 @@ cdef class GradientGroup:
                 try:
                     view_anywhere(gradients[k], &view)
                 except UnsupportedTensorError:
-                    return True     # the binding knows more of it
+                    return True     # the binding decides
                 if view.layout < 0:
                     return True
                 moved |= not hook.lies_at(&view)
@@ -591,7 +603,8 @@ cdef class GradientGroup:
             free(extents)
 
     cdef int expect_apart(self) except -1:
-        """Raise if private gradients of this pass had memory in common, and one of them was reduced there."""
+        """Raise if private gradients of this pass share memory, one of which was reduced in place. From then on both are
+        copied."""
         cdef GradientHook hook, other
         cdef Py_ssize_t count = 0
         cdef int first = 0, second = 0
@@ -618,11 +631,11 @@ cdef class GradientGroup:
         return 0
 
     def release(self):
-        """Let go of all hooks and of the binding: nothing is reduced any more. The framework has let go of the hooks before."""
+        """Drop all hooks and the binding, so that nothing is reduced any more. The framework has dropped the hooks before."""
         self.hooks, self.binding, self.last = [], None, NULL
 
     def restart(self):
-        """Forget passes that have been accumulated."""
+        """Forget the passes that were accumulated since the last reduction."""
         cdef GradientHook hook
         if self.touched:
             for hook in self.hooks:
@@ -630,15 +643,16 @@ cdef class GradientGroup:
         self.touched = False
 
     def missing(self):
-        """Indices of the parameters whose gradient was not submitted in this pass."""
+        """Return the indices of the parameters whose gradient was not submitted in this pass."""
         cdef GradientHook hook
         return [hook.index for hook in self.hooks if not hook.flying]
 
     def mark_late(self, bint late):
-        """Tell the other ranks that this pass brings what came after a backward pass, or does not any more.
+        """Tell the other ranks that the next pass brings gradients that came after a backward pass; with `late` False, that it
+        does not.
 
-        The first gradient says so, by a root, which no other allreduce has: this rank's pass is an error then beside another
-        rank's next backward, for which it would be taken otherwise.
+        The first gradient carries `late` as its root, which is 0 in every other allreduce. So this rank's pass fails beside
+        another rank's next backward pass, instead of being added to it.
         """
         cdef GradientHook hook
         for hook in self.hooks:
@@ -647,7 +661,7 @@ cdef class GradientGroup:
                 break
 
     def announce(self):
-        """Bring *absent* for what got no gradient in this pass, without waiting. Nothing for deferred gradients."""
+        """Submit *absent* for each parameter without a gradient in this pass, without waiting; except for deferred gradients."""
         cdef GradientHook hook
         expect_open(self.engine.state)
         self.active = True
@@ -656,16 +670,15 @@ cdef class GradientGroup:
                 hook.bring_nothing()
 
     def finish(self):
-        """`announce`, wait for all, mark the step.
+        """Announce absent gradients, wait for all gradients, and mark the end of the step.
 
         Returns
         -------
         list of (int, memory)
-            For parameters without a gradient here whose result exists because another rank had one, and for those whose result
-            has a place that the gradient was not in: index, and the tensor that holds it, or a tuple of memory, dtype and
-            number of the layout, which are those of the others' gradients. For those with a sparse
-            gradient on any rank: index, and a list of two (memory, rows of each rank, bytes of a row), the gathered indices and
-            values.
+            Index and result of each parameter whose result is not in its gradient. If only other ranks had a gradient: the tensor
+            that holds the result, or (memory, dtype, number of the layout) with dtype and layout of those ranks. If the result
+            has a place that the gradient was not in: the tensor there. If any rank had a sparse gradient: a list of two (memory,
+            rows of each rank, bytes of a row), the gathered indices and values.
         """
         cdef Engine engine = self.engine
         cdef GradientHook hook
@@ -677,7 +690,7 @@ cdef class GradientGroup:
         try:
             for hook in self.hooks:
                 if hook.op != NULL:
-                    wait_for(engine.state, hook.op, False, 0)     # wait_all says when to close batches
+                    wait_for(engine.state, hook.op, False, 0)     # driver_wait_for_all has told the coordinator to close batches
         finally:
             driver_wait_for_all(engine.state, False)
         self.restart()
@@ -698,9 +711,9 @@ cdef class GradientGroup:
                 continue
             try:
                 hook.raise_error()
-            except Exception as cause:          # every hook is left in order; the first error is what is raised
+            except Exception as cause:          # every hook is reset; the first error is raised
                 error = error or cause
-            # Only these may be sparse, and what would tell lies in lines that nothing else here touches.
+            # Only these may be sparse. The fields that would tell lie in cache lines that nothing else here touches.
             parts = hook.take_parts() if hook.sparse or hook.op.source == NULL else None
             if parts is not None:
                 found.append((hook.index, parts))

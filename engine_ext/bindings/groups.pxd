@@ -22,8 +22,8 @@ cdef list group_parts(const char* memory, const int64_t* nbytes, int size, uint3
 cdef struct Extent:
     const char* begin
     const char* end
-    int index           # whose
-    bint reads          # it is only read: two of these may overlap
+    int index           # of the tensor that it belongs to
+    bint reads          # it is only read; two such extents may overlap
 
 cdef Py_ssize_t first_overlap(Extent* extents, Py_ssize_t count) noexcept nogil
 cdef bint find_overlap(Extent* extents, Py_ssize_t count, int* one, int* other) noexcept nogil

@@ -1,7 +1,7 @@
-"""Operations on several tensors: their members, what the ranks compare of them, and the parts of what was gathered.
+"""Operations on several tensors: their members, what the ranks compare of them, and the parts of the gathered result.
 
-A gathered group travels as bytes: how many rows each member has here and how long one is, then the members, each at a multiple
-of 64. So one request carries any dtypes and any number of rows, and a rank without a tensor sends nothing at all.
+A gathered group travels as bytes: first the number and length of rows of each member here, then the members, each at a multiple
+of 64 bytes. So one request carries any dtypes and any number of rows, and a rank without a tensor sends nothing at all.
 """
 from libc.stdlib cimport calloc, free, malloc, qsort
 
@@ -20,11 +20,12 @@ from engine_ext.shared.rows cimport bounded_product, bounded_sum
 from engine_ext.errors import ArgumentError, UnsupportedTensorError
 
 cdef inline uint64_t align_piece(uint64_t nbytes) noexcept nogil:
+    """Round `nbytes` up to a multiple of PIECE_ALIGNMENT."""
     return (nbytes + PIECE_ALIGNMENT - 1) // PIECE_ALIGNMENT * PIECE_ALIGNMENT
 
 
 cdef int group_open(Op* op, int kind, Py_ssize_t count) except -1:
-    """Make `op` a group of `count` members, which are added next."""
+    """Make `op` a group of `count` members, which the caller adds next; raise if that is impossible."""
     if not 0 < count <= MAX_GROUP:
         raise ArgumentError(f"a group has 1 to {MAX_GROUP} tensors, not {count}")
     if not group_begin(op, kind, count):
@@ -33,18 +34,18 @@ cdef int group_open(Op* op, int kind, Py_ssize_t count) except -1:
 
 
 cdef bint group_begin(Op* op, int kind, Py_ssize_t count) noexcept nogil:
-    """As group_open, of a number of members that there can be. False without memory."""
+    """Make `op` a group of `count` members, which is in range. Return False without memory."""
     op.members = <Member*>calloc(<size_t>count, sizeof(Member))
     if op.members == NULL:
         return False
     op.meta.kind, op.meta.group, op.meta.ndim = <unsigned char>kind, <uint32_t>count, 0
     op.meta.dims[DIM_DIGEST] = <int64_t>fnv_begin()
-    op.source = op.target = <char*>op.members           # not absent; the memory is the members'
+    op.source = op.target = <char*>op.members           # not NULL, so not absent; the members have the memory
     return True
 
 
 cdef object group_add(Op* op, Py_ssize_t k, object tensor, View* view):
-    """View member `k`; what keeps its memory in place."""
+    """View tensor `k` of the group and count it as member `k`; return the object that keeps its memory alive, or None."""
     cdef object keeper = view_anywhere(tensor, view)
     expect_dense(tensor, view, f"tensor {k} of the group")
     group_count(op, k, view)
@@ -52,11 +53,11 @@ cdef object group_add(Op* op, Py_ssize_t k, object tensor, View* view):
 
 
 cdef void group_count(Op* op, Py_ssize_t k, const View* view) noexcept nogil:
-    """Make what is viewed member `k`, and count it to what the ranks compare. The members are counted in order."""
+    """Make a viewed tensor member `k`, and add it to what the ranks compare. Members must be counted in order."""
     cdef Member* member = &op.members[k]
     cdef uint64_t digest, count = 1
     cdef int64_t* total
-    cdef int first = operation_of(&op.meta).uneven, d       # of the dimensions that must be equal on all ranks
+    cdef int first = operation_of(&op.meta).uneven, d       # first dimension that must be equal on all ranks
     member.source, member.nbytes, member.dtype = view.data, view.nbytes, view.dtype
     for d in range(1, view.ndim):
         count = bounded_product(count, <uint64_t>view.dims[d])
@@ -74,7 +75,7 @@ cdef void group_count(Op* op, Py_ssize_t k, const View* view) noexcept nogil:
 
 
 cdef int group_expect_apart(const Op* op) except -1:
-    """Raise ValueError if tensors of a group, which are reduced in place, share memory."""
+    """Raise ArgumentError if tensors of a group that is reduced in place share memory."""
     cdef Extent* extents = <Extent*>calloc(op.meta.group, sizeof(Extent))
     cdef Py_ssize_t count = 0, found
     cdef uint32_t k
@@ -99,13 +100,14 @@ cdef int group_expect_apart(const Op* op) except -1:
 
 
 cdef int group_gather(Op* op) except -1:
+    """Make a complete group the payload of an allgather; raise MemoryError without memory."""
     if not group_payload(op):
         raise MemoryError("no memory for a group")
     return 0
 
 
 cdef bint group_payload(Op* op) noexcept nogil:
-    """All members are there: make it the payload of an allgather. False without memory."""
+    """Make a complete group the payload of an allgather; return False without memory."""
     cdef uint64_t k, count = op.meta.group
     cdef const Member* member
     op.splits = <int64_t*>malloc(count * 2 * sizeof(int64_t))
@@ -121,9 +123,9 @@ cdef bint group_payload(Op* op) noexcept nogil:
 
 
 cdef int group_sparse(Op* op, object shape, object fault) except -1:
-    """The members are the indices (row by row) and the values of a sparse tensor of that shape: that is what ranks compare.
+    """Make a group of two, indices (row by row) and values, a sparse tensor of `shape`, which is what the ranks compare.
 
-    With a `fault`, of kind, dimension and number, every rank refuses it.
+    `fault`: None, or (kind, dimension, number) of what is wrong with it; every rank then refuses it.
     """
     cdef int64_t sparse = <int64_t>op.members[0].row_bytes // 8, k
     if len(shape) > DIM_SPARSE:
@@ -145,12 +147,14 @@ cdef int group_sparse(Op* op, object shape, object fault) except -1:
 
 cdef uint64_t group_rows(const char* memory, const int64_t* nbytes, int size, uint32_t k, int64_t* rows,
                          uint64_t* row_bytes) noexcept nogil:
-    """How many rows of member `k` came from each rank, the bytes of a row (0 where no rank has one), and of all rows together.
+    """Write the rows of member `k` from each rank into `rows` and the bytes of a row into `row_bytes` (0: no rank has one).
+
+    Return the bytes of all its rows together.
 
     Parameters
     ----------
-    memory : payloads, one rank's after the other's
-    nbytes : of each rank's payload; 0: it had nothing
+    memory : payloads of all ranks, one after another
+    nbytes : bytes of each rank's payload; 0: the rank sent nothing
     """
     cdef uint64_t total = 0
     cdef const int64_t* sent
@@ -159,7 +163,7 @@ cdef uint64_t group_rows(const char* memory, const int64_t* nbytes, int size, ui
     for r in range(size):
         sent, rows[r] = <const int64_t*>memory, 0
         if nbytes[r]:
-            rows[r], row_bytes[0] = sent[2 * k], <uint64_t>sent[2 * k + 1]      # the same wherever there is one
+            rows[r], row_bytes[0] = sent[2 * k], <uint64_t>sent[2 * k + 1]      # equal on all ranks that have one
             total += <uint64_t>rows[r] * row_bytes[0]
         memory += nbytes[r]
     return total
@@ -167,8 +171,10 @@ cdef uint64_t group_rows(const char* memory, const int64_t* nbytes, int size, ui
 
 cdef void group_skip(const char* memory, const int64_t* nbytes, int size, uint32_t count, uint32_t first, uint32_t k,
                      uint64_t* offsets) noexcept nogil:
-    """Where member `k` of `count` begins in each rank's payload, `memory` and `nbytes` being as for group_rows. The offsets are
-    those of member `first`, unless that is 0."""
+    """Write the offset of member `k` of `count` in each rank's payload into `offsets`; `memory` and `nbytes` as for group_rows.
+
+    On entry `offsets` holds those of member `first`; with `first` 0 its content is ignored.
+    """
     cdef const int64_t* sent
     cdef uint32_t m
     cdef int r
@@ -182,7 +188,8 @@ cdef void group_skip(const char* memory, const int64_t* nbytes, int size, uint32
 
 
 cdef void group_copy(const char* memory, const int64_t* nbytes, int size, uint32_t k, uint64_t* offsets, char* to) noexcept nogil:
-    """Copy member `k`, all ranks' rows in one piece, from where it begins in each rank's payload; and move on to the next."""
+    """Copy member `k`, the rows of all ranks one after another, from `offsets` in each rank's payload to `to`. Afterwards
+    `offsets` are those of member `k` + 1."""
     cdef const int64_t* sent
     cdef uint64_t length
     cdef int r
@@ -197,7 +204,7 @@ cdef void group_copy(const char* memory, const int64_t* nbytes, int size, uint32
 
 
 cdef list group_parts(const char* memory, const int64_t* nbytes, int size, uint32_t count):
-    """What was gathered, by member: its bytes from all ranks in one piece, the rows of each rank, and the bytes of a row.
+    """Return what was gathered, as a list by member: (its bytes from all ranks, rows of each rank, bytes of a row).
 
     `memory` and `nbytes` as for group_rows.
     """
@@ -222,17 +229,18 @@ cdef list group_parts(const char* memory, const int64_t* nbytes, int size, uint3
 
 # ---- overlaps ---------------------------------------------------------------------------------------------------------------
 
-# Do pieces of memory overlap? They are sorted by their beginnings: then each has to be held against those before it that reach
-# furthest, and where all are written against its neighbour alone, if none has overlapped before.
+# Overlap of pieces of memory. They are sorted by their beginnings. Each is then compared with the furthest-reaching written and
+# read extents before it. If all are written, comparing direct neighbours finds the first overlap.
 
 cdef int by_begin(const void* a, const void* b) noexcept nogil:
+    """Order extents by their beginnings, for qsort."""
     cdef const char* x = (<const Extent*>a).begin
     cdef const char* y = (<const Extent*>b).begin
     return (x > y) - (x < y)
 
 
 cdef Py_ssize_t first_overlap(Extent* extents, Py_ssize_t count) noexcept nogil:
-    """Sort; where the first extent lies that begins inside its predecessor, or -1."""
+    """Sort extents; return the index of the first that begins inside its predecessor, or -1."""
     cdef Py_ssize_t k
     qsort(extents, <size_t>count, sizeof(Extent), by_begin)
     for k in range(1, count):
@@ -242,7 +250,8 @@ cdef Py_ssize_t first_overlap(Extent* extents, Py_ssize_t count) noexcept nogil:
 
 
 cdef bint find_overlap(Extent* extents, Py_ssize_t count, int* one, int* other) noexcept nogil:
-    """Whether an extent overlaps another that is written, or is written itself; and then whose the two are, the lower first."""
+    """Return whether two extents overlap of which at least one is written. If so, write the lower of their indices into `one` and
+    the higher into `other`."""
     cdef const Extent* x
     cdef const Extent* reaching
     cdef Extent written, read

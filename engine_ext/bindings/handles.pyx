@@ -1,4 +1,4 @@
-"""Handle: one submitted operation, as Python holds it; and how a thread waits for it."""
+"""Handle: one submitted operation, as Python holds it, and waiting for it."""
 cimport cython
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.ref cimport Py_DECREF, Py_INCREF
@@ -40,6 +40,7 @@ cdef class Handle:
 
     @property
     def done(self):
+        """True if the operation is done, and on a GPU, if the device has passed it too; also if it has failed."""
         if self.op == NULL:
             return self.ticket == 0 or has_passed(self.state, self.ticket)
         return load32_acquire(&self.op.flags) & OP_DONE != 0 and (
@@ -47,21 +48,25 @@ cdef class Handle:
 
     @property
     def gathered(self):
+        """The gathered memory, None if it went into the given output, and the rows of each rank."""
         if self.rows is None:
             raise EngineError(f"'{self.name}' has nothing gathered: call wait() first")
         return memoryview(self.memory) if isinstance(self.memory, Memory) else self.memory, self.rows
 
     @property
     def gathered_group(self):
+        """The gathered members of a group, as of `group_parts`."""
         if self.parts is None:
             raise EngineError(f"'{self.name}' has no group gathered: call wait() first")
         return self.parts
 
     def notify(self, told):
-        """Call `told` once the operation is done, whatever has come of it: now if it is, else on one of the threads on which
-        native calls end. Once for each handle."""
+        """Call `told` once when the operation is done, whatever its outcome; a handle does so once.
+
+        If it is done, call it now, else on one of the threads that complete native calls.
+        """
         if self.state.alive[0] != 1:
-            expect_open(self.state)     # which raises: a forked child has neither that thread nor the world's words
+            expect_open(self.state)     # raises: a forked child has neither that thread nor the shared segment
         if self.told is not None:
             raise EngineError(f"'{self.name}' notifies somebody already")
         if self.op == NULL:
@@ -72,32 +77,34 @@ cdef class Handle:
         Py_INCREF(self)
         with nogil:
             driver_note_done(self.state)
-            driver_await(self.state, self.op)       # somebody wants it, though no thread of this rank drives for it
+            driver_await(self.state, self.op)       # it counts as awaited, though no thread of this rank drives for it
         store_pointer(<void**>&self.op.finished, <void*>tell)
         if or32(&self.op.flags, OP_ABANDONED) & OP_DONE:        # else complete_op() hands it to a finisher
             tell_done(self.op)
 
     def set_aside(self, bint on):
-        """Say that nobody minds if the operation is never done, and ranks that it needs may leave; or that somebody does."""
+        """Declare that the operation may stay undone forever, so that ranks it needs may leave; with `on` False, revoke that."""
         if self.op != NULL and on:
             or32(&self.op.flags, OP_ASIDE)
         elif self.op != NULL:
             and32(&self.op.flags, ~<uint32_t>OP_ASIDE)
 
     def release_tensor(self):
-        """Have a message that has not begun use memory of its own from now on, and not its tensor: a copy of what is sent, or
-        room for what is received. Whether it does."""
+        """Make a message that has not begun use memory of its own instead of its tensor; return whether it does.
+
+        The new memory is a copy of what is sent, or room for what is received.
+        """
         cdef Op* op = self.op
         cdef Memory own
         cdef bint released = False
         if self.state.alive[0] != 1:
-            expect_open(self.state)     # which raises: the lock may be held by a thread that a forked child has not
+            expect_open(self.state)     # raises: a thread that a forked child lacks may hold the lock
         if op == NULL or not load32_relaxed(&op.flags) & OP_IN_TURN or load32_acquire(&op.flags) & OP_DONE:
             return False
-        self.waiting += 1               # nobody else lets go of the operation meanwhile
+        self.waiting += 1               # no other thread releases the operation meanwhile
         try:
             own = copy_memory(op.source, op.nbytes)
-            pthread_mutex_lock(&self.state.lock)    # with the GIL: another thread that does this comes before all of it or after
+            pthread_mutex_lock(&self.state.lock)    # with the GIL, so two threads never do this at the same time
             if op.record != NULL and not op.begun:      # NULL: finished
                 op.source, op.memory_bytes, released = own.data, op.nbytes, True
                 op.target = own.data if op.nbytes else NULL     # a receive sends nothing
@@ -113,16 +120,16 @@ cdef class Handle:
         self.wait_until(0)
 
     def wait_within(self, double seconds):
-        """As `wait`, for at most so many seconds: whether the operation is done."""
+        """Wait as `wait` does, for at most `seconds`; return whether the operation is done."""
         return self.wait_until(max(seconds_ns(seconds), <uint64_t>1)) != 0
 
     cdef int wait_until(self, uint64_t limit_ns) except -1:
-        """Wait for at most `limit_ns`; 0: for ever. Whether the operation is done."""
+        """Wait for at most `limit_ns`; 0: without limit. Return whether the operation is done."""
         cdef Op* op = self.op
         if op == NULL:
             make_stream_wait(self.state, self.ticket, self.stream_of, NULL, False)
             return 1
-        self.waiting += 1           # threads in here: the last one to leave with success lets go of the operation
+        self.waiting += 1           # threads in here: the last to leave with success releases the operation
         try:
             if not wait_for(self.state, op, True, limit_ns):
                 return 0
@@ -135,7 +142,7 @@ cdef class Handle:
         return 1
 
     cdef int take_result(self, Op* op) except -1:
-        """The operation is done: take its result, or raise what went wrong."""
+        """Take the result of a finished operation, or raise what went wrong with it."""
         cdef State* e = self.state
         if op.status == Status.MISMATCH or op.status == Status.FAILED_CALL:
             if op.status == Status.FAILED_CALL and op.meta.root > 0:
@@ -154,12 +161,12 @@ cdef class Handle:
             self.rows = tuple([op.row_counts[r] for r in range(e.segment.size)])
             if op.memory != NULL:
                 self.memory = take_memory(op)
-        elif op.rows and operation_of(&op.meta).says == SAYS_ALIGNED:       # others, of the engine's own, agree on a size there
+        elif op.rows and operation_of(&op.meta).says == SAYS_ALIGNED:       # other barriers are the engine's own, about a size
             catch_up(e, op.meta.dims)
         return 0
 
     cdef int take_from_room(self, Op* op) except -1:
-        """The result is in tensors of the framework's, which the operation keeps as long as the device may write to them."""
+        """Take the result from tensors of the framework, which the operation keeps as long as the device may write to them."""
         cdef State* e = self.state
         if op.meta.group:
             self.parts = parts_in_rooms(op, e.segment.size, <int>op.meta.group)
@@ -170,15 +177,16 @@ cdef class Handle:
 
 
 cdef enum:
-    EXITING = 1 << 30           # bit of `tellers`: the interpreter ends, and nobody is told any more
-    EXIT_LOOK_NS = 200000       # between two looks whether a thread is still told
-    EXIT_SECONDS = 5            # that functions which handles notify have to come to their end
+    EXITING = 1 << 30           # bit of `tellers`: the interpreter exits, and no notification starts any more
+    EXIT_LOOK_NS = 200000       # nanoseconds between two looks for running notifications
+    EXIT_SECONDS = 5            # seconds that notified functions have to return
 
-cdef uint32_t tellers = 0       # atomic: threads in `tell`, and EXITING
+cdef uint32_t tellers = 0       # atomic: threads in `tell`, and the bit EXITING
 
 
 cdef void tell(Op* op) noexcept nogil:
-    """Call whom a handle notifies, unless the interpreter ends: a thread that enters it then is ended in the middle of a call."""
+    """Call a handle's `told` on a finisher thread, unless the interpreter exits: it would end the thread in the middle of a
+    call."""
     if add32(&tellers, 1) & EXITING == 0:
         with gil:
             tell_done(op)
@@ -186,8 +194,10 @@ cdef void tell(Op* op) noexcept nogil:
 
 
 def end_notifications(double seconds=EXIT_SECONDS):
-    """Notify nobody from now on, and wait until functions that handles have notified are done, at most so many seconds; whether
-    they are. Called as the interpreter ends."""
+    """Start no notification from now on, and wait at most `seconds` for running ones to return; return whether all have.
+
+    Called as the interpreter exits.
+    """
     cdef uint64_t begun = now_ns()
     cdef timespec pause
     pause.tv_sec, pause.tv_nsec = 0, EXIT_LOOK_NS
@@ -199,16 +209,16 @@ def end_notifications(double seconds=EXIT_SECONDS):
 
 
 def forget_tellers():
-    """Forget threads that a forked child does not have."""
+    """Forget notifying threads in a forked child, which does not have them."""
     and32(&tellers, EXITING)
 
 
-atexit.register(end_notifications)      # behind what ends the engine, which is registered later
+atexit.register(end_notifications)      # runs after the engine's own exit handler, which is registered later
 os.register_at_fork(after_in_child=forget_tellers)
 
 
 cdef int tell_done(Op* op) except -1:
-    """Call whom a handle notifies. The operation is the handle's again, which frees it with the last wait."""
+    """Call a handle's `told`, and give the operation back to the handle, which frees it at the last wait."""
     cdef Handle handle = <Handle>op.call
     told, handle.told = handle.told, None
     op.finished, op.call = NULL, NULL
@@ -218,7 +228,8 @@ cdef int tell_done(Op* op) except -1:
 
 
 cdef Handle begin_op(object engine, State* e, Op* op, object name, bint blocking, object output):
-    """Submit an operation under `name`, or the next of the unnamed. With `blocking`, wait up to a tick for it."""
+    """Submit an operation under `name`, or unnamed if it is None; return its handle. With `blocking`, wait up to a tick for
+    it."""
     cdef Handle handle = Handle.__new__(Handle)
     handle.engine, handle.state, handle.output, handle.op = engine, e, output, op
     handle.name = submit(e, op, name, blocking)
@@ -226,7 +237,7 @@ cdef Handle begin_op(object engine, State* e, Op* op, object name, bint blocking
 
 
 cdef Handle begin_in_turn(object engine, State* e, Op* op, str name):
-    """Submit an operation under a name that may be in flight."""
+    """Submit an operation under a name that may be in flight, behind those of that name; return its handle."""
     cdef Handle handle = Handle.__new__(Handle)
     handle.engine, handle.state, handle.op, handle.name = engine, e, op, name
     submit_in_turn(e, op, name)
@@ -235,11 +246,13 @@ cdef Handle begin_in_turn(object engine, State* e, Op* op, str name):
 
 # ---- waiting ----------------------------------------------------------------------------------------------------------------
 
-# How a thread waits: in ticks, between which Python sees its signals and this rank looks for who keeps it waiting.
+# Waiting in ticks: between two ticks Python handles its signals, and this rank looks for ranks that keep it waiting.
 
 cdef int wait_for(State* e, Op* op, bint urgent, uint64_t limit_ns) except -1:
-    """Wait until the engine has let go of `op`, whatever came of it, or for `limit_ns`; 0: for ever. Whether it has. `urgent`:
-    its batch closes as soon as it can."""
+    """Wait until the engine has finished `op`, whatever its outcome, for at most `limit_ns`; 0: without limit.
+
+    Return whether it is finished. `urgent`: its batch closes as soon as possible.
+    """
     cdef Goal goal
     cdef uint64_t begun = 0
     cdef int status
@@ -259,7 +272,8 @@ cdef int wait_for(State* e, Op* op, bint urgent, uint64_t limit_ns) except -1:
     count_blocked(e, 1)
     driver_note_thread(e)
     if op.number and not load32_relaxed(&e.many_threads):
-        # After the numbers of what this rank has submitted: pairs with the acquire in release_stuck, which then reads those.
+        # After the counts of what this rank has submitted: pairs with the acquire in release_stuck, which then reads those
+        # counts.
         store_release(&e.segment.mine.stuck, <uint64_t>(op.meta.kind + 1) << STUCK_SHIFT | (op.number - 1))
     try:
         while status == Status.TICK and not overdue_ns(patience_look(e.clock), begun, limit_ns):
@@ -274,7 +288,7 @@ cdef int wait_for(State* e, Op* op, bint urgent, uint64_t limit_ns) except -1:
 
 
 cdef inline uint64_t tick_before(State* e, uint64_t begun, uint64_t limit_ns) noexcept nogil:
-    """The length of the next tick of a wait that began then: at least 1."""
+    """Return the nanoseconds of the next tick of a wait that began at `begun`: at least 1."""
     cdef uint64_t passed
     if limit_ns == 0:
         return TICK_NS
@@ -283,13 +297,13 @@ cdef inline uint64_t tick_before(State* e, uint64_t begun, uint64_t limit_ns) no
 
 
 cdef void count_blocked(State* e, int one) noexcept:
-    """Say that a thread of this rank has begun to wait for long, or has ceased to."""
+    """Add 1 or -1 to the number of threads of this rank that have waited for longer than a tick."""
     add32(&e.segment.mine.blocked, <uint32_t>one)
     add32(&e.segment.world.mine.blocked_anywhere, <uint32_t>one)
 
 
 cdef int wait_for_joins(State* e) except -1:
-    """Bring nothing until every rank has joined."""
+    """Submit nothing more until every rank has joined."""
     cdef Goal goal
     cdef uint64_t begun
     cdef int status, kind
@@ -297,7 +311,7 @@ cdef int wait_for_joins(State* e) except -1:
     goal.idle = True
     driver_wait_for_all(e, True)
     try:
-        while True:                     # what is in flight first
+        while True:                     # first, what is in flight
             with nogil:
                 status = driver_wait(e, &goal, TICK_NS)
             if status == Status.OK:
@@ -319,7 +333,7 @@ cdef int wait_for_joins(State* e) except -1:
             status = driver_wait(e, &goal, TICK_NS)
     if load32_acquire(&e.segment.joins) < goal.joins:
         raise_refusal(e, Status.FAILED_WORLD, "join")
-    # The ranks have submitted different numbers of unnamed operations: count anew, together.
+    # The ranks have submitted different numbers of unnamed operations: all restart their counts together.
     for kind in range(KINDS):
         driver_count_unnamed(e, kind, 0)
     return 0

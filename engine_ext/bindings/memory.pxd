@@ -1,4 +1,4 @@
-"""Memory that the engine gives to Python, and what an operation keeps alive."""
+"""Memory that the engine gives to Python, and objects that an operation keeps alive."""
 from libc.stdint cimport uint64_t
 
 from engine_ext.control.state cimport State
@@ -12,7 +12,7 @@ cdef class Memory:
 cdef class Part:
     cdef char* base
     cdef uint64_t nbytes
-    cdef bint detached          # the arena is gone: the mapping is this object's
+    cdef bint detached          # the arena is closed: this object owns the mapping
 
 cdef Memory take_memory(Op* op)
 cdef Memory copy_memory(const char* data, uint64_t nbytes)

@@ -1,4 +1,4 @@
-"""Memory that the engine gives to Python, as objects that own it; checksums of memory; and what an operation keeps alive."""
+"""Memory that the engine gives to Python, as objects that own it; checksums; and objects that an operation keeps alive."""
 from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF, Py_XDECREF
@@ -25,7 +25,7 @@ cdef extern from *:
 
 
 cdef class Memory:
-    """Bytes that an operation allocated, now owned by whoever holds this."""
+    """Bytes that an operation allocated, owned by this object."""
 
     def __getbuffer__(self, Py_buffer* buffer, int flags):
         PyBuffer_FillInfo(buffer, self, self.data, <Py_ssize_t>self.nbytes, False, flags)
@@ -45,7 +45,7 @@ cdef class Part:
 
 
 cdef Memory take_memory(Op* op):
-    """The result that an operation has allocated."""
+    """Move the result that an operation has allocated into a Python object."""
     cdef Memory memory = Memory.__new__(Memory)
     memory.data, memory.nbytes = op.memory, op.memory_bytes
     op.memory = NULL
@@ -53,7 +53,7 @@ cdef Memory take_memory(Op* op):
 
 
 cdef Memory copy_memory(const char* data, uint64_t nbytes):
-    """Bytes of this object's own, equal to those at `data`."""
+    """Return a copy of `nbytes` bytes at `data`, in memory of its own."""
     cdef Memory memory = Memory.__new__(Memory)
     memory.data, memory.nbytes = engine_memory_take(nbytes), nbytes
     if memory.data == NULL:
@@ -64,7 +64,7 @@ cdef Memory copy_memory(const char* data, uint64_t nbytes):
 
 
 cdef int grow_arena(Arena* arena, uint64_t nbytes) except -1:
-    """Make room for a region with `nbytes` for each rank: on one rank, before the others map it."""
+    """Extend the arena's file by a region with `nbytes` for each rank. One rank of a host does so before the others map it."""
     cdef int status = arena_grow(arena, nbytes)
     if status < 0:
         raise OSError(-status, f"cannot allocate {nbytes} shared bytes for each of {arena.size} ranks")
@@ -72,7 +72,7 @@ cdef int grow_arena(Arena* arena, uint64_t nbytes) except -1:
 
 
 cdef int map_region(Arena* arena, uint64_t nbytes) except -1:
-    """Map the next region and make the pages of this rank's part: the number of the region."""
+    """Map the next region and populate the pages of this rank's part; return the region's number."""
     cdef int region = arena_map(arena, nbytes)
     if region < 0:
         raise OSError(-region, f"cannot map {nbytes} shared bytes of each of {arena.size} ranks")
@@ -82,7 +82,7 @@ cdef int map_region(Arena* arena, uint64_t nbytes) except -1:
 
 
 cdef Part part_of(const Arena* arena, int region, uint64_t nbytes):
-    """This rank's part of a region."""
+    """Return this rank's part of a region."""
     cdef Part part = Part.__new__(Part)
     part.base, part.nbytes = arena.regions[region].bases[arena.rank], nbytes
     return part
@@ -95,15 +95,17 @@ def expect_memory(tensor):
 
 
 def lend_directly(kind, is_negated):
-    """Have tensors of a type, but not of its subclasses, reduced where they lie without a look at anything but their memory,
-    unless `is_negated` says of one that its elements are the negatives of what lies there."""
+    """Allow tensors of exactly type `kind` to be reduced in place after a look at nothing but their memory.
+
+    `is_negated` says whether the elements of a tensor are the negatives of what lies in memory; such a tensor is excluded.
+    """
     add_direct_type(kind, is_negated)
 
 
 def checksum(tensor):
-    """64-bit checksum of the bytes of a tensor (FNV-1a over words, the rest over bytes)."""
+    """Return a 64-bit checksum of a tensor's bytes: FNV-1a over words, then over the remaining bytes."""
     cdef View view
-    _keeper = view_of(tensor, &view)        # the tensor's memory stays while this is held
+    _keeper = view_of(tensor, &view)        # keeps the tensor's memory in place
     expect_dense(tensor, &view, "it")
     cdef uint64_t h = fnv_begin()
     cdef uint64_t words = view.nbytes // 8, i
@@ -118,17 +120,17 @@ def checksum(tensor):
     return h
 
 
-# ---- who owns an operation --------------------------------------------------------------------------------------------------
+# ---- ownership of operations ------------------------------------------------------------------------------------------------
 
-# Who owns an operation of this rank, and what it keeps alive.
+# Ownership of this rank's operations, and the objects that they keep alive.
 #
-# Reference counts are touched under the GIL only. An operation holds one reference to what keeps its tensors alive. Whoever made
-# it frees it; or, when its maker went before the engine had let go of it, the next call does, from the deferred free list
-# (docs/architecture/protocol.md, I9). Tensors on a GPU may be in use when the engine has let go of the operation: unless the
-# stream that they were submitted on waits for it, they are kept until the device has passed it, in `deferred_on_device`.
+# Reference counts change under the GIL only. An operation holds one reference to the owner of its tensors' memory. Its maker
+# frees it. If the maker goes before the engine has finished it, the next call frees it from the deferred free list
+# (docs/architecture/protocol.md, I9). Tensors on a GPU may be in use after the engine has finished the operation. Unless the
+# stream on which they were submitted waits for it, they are kept in `deferred_on_device` until the device has passed it.
 
 cdef void keep_alive(Op* op, object owner) noexcept:
-    """Keep `owner`, whose memory the operation uses, until the operation is freed; not what it has kept before."""
+    """Keep `owner`, whose memory the operation uses, alive until the operation is freed; release what it kept before."""
     cdef PyObject* before = <PyObject*>op.owner
     Py_INCREF(owner)
     op.owner = <void*>owner
@@ -136,8 +138,8 @@ cdef void keep_alive(Op* op, object owner) noexcept:
 
 
 cdef void let_go(State* e, Op* op) noexcept:
-    """Free an operation that is done and that nobody holds, now or when the device has passed it. In a forked child, where CUDA
-    does not work, it stays."""
+    """Free a finished operation that nobody holds, now or once the device has passed it. In a forked child, where CUDA does not
+    work, a process with a GPU leaks it."""
     if e.world.device != NULL and e.alive[0] != 1:
         return
     release_mark(e, op)
@@ -148,13 +150,13 @@ cdef void let_go(State* e, Op* op) noexcept:
 
 
 cdef void abandon_op(State* e, Op* op) noexcept:
-    """Nobody waits for `op` any more: it is freed now, or with the deferred ones when it is done."""
+    """Give up the caller's hold on `op`: free it now if it is done, else when it is done, with the deferred ones."""
     if or32(&op.flags, OP_ABANDONED) & OP_DONE:
         let_go(e, op)       # else complete_op() defers the free
 
 
 cdef void free_deferred(State* e) noexcept:
-    """Free operations that are done and that nobody holds."""
+    """Free finished operations that nobody holds, except those that the device still uses."""
     cdef Op* op
     cdef Op* after
     if e.deferred_on_device != NULL:

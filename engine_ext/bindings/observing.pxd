@@ -1,4 +1,4 @@
-"""What a program tells those who observe it: fields of the page of counters, and the ends of its steps."""
+"""Reports of a program to its observers: fields of the page of counters, and the ends of its steps."""
 from libc.stdint cimport uint32_t
 
 from engine_ext.control.state cimport State

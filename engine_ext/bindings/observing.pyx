@@ -1,4 +1,4 @@
-"""What a program tells those who observe it: fields of the page of counters, and the ends of its steps."""
+"""Reports of a program to its observers: fields of the page of counters, and the ends of its steps."""
 from libc.errno cimport EPROTO
 from libc.stdint cimport uint64_t
 
@@ -16,7 +16,7 @@ from engine_ext.errors import IncompatibleRanksError
 
 
 cdef counters_page* map_page(int fd) except NULL:
-    """The page in the memory of a descriptor, which stays the caller's."""
+    """Map the page of counters in the file `fd`, which the caller keeps."""
     cdef counters_page* page = NULL
     cdef int status = counters_map(fd, &page)
     if status == -EPROTO:
@@ -27,7 +27,7 @@ cdef counters_page* map_page(int fd) except NULL:
 
 
 cdef int set_fields(counters_page* page, dict fields) except -1:
-    """Set fields by their names: of one word to a number, of several to a text. Without a page nothing happens."""
+    """Set fields of the page by name: one-word fields to a number, longer ones to a text. Without a page do nothing."""
     cdef bytes name, text
     cdef int status
     if page == NULL:
@@ -47,10 +47,10 @@ cdef int set_fields(counters_page* page, dict fields) except -1:
 
 # ---- ends of steps ----------------------------------------------------------------------------------------------------------
 
-# Where steps end: as the program says it, or as the tuner guesses it from the traffic.
+# Ends of steps: marked by the program, or guessed by the tuner from the traffic.
 
 cdef int mark_step(State* e, int number) except -1:
-    """A step of optimizer `number` has ended."""
+    """Record that a step of optimizer `number` has ended."""
     if number < 0:
         raise ValueError(f"an optimizer's number is 0 or more, not {number}")
     expect_open(e)
@@ -59,7 +59,7 @@ cdef int mark_step(State* e, int number) except -1:
 
 
 cdef int record_steps(State* e) except -1:
-    """Remember the ends of steps from now on."""
+    """Record the ends of steps from now on."""
     cdef int status
     pthread_mutex_lock(&e.lock)
     status = marks_open(&e.marks)
@@ -70,7 +70,8 @@ cdef int record_steps(State* e) except -1:
 
 
 cdef int mark_traffic(State* e, str name, uint32_t every, uint32_t window) except -1:
-    """Take every so many-th end of the tensor `name` for the end of a step, or every `window` tensors; neither: nothing."""
+    """Guess the ends of steps from the traffic: at every `every`-th completion of the tensor `name`, or after every `window`
+    tensors. With no name and window 0, stop guessing."""
     cdef Record* anchor = NULL
     cdef Record* before
     cdef const char* text

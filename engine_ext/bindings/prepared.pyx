@@ -1,6 +1,6 @@
-"""Prepared calls: an operation, its name and what is known of its tensor are made once and used in every call.
+"""Prepared calls: an operation, its name and the description of its tensor are made once and used in every call.
 
-A call costs a view of the tensor, whose memory may have moved, and the operation itself.
+A call then costs a view of the tensor, whose memory may have moved, and the operation itself.
 """
 cimport cython
 from libc.stdint cimport int64_t, uint32_t
@@ -28,11 +28,11 @@ cdef class PreparedAllreduce:
     """A blocking allreduce of one tensor in place."""
     cdef Engine engine
     cdef State* state
-    cdef Op* op                     # it keeps the tensor only while it is submitted; NULL: a call has failed, the next makes one
-    cdef Target target              # pinned
+    cdef Op* op                     # it keeps the tensor only while submitted; NULL after a failed call: the next makes one
+    cdef Target target              # its record is pinned
     cdef View first                 # of the tensor, when it was prepared
     cdef bint inside                # whether a thread is in a call
-    cdef int reduction
+    cdef int reduction              # ENGINE_SUM ..
     cdef double prescale, postscale
     cdef readonly object tensor
     cdef readonly str name
@@ -67,9 +67,10 @@ cdef class PreparedAllreduce:
             driver_unpin(self.state, self.target.record)
 
     cdef int make_op(self) except -1:
+        """Make the operation, marked as done while it is not submitted."""
         self.op = allreduce_op(self.state, self.tensor, self.tensor, self.reduction, self.prescale, self.postscale, None)
-        self.op.flags = OP_DONE         # as long as it is not submitted
-        keep_alive(self.op, None)       # a reference that the garbage collector does not see would keep cycles for ever
+        self.op.flags = OP_DONE         # while it is not submitted
+        keep_alive(self.op, None)       # a reference that the garbage collector does not see would keep cycles alive forever
         return 0
 
     def __call__(self):
@@ -98,7 +99,8 @@ cdef class PreparedAllreduce:
         return self.tensor
 
     cdef int look_at_tensor(self) except -1:
-        """Find the tensor's memory, which may have moved since the last call; refuse another shape, dtype or layout."""
+        """Find the tensor's memory, which may have moved since the last call; raise ArgumentError if its shape, dtype or layout
+        changed."""
         cdef View view
         cdef object keeper = view_anywhere(self.tensor, &view)
         if (view.dtype != self.first.dtype or view.layout != self.first.layout or view.ndim != self.first.ndim
@@ -117,7 +119,7 @@ cdef class PreparedAllreduce:
         return 0
 
     cdef int finish(self) except -1:
-        """Wait for an operation that is not done, and raise what went wrong with it. It is not used again where that raises."""
+        """Wait for the operation and raise what went wrong with it. After an error the operation is not used again."""
         cdef Op* op = self.op
         try:
             wait_for(self.state, op, True, 0)

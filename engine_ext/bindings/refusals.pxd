@@ -1,4 +1,4 @@
-"""What a call of the engine raises, and how a native call ends: who, what, and how to mend it."""
+"""Exceptions that a call of the engine raises, and statuses and texts of native calls: who, what, and how to mend it."""
 from libc.stdint cimport uint32_t
 
 from engine_ext.bindings.memory cimport free_deferred
@@ -16,7 +16,7 @@ cdef object make_mismatch_error(State* e, const Op* op, str what)
 cdef str set_text(State* e)
 
 cdef inline int expect_open(State* e) except -1:
-    """Every native entry: not in a forked child, not after close. Frees what nobody holds any more."""
+    """Raise in a forked child or after close; every native entry begins with this. Also frees deferred operations."""
     if e.alive == NULL or e.segment.header == NULL or e.alive[0] != 1 or e.closed:
         return refuse_closed(e)
     if load_pointer(&e.deferred_free) != NULL or e.deferred_on_device != NULL:
@@ -24,7 +24,7 @@ cdef inline int expect_open(State* e) except -1:
     return 0
 
 cdef enum:
-    TEXT_BYTES = FAILURE_TEXT_BYTES + NAME_BYTES     # of the text of a result
+    TEXT_BYTES = FAILURE_TEXT_BYTES + NAME_BYTES     # size of a result's text, terminator included
 
 cdef int text_of_end(const Op* op, const char* name, uint32_t name_bytes, char* text) noexcept nogil
 cdef int text_of_refusal(State* e, const Target* target, int status, char* text) noexcept nogil

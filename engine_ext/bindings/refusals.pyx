@@ -1,4 +1,4 @@
-"""What a call of the engine raises, and how a native call ends: who, what, and how to mend it."""
+"""Exceptions that a call of the engine raises, and statuses and texts of native calls: who, what, and how to mend it."""
 from libc.stdint cimport uint64_t
 from libc.stdio cimport snprintf
 from libc.string cimport strncmp
@@ -22,21 +22,21 @@ cdef enum:
 
 
 cdef str set_text(State* e):
-    """The ranks of a process set, as the world calls them: `ranks 0, 2`."""
+    """Return the ranks of an engine by their numbers in the world, such as `ranks 0, 2`."""
     cdef char[SET_BYTES] text
     describe_ranks(NULL, e.segment.numbers, e.segment.size, text, SET_BYTES)
     return text.decode()
 
 
 cdef str set_place(State* e):
-    """Where an operation is, in words: `in the process set of ranks 0, 2`, or `in the group 'tp' of ranks 0, 2`."""
+    """Return where an operation runs, such as `in the process set of ranks 0, 2` or `in the group 'tp' of ranks 0, 2`."""
     cdef const char* name = group_name(&e.segment)
     kind = "process set" if name == NULL else f"group '{(<bytes>name).decode()}'"
     return f"in the {kind} of {set_text(e)}"
 
 
 cdef int refuse_closed(State* e) except -1:
-    """Raise why an engine cannot be used."""
+    """Raise the reason why an engine cannot be used."""
     if e.alive == NULL or e.segment.header == NULL:
         raise NotInitializedError("this engine was never initialised")
     if e.alive[0] != 1:
@@ -57,7 +57,7 @@ cdef int refuse_closed(State* e) except -1:
 
 
 cdef int raise_refusal(State* e, int status, str name) except -1:
-    """Raise why the operation `name` was not submitted, or not done."""
+    """Raise the reason why the operation `name` was not submitted, or was not done."""
     if status == Status.FAILED_WORLD:
         raise world_error(e)
     if status == Status.DUPLICATE:
@@ -76,7 +76,7 @@ cdef int raise_refusal(State* e, int status, str name) except -1:
 
 
 cdef object world_error(State* e):
-    """The first cause, as every call raises it."""
+    """Make the exception for the first cause of the world's failure, which every call raises."""
     cdef char[FAILURE_TEXT_BYTES] text
     cdef uint64_t word = load_acquire(e.segment.abort)     # pairs with abort_world
     describe_failure(e, text)
@@ -87,7 +87,7 @@ cdef object world_error(State* e):
 
 
 cdef object make_mismatch_error(State* e, const Op* op, str what):
-    """Make the error that every rank raises for an operation that cannot be done, though the engine goes on."""
+    """Make the exception that every rank raises for an impossible operation, after which the engine goes on."""
     if group_name(&e.segment) != NULL and e.world != e:
         what = f"{what} {set_place(e)}"
     text = op.text.decode("utf-8", "replace") if op.text != NULL else ""
@@ -98,18 +98,19 @@ cdef object make_mismatch_error(State* e, const Op* op, str what):
 
 # ---- native calls -----------------------------------------------------------------------------------------------------------
 
-# How native calls end, in words: the class of engine_ext/errors.py that a call from Python raises, a colon, and the message.
+# Texts of native calls: the class of engine_ext/errors.py that a call from Python raises, a colon, and the message.
 
 cdef extern from "platform/utf8.h" nogil:
     void utf8_repair(char* text)
 
 
 cdef int failure_status(const char* text) noexcept nogil:
+    """Return the status of a failed world from its text: the engine was shut down, or the world has failed."""
     return ENGINE_CALL_NOT_INITIALIZED if strncmp(text, b"NotInitializedError", 19) == 0 else ENGINE_CALL_FAILED_WORLD
 
 
 cdef int text_of_end(const Op* op, const char* name, uint32_t name_bytes, char* text) noexcept nogil:
-    """How a call has ended, ENGINE_CALL_*; and unless it went well why, in `text`."""
+    """Return the ENGINE_CALL_* status of a finished operation; unless it is OK, write the reason into `text`, of TEXT_BYTES."""
     cdef char[LABEL_BYTES] label
     cdef const char* reason = b""
     cdef int length = <int>name_bytes
@@ -134,7 +135,7 @@ cdef int text_of_end(const Op* op, const char* name, uint32_t name_bytes, char* 
 
 
 cdef int text_of_refusal(State* e, const Target* target, int status, char* text) noexcept nogil:
-    """Why the driver has not taken an operation, ENGINE_CALL_* and `text`."""
+    """Return the ENGINE_CALL_* status for a Status with which the driver refused an operation; write the reason into `text`."""
     cdef const char* name = target.text if target.text != NULL else target.label
     cdef int rank = e.segment.numbers[e.segment.rank], length = <int>target.text_bytes
     if status == Status.FAILED_WORLD:
@@ -153,5 +154,5 @@ cdef int text_of_refusal(State* e, const Target* target, int status, char* text)
 
 
 cdef void text_as_utf8(char* text) noexcept nogil:
-    """Put a question mark for what is not UTF-8, at the latest where the text was cut."""
+    """Replace bytes that are not valid UTF-8, such as a character cut at the end, by question marks."""
     utf8_repair(text)

@@ -1,4 +1,4 @@
-"""Submission of an operation, and of the failure of a call."""
+"""Submission of operations, and announcement of failed calls."""
 from libc.stdint cimport int64_t
 
 from engine_ext.control.driver cimport Target
@@ -6,7 +6,7 @@ from engine_ext.control.state cimport State
 from engine_ext.operations.op cimport Op
 
 cdef enum:
-    TICK_NS = 100000000         # how often a blocking call comes back for signals
+    TICK_NS = 100000000         # nanoseconds after which a blocking call returns to handle signals
 
 cdef str submit(State* e, Op* op, object name, bint blocking)
 cdef int submit_in_turn(State* e, Op* op, str name) except -1

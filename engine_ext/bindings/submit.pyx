@@ -1,4 +1,4 @@
-"""Submission of operations, under given or generated names, as soon as there is room; and failed calls."""
+"""Submission of operations under given or generated names once there is room, and announcement of failed calls."""
 from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport malloc
@@ -29,9 +29,9 @@ from engine_ext.caller import place
 from engine_ext.errors import DuplicateNameError, EngineError
 
 cdef str submit(State* e, Op* op, object name, bint blocking):
-    """Bring an operation under `name`, or the next of the unnamed; what it is called. With `blocking`, wait up to a tick for it.
+    """Submit an operation under `name`, or unnamed if it is None; return its name. With `blocking`, wait up to a tick for it.
 
-    If this raises, nothing was submitted, and `op` is its maker's to free.
+    If this raises, nothing was submitted, and the caller still owns `op`.
     """
     cdef Target target
     memset(&target, 0, sizeof(Target))
@@ -43,16 +43,16 @@ cdef str submit(State* e, Op* op, object name, bint blocking):
 
 
 cdef int submit_in_turn(State* e, Op* op, str name) except -1:
-    """Bring an operation under a name that may be in flight: it comes after those that were brought before. Nothing here waits.
+    """Submit an operation under a name that may be in flight; it runs after earlier ones of that name. This never waits.
 
-    If this raises, nothing was submitted, and `op` is its maker's to free.
+    If this raises, nothing was submitted, and the caller still owns `op`.
     """
     cdef Target target
     cdef int status
     memset(&target, 0, sizeof(Target))
     driver_note_thread(e)
     target.text = expect_name(name, &target.text_bytes)
-    op.awaited, op.flags = True, OP_PATIENT | OP_IN_TURN       # awaited, though nobody may wait here: it is not to cost a cycle
+    op.awaited, op.flags = True, OP_PATIENT | OP_IN_TURN       # awaited even if no thread waits: it must not cost a cycle
     with nogil:
         status = driver_hand_in(e, &target, op)
         if status == Status.OK:
@@ -64,7 +64,7 @@ cdef int submit_in_turn(State* e, Op* op, str name) except -1:
 
 
 cdef int submit_when_room(State* e, Target* target, Op* op, bint blocking, object name) except -1:
-    """Submit an operation to the engine, when there is room for it."""
+    """Submit an operation, waiting while there is no room for it. `blocking`: also wait up to a tick for its end."""
     cdef int status
     while True:
         op.flags = 0
@@ -80,7 +80,10 @@ cdef int submit_when_room(State* e, Target* target, Op* op, bint blocking, objec
 
 
 cdef int make_room(State* e, const Target* target, int status) except -1:
-    """Flow control: wait until the coordinator has read requests, or what is in flight under a name is done."""
+    """Wait until a refused submission may be tried again; `status` says why it was refused.
+
+    NO_ROOM: until the coordinator has read this rank's requests. Otherwise: until what is in flight under the name is done.
+    """
     cdef Goal goal
     cdef int waited
     cdef uint64_t begun = patience_at(e.clock, now_ns())
@@ -110,9 +113,9 @@ cdef int make_room(State* e, const Target* target, int status) except -1:
 
 
 cdef int raise_overdue_failure(State* e, const Record* record, uint64_t begun) except -1:
-    """Raise if the other ranks have not taken note of a failed call within the stall limit, or the coordinator left.
+    """Raise if the other ranks have not seen a failed call within the stall limit, or if the coordinator has left.
 
-    This is one look; the caller waits between two.
+    This checks once; the caller waits between two checks.
     """
     # Pairs with the release in close.
     cdef bint left = e.segment.rank != COORDINATOR and gone(&e.segment, COORDINATOR)
@@ -126,7 +129,7 @@ cdef int raise_overdue_failure(State* e, const Record* record, uint64_t begun) e
 
 
 cdef int between_ticks(State* e, Op* op) except -1:
-    """A wait has lasted a tick: signals, stall limit, ranks that left. NULL: whichever has waited longest."""
+    """Do the work between two ticks of a wait: signals, stall limit, ranks that left. `op` NULL: for the longest-waiting one."""
     PyErr_CheckSignals()
     with nogil:
         stall_look_after(e, op)
@@ -135,23 +138,26 @@ cdef int between_ticks(State* e, Op* op) except -1:
 
 # ---- failed calls -----------------------------------------------------------------------------------------------------------
 
-# Failed calls that a rank announces: those that raised before they submitted anything, and unnamed ones that it has left out.
+# Failed calls that a rank announces: calls that raised before submission, and unnamed operations that it has left out.
 #
-# So every rank hears of it, and the numbers of unnamed operations stay in step (docs/architecture/protocol-failure.md).
+# So every rank learns of them, and the numbers of unnamed operations stay in step (docs/architecture/protocol-failure.md).
 
 LOGGER = logging.getLogger("engine")
 KIND_NUMBERS = {kind_name(number).decode(): number for number in range(KINDS)}
 
 
 cdef int fail_call(State* e, str kind, object name, str reason) except -1:
-    """Announce that this rank's call has failed, in the place of the operation that it would have submitted."""
+    """Announce that a call of this rank has failed, in place of the operation that it would have submitted."""
     first_line = reason.partition("\n")[0]
     submit_failure(e, KIND_NUMBERS[kind], name, f"failed at {place()}: {first_line}", False)
     return 0
 
 
 cdef int submit_failure(State* e, int kind, object name, str text, bint waits) except -1:
-    """Whether it was submitted. `waits`: for the ranks that have submitted the operation, and they for this one."""
+    """Submit the announcement of a failed call; return whether it was submitted.
+
+    `waits`: this rank waits for ranks that have submitted the operation, and they wait for this rank.
+    """
     cdef bytes encoded = text.encode("utf-8", "replace")[:FAILURE_BYTES]
     cdef Op* op = new_op()
     op.meta.kind, op.meta.fault, op.meta.root = <unsigned char>kind, FAULT_CALL, waits
@@ -163,14 +169,14 @@ cdef int submit_failure(State* e, int kind, object name, str text, bint waits) e
     try:
         submit(e, op, name, False)
     except (EngineError, TypeError, ValueError):
-        return 0        # it cannot be submitted, nor could the operation: no world, a rank that has joined, no such name
+        return 0        # the operation could not be submitted either: no world, a rank that has joined, or an invalid name
     finally:
         abandon_op(e, op)
     return 1
 
 
 cdef int catch_up(State* e, const int64_t* counts) except -1:
-    """Behind a barrier: submit failures for the unnamed operations that other ranks submitted before it and this one did not."""
+    """Submit failures, after a barrier, for the unnamed operations that other ranks submitted before it and this one did not."""
     cdef int kind
     for kind in range(KINDS):
         if kind != KIND_BARRIER and load_relaxed(&e.unnamed[kind]) < <uint64_t>counts[kind]:
@@ -179,8 +185,10 @@ cdef int catch_up(State* e, const int64_t* counts) except -1:
 
 
 cdef int submit_skipped(State* e, int kind, uint64_t count, str why, bint waits, int reporter) except -1:
-    """Submit failures for unnamed operations that this rank has left out, until it has submitted `count` of that kind. If so many
-    cannot be, the world ends, and the rank that has reported the number is the culprit."""
+    """Submit failures for unnamed operations that this rank left out, until it has submitted `count` of that kind.
+
+    If more are missing than can be submitted, the world fails, with the rank `reporter` of that number as the culprit.
+    """
     cdef str where
     if count > load_relaxed(&e.unnamed[kind]) + MOST_LEFT_OUT:
         abort_world(&e.segment, reporter, CAUSE_RAISED, TOO_MANY_UNNAMED)
@@ -191,16 +199,16 @@ cdef int submit_skipped(State* e, int kind, uint64_t count, str why, bint waits,
         "every rank", e.segment.numbers[e.segment.rank], load_relaxed(&e.unnamed[kind]), kind_name(kind).decode(),
         count, why, where)
     while load_relaxed(&e.unnamed[kind]) < count and submit_failure(e, kind, None, f"{why}, at {where}", waits):
-        pass            # else this rank is gone, or has joined: another thread of it has gone on
+        pass            # else this rank is gone, or another of its threads has joined
     return 0
 
 
 cdef int release_stuck(State* e, Op* op) except -1:
-    """The only thread of this rank waits for `op`, and has done so for longer than a tick.
+    """Release ranks that form a deadlock with this one, whose only thread has waited for `op` for longer than a tick.
 
-    Another rank whose only thread waits for an unnamed operation that this rank has not submitted, and which itself has not
-    submitted `op`, would wait for this one for ever, and this one for it. So this rank tells that it has left that operation
-    out, and the other one does the same. A barrier is spared: there the ranks are to come together.
+    Such a rank has a single thread that waits for an unnamed operation which this rank has not submitted, and has itself not
+    submitted `op`. Each would wait for the other forever. So this rank announces that it left that operation out, and the other
+    rank does the same. A barrier is exempt, because there the ranks are to come together.
     """
     cdef int r
     for r in range(e.segment.size if not load32_relaxed(&e.many_threads) else 0):
@@ -210,8 +218,8 @@ cdef int release_stuck(State* e, Op* op) except -1:
 
 
 cdef int release(State* e, int rank, Op* op) except -1:
-    """Release a rank that waits for an unnamed operation, which this one has left out: this one waits for `op`, or has done
-    so until that rank announced the same."""
+    """Release a rank that waits for an unnamed operation which this one has left out. This rank waits for `op`, or did so until
+    that rank made the same announcement."""
     cdef uint64_t stuck = load_acquire(&e.segment.pages[rank].stuck)
     cdef uint64_t number = stuck & ((<uint64_t>1 << STUCK_SHIFT) - 1)
     cdef int kind = <int>(stuck >> STUCK_SHIFT) - 1
@@ -222,12 +230,13 @@ cdef int release(State* e, int rank, Op* op) except -1:
 
 
 cdef bint has_not_submitted(State* e, int rank, Op* op) noexcept:
-    """Whether another rank is known not to have submitted an operation of this one. Of a new name only rank 0 knows it."""
+    """Return whether another rank is known not to have submitted an operation that this rank has. For a new name only rank 0
+    knows."""
     cdef bint missing = False
     if op.number:
         return load_acquire(&e.segment.pages[rank].unnamed[op.meta.kind]) < op.number
     pthread_mutex_lock(&e.lock)
-    # Of a rank on another host its bits are known while its one thread waits (hosts/relay.pyx).
+    # The bits of a rank on another host are up to date while its only thread waits (hosts/relay.pyx).
     if op.record != NULL and op.record.id >= 0 and (visible(&e.segment, rank) or load_acquire(&e.segment.pages[rank].stuck)):
         missing = bit(e.segment.pages[rank].ready, op.record.id) != bit(e.segment.mine.ready, op.record.id)
     pthread_mutex_unlock(&e.lock)
@@ -235,6 +244,7 @@ cdef bint has_not_submitted(State* e, int rank, Op* op) noexcept:
 
 
 cdef str name_of(State* e, Op* op):
+    """Return the quoted name of an operation for an error, also when it is unnamed or finished."""
     cdef char[NAME_BYTES] name
     cdef uint32_t length = 0
     if op.number:

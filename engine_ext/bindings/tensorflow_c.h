@@ -1,6 +1,6 @@
-/* The part of TensorFlow's C API that is used here, in declarations of our own: a table of its functions, which are looked up in
- * the library that the process has loaded. Nothing of TensorFlow is needed to compile or to link this, and one binary serves all
- * versions that have the functions: 2.16 and later. Names and meanings as TensorFlow documents them. */
+/* The part of TensorFlow's C API that is used here, declared anew: a table of functions that are looked up in the library that
+ * the process has loaded. Compiling and linking need nothing of TensorFlow. One binary serves all versions that have the
+ * functions: 2.16 and later. Names and meanings are TensorFlow's. */
 #ifndef ENGINE_BINDINGS_TENSORFLOW_C_H
 #define ENGINE_BINDINGS_TENSORFLOW_C_H
 

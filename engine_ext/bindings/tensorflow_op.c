@@ -1,12 +1,12 @@
-/* TensorFlow's collectives: asynchronous ops and kernels that TensorFlow's C API registers when this library is loaded, by
- * `tf.load_op_library`. They submit through the native call (calls.h), whose table `engine_tensorflow_use` is given.
+/* TensorFlow's collectives: asynchronous ops and kernels that register through TensorFlow's C API when `tf.load_op_library` loads
+ * this library. They submit through the native call (calls.h), whose table `engine_tensorflow_use` receives.
  *
- * TensorFlow passes an asynchronous kernel the address of a callback that ends with the kernel's function: a `std::function` by
- * value. To complete later it has to be moved, and the C API has no call for that; so its four words are, as libstdc++ lays them
- * out (`relocate`). Whether a callback is laid out like that is looked at before (`is_recognized`).
+ * TensorFlow passes an asynchronous kernel the address of a callback, a `std::function` that is destroyed when the kernel's
+ * function returns. To complete later, the kernel has to move it, and the C API has no function for that. So its four words are
+ * moved as libstdc++ lays them out (`relocate`), after a check that the callback has that layout (`is_recognized`).
  *
- * An op that is submitted is answered by `complete`, on a thread of the engine or in `compute`, exactly once. Every path ends in
- * outputs for all of the op's results, or in a failure: TensorFlow takes whatever memory there is for the result otherwise.
+ * A submitted op is completed by `complete` exactly once, on a thread of the engine or within `compute`. Every path either sets
+ * outputs for all results of the op or reports a failure. Otherwise TensorFlow would take arbitrary memory for the result.
  */
 #include <dlfcn.h>
 #include <stdatomic.h>
@@ -25,7 +25,7 @@
 enum { LINGER_NONE, LINGER_FIRST, LINGER_BRIEFLY, LINGER_FOREVER };   /* attribute `linger`; engine/tensorflow/op.py */
 enum { LINGER_NS = 30000, LOOP_NAMES = 64, MOST_LAYOUTS = 32, FEW = 16, LONGEST_NAME = 1024, LONGEST_WAY = 512 };
 
-static const int8_t DTYPES[] = {                  /* the engine's number of each dtype of TensorFlow, plus one; 0: none */
+static const int8_t DTYPES[] = {                  /* by TensorFlow's dtype: 1 + the engine's number; 0: it has none */
     [TF_FLOAT] = ENGINE_FLOAT32 + 1,
     [TF_DOUBLE] = ENGINE_FLOAT64 + 1,
     [TF_INT32] = ENGINE_INT32 + 1,
@@ -52,31 +52,32 @@ static const char TOO_MANY_ROWS[] =
     "the tensor to fewer rows";
 
 static tensorflow_functions tf;
-static const engine_calls *engine;                /* the native call; NULL before it was given */
+static const engine_calls *engine;                /* the native call; NULL until engine_tensorflow_use */
 static char reason[256];                          /* why there are no ops; empty: there are */
-static _Atomic int64_t last_step = -1;            /* the step of the last op with LINGER_FIRST */
+static _Atomic int64_t last_step = -1;            /* step of the last op with LINGER_FIRST */
 
 typedef enum form { REDUCES, SCATTERS, GATHERS, EXCHANGES } form;
 
 typedef struct kernel {                           /* one op of a graph, or one set of attributes in eager mode */
-  engine_call call;                               /* all of it but the tensors */
+  engine_call call;                               /* all fields but the tensors */
   form form;
   int linger;
-  atomic_flag counting;                           /* held by the thread that reads or writes the next two, which belong together */
-  uint32_t running;                               /* calls without a name of an op of a graph that are in flight */
-  int64_t step;                                   /* of which they are */
+  atomic_flag counting;                           /* spin lock over the next two */
+  uint32_t running;                               /* unnamed calls of this op in flight */
+  int64_t step;                                   /* the step that they belong to */
   char name[];
 } kernel;
 
 typedef struct pending {                          /* an op that was submitted */
   uint64_t done[4];                               /* TensorFlow's callback, relocated */
   TF_Context *context;
-  TF_Status *failure;                             /* what has kept it from being submitted as it should; NULL: nothing */
-  kernel *counted;                                /* where it counts among the running; NULL: nowhere */
+  TF_Status *failure;                             /* why it could not be submitted properly; NULL: it was */
+  kernel *counted;                                /* kernel whose `running` counts this call; NULL: none */
 } pending;
 
-/* ---- the end of an op ------------------------------------------------------------------------------------------------------ */
+/* ---- completion of an op --------------------------------------------------------------------------------------------------- */
 
+/* Report a failure of the op to TensorFlow. */
 static void fail(TF_Context *context, int code, const char *text) {
   TF_Status *status = tf.NewStatus();
   tf.SetStatus(status, code, text);
@@ -84,6 +85,7 @@ static void fail(TF_Context *context, int code, const char *text) {
   tf.DeleteStatus(status);
 }
 
+/* Return TensorFlow's error code for an ENGINE_CALL_* status. */
 static int code_of(int status) {
   switch (status) {
     case ENGINE_CALL_REFUSED: return TF_INVALID_ARGUMENT;
@@ -94,13 +96,14 @@ static int code_of(int status) {
   }
 }
 
+/* Free the memory of a tensor that TensorFlow has taken over. */
 static void release(void *data, size_t bytes, void *argument) {
   (void)bytes, (void)argument;
   free(data);
 }
 
-/* Whether libstdc++'s std::function lies at `done`: {functor, functor, manager, invoker}, the last two functions of a library. To
- * ask the loader takes long where many libraries are loaded, so what it has said is kept. */
+/* Return whether a libstdc++ std::function lies at `done`: {functor, functor, manager, invoker}, of which the last two are
+ * functions of a library. Asking the loader is slow where many libraries are loaded, so its answers are kept. */
 static bool is_recognized(const TF_Done *done) {
   static _Atomic uint64_t known[MOST_LAYOUTS][2];
   static _Atomic uint32_t count;
@@ -124,19 +127,22 @@ static bool is_recognized(const TF_Done *done) {
   return true;
 }
 
+/* Move TensorFlow's callback to `to` and leave an empty one behind. */
 static void relocate(uint64_t to[4], TF_Done *done) {
   uint64_t *words = (uint64_t *)(void *)done;
   memcpy(to, words, 4 * sizeof *to);
   words[2] = words[3] = 0;                        /* empty: its destructor does nothing */
 }
 
+/* Call a relocated callback, and destroy it. */
 static void run_and_destroy(uint64_t done[4]) {
   bool (*manage)(void *, const void *, int) = (bool (*)(void *, const void *, int))done[2];
   tf.RunAsyncOpKernelDoneCallback((TF_Done *)(void *)done);
   manage(done, done, 3);                          /* 3: destroy the functor */
 }
 
-/* Make output `k` of the rows of all ranks; `data` NULL: they are copied from a gathered group. */
+/* Set output `k` of an allgather or all-to-all, of `rows` rows. It takes over the result's memory, or gets a copy from a gathered
+ * group. */
 static void put_rows(pending *p, engine_result *result, int k, int64_t rows, TF_Status *status) {
   int64_t dims[TF_MOST_DIMS];
   TF_Tensor *input = NULL, *output;
@@ -168,7 +174,7 @@ static void put_rows(pending *p, engine_result *result, int k, int64_t rows, TF_
   if (output != NULL) tf.DeleteTensor(output);
 }
 
-/* Make the outputs of an allgather or all-to-all: the rows of all ranks, and how many each rank had. */
+/* Set the outputs of an allgather or all-to-all: the rows of all ranks, and the number of rows of each rank. */
 static void put_gathered(pending *p, engine_result *result, TF_Status *status) {
   int count = result->count ? (int)result->count : 1, k, r;
   int64_t shape[2] = {count, result->ranks}, *rows = malloc((size_t)result->ranks * sizeof *rows), total;
@@ -196,14 +202,16 @@ static void put_gathered(pending *p, engine_result *result, TF_Status *status) {
   free(rows);
 }
 
+/* Lock `running` and `step` of a kernel. */
 static void begin_counting(kernel *op) {
-  while (atomic_flag_test_and_set_explicit(&op->counting, memory_order_acquire)) {   /* for three instructions of another thread */
+  while (atomic_flag_test_and_set_explicit(&op->counting, memory_order_acquire)) {   /* held for three instructions */
   }
 }
 
+/* Unlock `running` and `step` of a kernel; pairs with begin_counting. */
 static void end_counting(kernel *op) { atomic_flag_clear_explicit(&op->counting, memory_order_release); }
 
-/* Count a call that begins; whether no call of another step is in flight. */
+/* Count a call that begins; return whether no call of another step is in flight. */
 static bool count_running(kernel *op, int64_t step) {
   bool alone;
   begin_counting(op);
@@ -213,13 +221,14 @@ static bool count_running(kernel *op, int64_t step) {
   return alone;
 }
 
+/* Count a call that has ended. */
 static void count_ended(kernel *op) {
   begin_counting(op);
   op->running--;
   end_counting(op);
 }
 
-/* What the engine calls at the end of an op. */
+/* Complete an op; the engine calls this at its end. */
 static void complete(void *argument, engine_result *result) {
   pending *p = argument;
   TF_Status *status;
@@ -243,11 +252,11 @@ static void complete(void *argument, engine_result *result) {
 /* ---- submission ------------------------------------------------------------------------------------------------------------ */
 
 typedef struct shape {                            /* of an input, and then of its output */
-  int dtype, ndim;                                /* TensorFlow's number of the dtype */
+  int dtype, ndim;                                /* TensorFlow's number of the dtype; number of dimensions */
   int64_t dims[TF_MOST_DIMS];
 } shape;
 
-/* Look at input `k`. The context keeps it in place until the op is done. */
+/* Describe input `k` in `tensor` and `seen`. The context keeps it in place until the op is done. */
 static bool look(TF_Context *context, int k, engine_call_tensor *tensor, shape *seen, TF_Status *status) {
   TF_Tensor *input = NULL;
   int d;
@@ -266,7 +275,7 @@ static bool look(TF_Context *context, int k, engine_call_tensor *tensor, shape *
   return true;
 }
 
-/* Find memory for output `k`: what input `k` lies in if it has the same shape and nobody else needs it. */
+/* Find memory for output `k`: that of input `k` if the shape is the same and nobody else needs it, else new memory. */
 static bool place(const kernel *op, TF_Context *context, int k, engine_call_tensor *tensor, shape *seen, TF_Status *status) {
   int forwarded = -1, d;
   int32_t rank, size;
@@ -304,13 +313,14 @@ static bool describe(const kernel *op, TF_Context *context, engine_call *call, e
   return true;
 }
 
-/* How many rows an all-to-all sends to each rank, in memory to be freed: its second input, or equally many if that is empty. */
+/* Return the rows that an all-to-all sends to each rank, as its second input gives them, or equal shares if that is empty. The
+ * caller frees the array. Return NULL with an error in `status`, or without one if there is no engine. */
 static int64_t *find_splits(const kernel *op, TF_Context *context, const engine_call_tensor *tensor, TF_Status *status) {
   char text[256];
   TF_Tensor *given = NULL;
   int64_t *splits = NULL, count, rows = tensor->ndim > 0 ? tensor->dims[0] : 0;
   int32_t rank, size, r;
-  if (engine->place(op->call.set, &rank, &size) != ENGINE_CALL_OK) return NULL;   /* the engine says so */
+  if (engine->place(op->call.set, &rank, &size) != ENGINE_CALL_OK) return NULL;   /* `submit` reports that */
   tf.GetInput(context, 1, &given, status);
   if (tf.GetCode(status) != TF_OK) return NULL;
   count = tf.TensorElementCount(given);
@@ -333,8 +343,8 @@ static int64_t *find_splits(const kernel *op, TF_Context *context, const engine_
   return splits;
 }
 
-/* How long to wait for the end. Who is alone loses less by that than by being woken; among many it would keep them from being
- * fused. So of those that may have company the first of a step waits, and the others do not. */
+/* Return how long to wait for the end, in nanoseconds. For a lone op waiting costs less than being woken. Among many it would
+ * keep them from being fused. So among ops that may have company, the first of a step waits and the others do not. */
 static uint64_t linger_of(const kernel *op, TF_Context *context) {
   switch (op->linger) {
     case LINGER_FIRST: return atomic_exchange(&last_step, tf.StepId(context)) != tf.StepId(context) ? LINGER_NS : 0;
@@ -344,8 +354,8 @@ static uint64_t linger_of(const kernel *op, TF_Context *context) {
   }
 }
 
-/* Calls without a name meet those of other ranks by their order, which TensorFlow does not keep if a function runs several times at
- * once: that is refused. */
+/* Refuse unnamed calls whose order TensorFlow does not keep, because their function runs several times at once. Ranks match such
+ * calls by order. */
 static void expect_order(kernel *op, TF_Context *context, pending *p, TF_Status *status) {
   int64_t step = tf.StepId(context);
   if (!(op->call.flags & ENGINE_CALL_UNNAMED) || op->linger == LINGER_FOREVER) return;
@@ -356,6 +366,7 @@ static void expect_order(kernel *op, TF_Context *context, pending *p, TF_Status 
   }
 }
 
+/* Submit an op as a native call. An error found here is submitted as its fault, so that the other ranks learn of it. */
 static void submit(kernel *op, TF_Context *context, pending *p) {
   char name[LONGEST_NAME + 8];
   engine_call call = op->call;
@@ -377,7 +388,7 @@ static void submit(kernel *op, TF_Context *context, pending *p) {
   } else if (tf.GetCode(status) == TF_OK && describe(op, context, &call, tensors, status) && op->form == EXCHANGES) {
     call.splits = splits = find_splits(op, context, &tensors[0], status);
   }
-  if (tf.GetCode(status) != TF_OK) {              /* refused by the engine, so that the other ranks hear of it */
+  if (tf.GetCode(status) != TF_OK) {              /* the engine refuses it, so that the other ranks learn of it */
     p->failure = status;
     call.fault = tf.Message(status);
   } else {
@@ -388,6 +399,7 @@ static void submit(kernel *op, TF_Context *context, pending *p) {
   if (tensors != few) free(tensors);
 }
 
+/* Run an asynchronous op: submit it, or fail it at once. */
 static void compute(void *created, TF_Context *context, TF_Done *done) {
   kernel *op = created;
   pending *p;
@@ -409,21 +421,24 @@ static void compute(void *created, TF_Context *context, TF_Done *done) {
 
 /* ---- kernels --------------------------------------------------------------------------------------------------------------- */
 
+/* Return the integer attribute `name`. */
 static int64_t number(TF_Construction *construction, const char *name, TF_Status *status) {
   int64_t value = 0;
   tf.OpKernelConstruction_GetAttrInt64(construction, name, &value, status);
   return value;
 }
 
+/* Return the float attribute `name`. */
 static double factor(TF_Construction *construction, const char *name, TF_Status *status) {
-  int64_t bits = number(construction, name, status);   /* of a double: an attribute that is a number has single precision */
+  int64_t bits = number(construction, name, status);   /* of a double: float attributes have single precision */
   double value;
   memcpy(&value, &bits, sizeof value);
   return value;
 }
 
-/* By which way a node was called: its name before inlining had `depth` parts before the last, and has got those of the calls in
- * front of them, such as `gradients/StatefulPartitionedCall_1_grad/StatefulPartitionedCall`. Empty if it was not inlined. */
+/* Return the path by which a node was called, empty if it was not inlined. Before inlining, its name had `depth` parts before the
+ * last. Inlining puts the names of the calls in front, such as
+ * `gradients/StatefulPartitionedCall_1_grad/StatefulPartitionedCall`. */
 static TF_Text find_path(TF_Text node, int64_t depth) {
   size_t length = node.bytes;
   for (; depth >= 0 && length; depth--) {
@@ -433,8 +448,8 @@ static TF_Text find_path(TF_Text node, int64_t depth) {
   return (TF_Text){node.data, length};
 }
 
-/* A kernel with the name of its operation. Where TensorFlow does not order calls (`depth` is not negative), the calls of one
- * function are told apart by their ways, which are equal on ranks that run one program; nodes without a name take their own. */
+/* Make a kernel with the name of its operation. If TensorFlow does not order calls (`depth` >= 0), calls of one function are
+ * distinguished by their paths, which are equal on ranks that run the same program. Unnamed nodes use their own name. */
 static kernel *create_named(TF_Construction *construction, TF_Status *status) {
   int32_t list, length = 0;
   int64_t depth = number(construction, "depth", status);
@@ -443,7 +458,7 @@ static kernel *create_named(TF_Construction *construction, TF_Status *status) {
   tf.OpKernelConstruction_GetAttrSize(construction, "operation", &list, &length, status);
   if (depth >= 0) path = find_path(node, depth);
   op = calloc(1, sizeof *op + (size_t)length + node.bytes + 2);
-  if (op == NULL) abort();                        /* as TensorFlow does without memory for its own kernels */
+  if (op == NULL) abort();                        /* as TensorFlow does when its own kernels lack memory */
   if (length > 0) tf.OpKernelConstruction_GetAttrString(construction, "operation", op->name, (size_t)length, status);
   if (path.bytes && length > 0) {
     op->name[length++] = '@';
@@ -453,7 +468,7 @@ static kernel *create_named(TF_Construction *construction, TF_Status *status) {
     memcpy(op->name, node.data, node.bytes);
     length = (int32_t)node.bytes;
   }
-  if (path.bytes && length > LONGEST_WAY) {       /* the engine takes names of a limited length */
+  if (path.bytes && length > LONGEST_WAY) {       /* the engine limits the length of names */
     uint64_t hash = fnv_text(fnv_begin(), op->name, (size_t)length);
     length = (int32_t)utf8_whole(op->name, (size_t)length, LONGEST_WAY);
     length += snprintf(op->name + length, 18, "~%016llx", (unsigned long long)hash);
@@ -462,6 +477,7 @@ static kernel *create_named(TF_Construction *construction, TF_Status *status) {
   return op;
 }
 
+/* Make the kernel of a collective from the attributes of its node. */
 static void *create(TF_Construction *construction, form of) {
   TF_Status *status = tf.NewStatus();
   unsigned char group = 0;
@@ -495,7 +511,8 @@ static void *create_scatter(TF_Construction *construction) { return create(const
 static void *create_gather(TF_Construction *construction) { return create(construction, GATHERS); }
 static void *create_exchange(TF_Construction *construction) { return create(construction, EXCHANGES); }
 
-/* This rank's number in a process set, and how many ranks it has. */
+/* Make the kernel of an op that tells this rank's number in a process set and the number of its ranks. Its state is the set's
+ * number. */
 static void *create_place(TF_Construction *construction) {
   TF_Status *status = tf.NewStatus();
   int64_t *set = malloc(sizeof *set);
@@ -506,6 +523,7 @@ static void *create_place(TF_Construction *construction) {
   return set;
 }
 
+/* Set output `k` to an int32 scalar. */
 static void put_number(TF_Context *context, int k, int32_t value) {
   TF_Status *status = tf.NewStatus();
   TF_Tensor *output = tf.AllocateOutput(context, k, TF_INT32, NULL, 0, sizeof value, status);
@@ -518,6 +536,7 @@ static void put_number(TF_Context *context, int k, int32_t value) {
   tf.DeleteStatus(status);
 }
 
+/* Set the outputs of EnginePlace: this rank's number in a process set, and the number of its ranks. */
 static void compute_place(void *created, TF_Context *context) {
   const int64_t *set = created;
   int32_t rank, size;
@@ -531,7 +550,7 @@ static void compute_place(void *created, TF_Context *context) {
   put_number(context, 1, size);
 }
 
-/* Whether TensorFlow's callbacks are laid out as they have to be. */
+/* Set the output of EngineProbe: whether TensorFlow's callbacks have the expected layout. */
 static void compute_probe(void *created, TF_Context *context, TF_Done *done) {
   (void)created;
   put_number(context, 0, is_recognized(done));
@@ -540,6 +559,7 @@ static void compute_probe(void *created, TF_Context *context, TF_Done *done) {
 
 /* ---- registration ---------------------------------------------------------------------------------------------------------- */
 
+/* Infer that each output has the shape of its input. */
 static void infer_same(TF_Shapes *shapes, TF_Status *status) {
   TF_Shape *each = tf.NewShapeHandle();
   int64_t k, count = tf.ShapeInferenceContextNumInputs(shapes);
@@ -550,7 +570,7 @@ static void infer_same(TF_Shapes *shapes, TF_Status *status) {
   tf.DeleteShapeHandle(each);
 }
 
-/* A dimension that is not known cannot be told in C; Python does. */
+/* Infer unknown shapes: C cannot express a single unknown dimension, so Python sets the shapes. */
 static void infer_nothing(TF_Shapes *shapes, TF_Status *status) { tf.ShapeInferenceContextSetUnknownShape(shapes, status); }
 
 static const char *const ATTRIBUTES[] = {
@@ -575,6 +595,7 @@ static const struct {
     {"EngineProbe", {NULL}, {"recognized: int32"}, SET, create_place, NULL, compute_probe, infer_nothing},
 };
 
+/* Fill the table of TensorFlow's functions; return false with `reason` if one is missing. */
 static bool look_up(void) {
   static const char *const symbols[] = {TENSORFLOW_FUNCTIONS(TENSORFLOW_SYMBOL)};
   void **members = (void **)(void *)&tf;
@@ -594,17 +615,19 @@ static bool look_up(void) {
   return true;
 }
 
+/* Register the definition of op `n`. */
 static void define(size_t n, TF_Status *status) {
   TF_OpBuilder *builder = tf.NewOpDefinitionBuilder(OPS[n].name);
   int k;
   for (k = 0; k < 2 && OPS[n].inputs[k] != NULL; k++) tf.OpDefinitionBuilderAddInput(builder, OPS[n].inputs[k]);
   for (k = 0; k < 2 && OPS[n].outputs[k] != NULL; k++) tf.OpDefinitionBuilderAddOutput(builder, OPS[n].outputs[k]);
   for (k = 0; OPS[n].attributes[k] != NULL; k++) tf.OpDefinitionBuilderAddAttr(builder, OPS[n].attributes[k]);
-  tf.OpDefinitionBuilderSetIsStateful(builder, true);   /* else TensorFlow folds, merges and drops */
+  tf.OpDefinitionBuilderSetIsStateful(builder, true);   /* else TensorFlow folds, merges and drops such ops */
   tf.OpDefinitionBuilderSetShapeInferenceFunction(builder, OPS[n].infer);
   tf.RegisterOpDefinition(builder, status);
 }
 
+/* Register the CPU kernel of op `n`. */
 static void enlist(size_t n, TF_Status *status) {
   TF_KernelBuilder *builder = OPS[n].compute != NULL
                                   ? tf.NewKernelBuilder(OPS[n].name, "CPU", OPS[n].create, OPS[n].compute, free)
@@ -612,6 +635,7 @@ static void enlist(size_t n, TF_Status *status) {
   tf.RegisterKernelBuilder(OPS[n].name, builder, status);
 }
 
+/* Register all ops when the library is loaded. */
 __attribute__((constructor)) static void begin(void) {
   TF_Status *status;
   size_t n;
@@ -625,11 +649,11 @@ __attribute__((constructor)) static void begin(void) {
   tf.DeleteStatus(status);
 }
 
-/* Why there are no ops; empty: there are. */
+/* Return why there are no ops; empty: there are. */
 EXPORTED const char *engine_tensorflow_reason(void);
 EXPORTED const char *engine_tensorflow_reason(void) { return reason; }
 
-/* Submit through this table from now on: what is wrong with it, NULL if nothing. */
+/* Submit through this table from now on. Return NULL, or the reason why the table is unusable. */
 EXPORTED const char *engine_tensorflow_use(const engine_calls *table);
 EXPORTED const char *engine_tensorflow_use(const engine_calls *table) {
   if (table->struct_size < sizeof *table || table->version != ENGINE_CALLS_VERSION) return "the native call has another version";

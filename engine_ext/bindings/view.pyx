@@ -1,7 +1,7 @@
-"""Borrow a view of any tensor: through the type's DLPack exchange table, the buffer protocol, or a DLPack capsule.
+"""Borrow a view of any tensor through its type's DLPack exchange table, the buffer protocol, or a DLPack capsule.
 
-The fastest way that an object offers is taken. What comes back beside the view keeps the memory in place; where it is the tensor
-itself, a reference to the tensor is enough.
+The fastest of these that an object offers is used. The functions return an object that keeps the memory in place, or None if a
+reference to the tensor itself is enough.
 """
 from cpython.buffer cimport PyBUF_FORMAT, PyBUF_STRIDES, Py_buffer, PyBuffer_Release, PyObject_GetBuffer
 from cpython.memoryview cimport PyMemoryView_FromObject, PyMemoryView_GET_BUFFER
@@ -58,22 +58,23 @@ cdef extern from "engine_ext/bindings/dlpack.h":
 
 cdef enum:
     KNOWN_TYPES = 8
-    NAMES_BYTES = 512           # of a list of all dtypes
+    NAMES_BYTES = 512           # room for a list of all dtypes, in bytes
 
-# Types whose exchange table has been found: a lookup in a type costs more than the view itself. They are kept for good.
+# Types whose exchange table was found: looking it up in a type costs more than the view itself. They are kept forever.
 cdef (PyObject*)[KNOWN_TYPES] known_types
 cdef (dl_exchange_api*)[KNOWN_TYPES] known_tables
 cdef list known_references = []
-# NumPy's array, once one was seen: a type without a table that can gain none, since it is no heap type, and whose arrays keep
-# their memory as long as they are referenced.
+# NumPy's array type, once an array was seen; else NULL. It has no table and can get none, since it is no heap type. Its arrays
+# keep their memory as long as they are referenced.
 cdef PyObject* array_type = NULL
-# Types with an exchange table whose tensors may be written to, and what says of one that its memory has other signs than it has.
+# Types with an exchange table whose tensors may be written to. For each a function returns whether a tensor's elements are the
+# negatives of what lies in memory.
 cdef list direct_types = []
 cdef list direct_negations = []
 
 
 cdef dl_exchange_api* exchange_table(object tensor):
-    """The table of a tensor's type, or NULL."""
+    """Return the exchange table of a tensor's type, or NULL."""
     global array_type
     cdef type kind = type(tensor)
     cdef dl_exchange_api* table
@@ -86,7 +87,7 @@ cdef dl_exchange_api* exchange_table(object tensor):
     if capsule is None or not PyCapsule_IsValid(capsule, b"dlpack_exchange_api"):
         if capsule is None and not kind.__flags__ & Py_TPFLAGS_HEAPTYPE and (
                 kind.__module__, kind.__name__) == ("numpy", "ndarray"):
-            array_type = <PyObject*>kind        # which lives as long as the process
+            array_type = <PyObject*>kind        # lives as long as the process
         return NULL
     table = <dl_exchange_api*>PyCapsule_GetPointer(capsule, b"dlpack_exchange_api")
     while table != NULL and table.version.major != 1:
@@ -99,18 +100,21 @@ cdef dl_exchange_api* exchange_table(object tensor):
 
 
 cdef int refuse_tensor(object tensor, str why) except -1:
+    """Raise UnsupportedTensorError for a tensor, with the reason."""
     raise UnsupportedTensorError(
         f"{type(tensor).__module__}.{type(tensor).__qualname__} cannot be communicated: {why}"
     )
 
 
 cdef str dtype_names(int first, int end):
+    """Return the names of the dtypes from `first` up to `end`, for an error."""
     cdef char[NAMES_BYTES] text
     describe_dtypes(first, end, text, NAMES_BYTES)
     return text.decode()
 
 
 cdef int refuse_dtype(object tensor, object fallback) except -1:
+    """Raise UnsupportedTensorError for a tensor's dtype; `fallback` names the dtype if the tensor does not."""
     return refuse_tensor(
         tensor,
         f"its dtype {getattr(tensor, 'dtype', fallback)} is none that the engine takes; convert it first. Every operation takes "
@@ -120,7 +124,7 @@ cdef int refuse_dtype(object tensor, object fallback) except -1:
 
 
 cdef int expect_reducible(const View* view, str what) except -1:
-    """Refuse a dtype for which there are no kernels."""
+    """Raise UnsupportedTensorError for a dtype without reduction kernels."""
     if view.dtype >= ENGINE_DTYPES:
         raise UnsupportedTensorError(
             f"{what} has the dtype {dtype_name(view.dtype).decode()}, which broadcast, allgather and alltoall move, but nothing "
@@ -130,7 +134,7 @@ cdef int expect_reducible(const View* view, str what) except -1:
 
 
 cdef int refuse_memory(object tensor) except -1:
-    """A tensor that has elements and no memory where they would be. Its address would mean *absent* to the engine."""
+    """Raise for a tensor with elements but without memory. Its NULL address would mean *absent* to the engine."""
     if hasattr(tensor, "to_local"):
         return refuse_tensor(tensor, "it is spread over a device mesh and has no memory of its own; communicate what this rank "
                                      "holds of it, its to_local()")
@@ -139,6 +143,7 @@ cdef int refuse_memory(object tensor) except -1:
 
 
 cdef int dtype_of_dlpack(object tensor, const dl_tensor* t) except -1:
+    """Return the engine's number of a DLPack dtype; raise if there is none."""
     cdef int code = t.dtype.code, bits = t.dtype.bits
     cdef int dtype = -1
     if t.dtype.lanes != 1:
@@ -161,25 +166,29 @@ cdef int dtype_of_dlpack(object tensor, const dl_tensor* t) except -1:
 
 
 cdef int signed_of(int bits) noexcept:
+    """Return the signed integer dtype of a width in bits, or -1."""
     return ENGINE_INT64 if bits == 64 else ENGINE_INT32 if bits == 32 else ENGINE_INT16 if bits == 16 else \
         ENGINE_INT8 if bits == 8 else -1
 
 
 cdef int unsigned_of(int bits) noexcept:
+    """Return the unsigned integer dtype of a width in bits, or -1."""
     return ENGINE_UINT8 if bits == 8 else ENGINE_UINT16 if bits == 16 else ENGINE_UINT32 if bits == 32 else \
         ENGINE_UINT64 if bits == 64 else -1
 
 
 cdef int float8_of(int code) noexcept:
+    """Return the float8 dtype of a DLPack type code, or -1."""
     return ENGINE_FLOAT8_E4M3FN if code == DL_E4M3FN else ENGINE_FLOAT8_E4M3FNUZ if code == DL_E4M3FNUZ else \
         ENGINE_FLOAT8_E5M2 if code == DL_E5M2 else ENGINE_FLOAT8_E5M2FNUZ if code == DL_E5M2FNUZ else \
         ENGINE_FLOAT8_E8M0FNU if code == DL_E8M0FNU else -1
 
 
 cdef int dtype_of_buffer(object tensor, const Py_buffer* buffer) except -1:
+    """Return the engine's number of a buffer's format; raise if there is none."""
     cdef bytes form
     cdef int dtype = -1
-    if buffer.format != NULL and buffer.format[0] == c"f" and buffer.format[1] == 0:        # most are
+    if buffer.format != NULL and buffer.format[0] == c"f" and buffer.format[1] == 0:        # the most frequent one
         return ENGINE_FLOAT32
     form = buffer.format if buffer.format != NULL else b"B"
     form = form.lstrip(b"@=<" if ENDIAN_LITTLE else b"@=>")
@@ -209,8 +218,8 @@ cdef extern from *:
 
 
 cdef bint is_dense(const int64_t* dims, const int64_t* strides, const int* order, int ndim) noexcept:
-    """Whether memory runs through the dimensions in `order` (NULL: as they come), the last fastest, without gaps. Strides in
-    elements."""
+    """Return whether the elements are contiguous in memory, with the dimensions nested in `order`, the last varying fastest;
+    NULL: as they come. Strides are in elements."""
     cdef int64_t expected = 1
     cdef int k = ndim - 1, d
     while k >= 0:
@@ -223,12 +232,12 @@ cdef bint is_dense(const int64_t* dims, const int64_t* strides, const int* order
     return True
 
 
-cdef int* CHANNELS_LAST = [0, 2, 3, 1]          # dimensions, the one with the smallest stride last
+cdef int* CHANNELS_LAST = [0, 2, 3, 1]          # dimensions, that with the smallest stride last
 cdef int* CHANNELS_LAST_3D = [0, 2, 3, 4, 1]
 
 
 cdef int set_shape(View* view, int ndim, const int64_t* dims, const int64_t* strides, int itemsize) except -1:
-    """Set shape and layout of `view.data`."""
+    """Set shape, size and layout of a view, whose `data` and `dtype` are set. Strides are in elements; NULL: row-major."""
     cdef int k
     view.count, view.layout = 1, LAYOUT_ROWS
     memset(view.dims, 0, sizeof(view.dims))
@@ -240,7 +249,7 @@ cdef int set_shape(View* view, int ndim, const int64_t* dims, const int64_t* str
         if k < MAX_DIMS:
             view.dims[k] = dims[k]
         else:
-            # more dimensions than there is room for: the last are one
+            # dimensions beyond the last entry are merged into it
             view.dims[MAX_DIMS - 1] = <int64_t>bounded_product(<uint64_t>view.dims[MAX_DIMS - 1], <uint64_t>dims[k])
     if strides == NULL or view.count == 0 or is_dense(dims, strides, NULL, ndim):
         view.layout = LAYOUT_ROWS
@@ -250,12 +259,13 @@ cdef int set_shape(View* view, int ndim, const int64_t* dims, const int64_t* str
         view.layout = LAYOUT_CHANNELS_LAST_3D
     else:
         view.layout = SCATTERED
-    if view.dtype < ENGINE_DTYPES and <size_t>view.data % <size_t>itemsize and view.count:     # bytes lie anywhere
+    if view.dtype < ENGINE_DTYPES and <size_t>view.data % <size_t>itemsize and view.count:     # others may lie anywhere
         view.layout = MISALIGNED
     return 0
 
 
 cdef int from_dlpack(object tensor, const dl_tensor* t, View* view) except -1:
+    """Fill `view` from a DLPack tensor; raise for another device, dtype or missing memory."""
     view.device = HOST
     if t.device.type == DL_CUDA:
         view.device = 1 + t.device.id
@@ -271,6 +281,7 @@ cdef int from_dlpack(object tensor, const dl_tensor* t, View* view) except -1:
 
 
 cdef int from_buffer(object tensor, const Py_buffer* buffer, View* view) except -1:
+    """Fill `view` from a buffer; raise for an unsupported dtype or missing memory."""
     cdef int64_t[64] strides
     cdef int k
     if buffer.ndim > 64:
@@ -291,7 +302,7 @@ cdef int from_buffer(object tensor, const Py_buffer* buffer, View* view) except 
 
 
 cdef object view_of(object tensor, View* view):
-    """Fill `view` of a tensor in host memory; returns what must be kept alive beside the tensor itself, or None."""
+    """Fill `view` of a tensor in host memory. Return an object to keep alive beside the tensor itself, or None."""
     cdef object keeper = view_anywhere(tensor, view)
     if view.device != HOST:
         refuse_tensor(tensor, f"it is on device {getattr(tensor, 'device', f'cuda:{view.device - 1}')}, and this "
@@ -300,7 +311,7 @@ cdef object view_of(object tensor, View* view):
 
 
 cdef bint view_of_array(object array, View* view) except -1:
-    """Fill `view` of an array of NumPy, for which a reference to it is enough; False for a dtype that has no letter there."""
+    """Fill `view` of a NumPy array, whose reference keeps its memory. Return False for a dtype without a buffer format."""
     cdef Py_buffer buffer
     try:
         PyObject_GetBuffer(array, &buffer, PyBUF_FORMAT | PyBUF_STRIDES)
@@ -314,8 +325,10 @@ cdef bint view_of_array(object array, View* view) except -1:
 
 
 cdef int add_direct_type(object kind, object is_negated) except -1:
-    """Have tensors of a type, but not of its subclasses, viewed directly, unless `is_negated` says of one that its elements are
-    the negatives of what lies in memory."""
+    """Allow tensors of exactly type `kind` to be viewed directly.
+
+    `is_negated` says whether the elements of a tensor are the negatives of what lies in memory; such a tensor is excluded.
+    """
     if kind not in direct_types:
         direct_types.append(kind)
         direct_negations.append(is_negated)
@@ -323,8 +336,10 @@ cdef int add_direct_type(object kind, object is_negated) except -1:
 
 
 cdef bint view_directly(object tensor, View* view) except -1:
-    """Fill `view` of a tensor that lends its memory as it lies there: row-major, writable, on the host, and kept by a reference
-    to the tensor. False, where that is not so, or not known: other calls copy other layouts, and all have to agree."""
+    """Fill `view` of a row-major, writable host tensor that a reference keeps in place; return whether the tensor is one.
+
+    False also if that is unknown. The ordinary path copies tensors of other layouts, and all ranks have to agree on the layout.
+    """
     cdef object keeper, kind = type(tensor)
     cdef Py_ssize_t k
     if <PyObject*>kind != array_type:
@@ -343,7 +358,7 @@ cdef bint view_directly(object tensor, View* view) except -1:
 
 
 cdef object view_anywhere(object tensor, View* view):
-    """As view_of, of a tensor that may be on a GPU."""
+    """Fill `view` of a tensor in host or GPU memory. Return an object to keep alive beside the tensor itself, or None."""
     cdef dl_exchange_api* table
     cdef dl_tensor borrowed
     cdef object keeper, kind = type(tensor)
@@ -354,7 +369,7 @@ cdef object view_anywhere(object tensor, View* view):
     if table != NULL and table.borrow != NULL:
         try:
             table.borrow(<void*>tensor, &borrowed)
-        except (BufferError, RuntimeError) as cause:    # sparse, conjugated, without memory: the type's own words say which
+        except (BufferError, RuntimeError) as cause:    # sparse, conjugated or without memory: the type's message says which
             refuse_tensor(tensor, str(cause).partition("\n")[0])
         from_dlpack(tensor, &borrowed, view)
         view.stream_of = table.current_stream
@@ -375,7 +390,7 @@ cdef object view_anywhere(object tensor, View* view):
         refuse_tensor(tensor, "it speaks neither DLPack nor the buffer protocol; wrap it with numpy.asarray or torch.as_tensor")
     try:
         keeper = tensor.__dlpack__()
-    except (BufferError, RuntimeError) as cause:        # the same; which of the two is raised depends on the version
+    except (BufferError, RuntimeError) as cause:        # likewise; which of the two is raised depends on the version
         refuse_tensor(tensor, str(cause).partition("\n")[0])
     view_of_capsule(tensor, keeper, view)
     if view.device != HOST:
@@ -394,7 +409,8 @@ cdef dict ADDED_TO_NUMPY = {
 
 
 cdef object view_of_bits(object tensor, View* view):
-    """As `view_of`, of a NumPy array whose dtype is none of NumPy's own, through a view of it as integers. None of any other."""
+    """Fill `view` of a NumPy array with an added dtype, through a view of it as integers. Return the object to keep alive, or
+    None for any other tensor."""
     cdef object dtype = ADDED_TO_NUMPY.get(str(getattr(tensor, "dtype", "")))
     cdef object keeper
     if dtype is None or not hasattr(tensor, "__array_interface__"):
@@ -406,7 +422,7 @@ cdef object view_of_bits(object tensor, View* view):
 
 
 cdef int view_of_capsule(object tensor, object capsule, View* view) except -1:
-    """Read a capsule without consuming it: it gives the memory back when it is dropped."""
+    """Fill `view` from a DLPack capsule without consuming it: the capsule releases the memory when it is dropped."""
     cdef dl_managed_versioned* versioned
     if PyCapsule_IsValid(capsule, b"dltensor_versioned"):
         versioned = <dl_managed_versioned*>PyCapsule_GetPointer(capsule, b"dltensor_versioned")
@@ -418,7 +434,7 @@ cdef int view_of_capsule(object tensor, object capsule, View* view) except -1:
 
 
 cdef int expect_dense(object tensor, const View* view, str role) except -1:
-    """Refuse a view whose elements do not fill their memory in an order that all ranks can share."""
+    """Raise for a view whose elements do not fill their memory in an order that all ranks can share."""
     if view.layout == MISALIGNED:
         refuse_tensor(
             tensor, f"{role} does not begin at a multiple of its elements' size ({dtype_name(view.dtype).decode()}); copy it")

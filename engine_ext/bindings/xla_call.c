@@ -1,9 +1,9 @@
 /* Collectives as calls of a program that XLA has compiled: one handler of its foreign function interface for all kinds.
  *
- * The handler submits the native call (calls.h) and answers with a future, so that no thread of XLA is held while ranks wait for
- * each other. The end of the call makes the future available, and XLA continues with the rest of the program, on the same thread.
+ * The handler submits the native call (calls.h) and answers with a future, so that no thread of XLA blocks while ranks wait for
+ * each other. The end of the call makes the future available, and XLA runs the rest of the program on the same thread.
  *
- * What is called stands in the attributes of the call, which engine/jax/primitive.py writes.
+ * The attributes of a call say what it does; engine/jax/primitive.py writes them.
  */
 #include <errno.h>
 #include <semaphore.h>
@@ -25,7 +25,7 @@ enum { TEXT_BYTES = 600, NAME_SHOWN = 120 };
 /* Written by `engine_xla_use` before the handler is registered. */
 static const engine_calls *_Atomic table;
 
-/* By XLA's number of a dtype: 1 + the engine's. */
+/* XLA's dtypes: 1 + the engine's number of each; 0: the engine has none. */
 static const uint8_t DTYPES[XLA_FFI_DTYPES] = {
     [XLA_FFI_PRED] = 1 + ENGINE_BOOL,
     [XLA_FFI_S8] = 1 + ENGINE_INT8,
@@ -49,7 +49,8 @@ static const uint8_t DTYPES[XLA_FFI_DTYPES] = {
     [XLA_FFI_F8E8M0FNU] = 1 + ENGINE_FLOAT8_E8M0FNU,
 };
 
-/* By ENGINE_CALL_*: the code of the error. UNAVAILABLE is for networks: runtimes replace its text. */
+/* The error code of each ENGINE_CALL_* status. UNAVAILABLE is not among them: runtimes take it for a network error and replace
+ * its text. */
 static const int CODES[] = {
     [ENGINE_CALL_OK] = XLA_FFI_INTERNAL,
     [ENGINE_CALL_REFUSED] = XLA_FFI_INVALID_ARGUMENT,
@@ -65,11 +66,11 @@ static const int CODES[] = {
 /* The attributes of a call. */
 typedef struct attributes {
   int32_t kind, op, wire, flags, set, root, optimizer;  /* as in engine_call */
-  int32_t rank, ranks;          /* place in the process set that shapes were computed for; ranks = 0: they do not depend on it */
-  int64_t linger_ns;
+  int32_t rank, ranks;          /* place in the process set for which shapes were computed; ranks = 0: they do not depend on it */
+  int64_t linger_ns;            /* as in engine_call */
   double prescale, postscale;
   xla_ffi_span name;
-  xla_ffi_array rows;           /* int64; of an allgather and an all-to-all: how many rows come from each rank, for each tensor */
+  xla_ffi_array rows;           /* int64; for an allgather or all-to-all: rows from each rank, tensor after tensor */
 } attributes;
 
 #define SCALAR(name, dtype) {#name, offsetof(attributes, name), XLA_FFI_SCALAR, dtype, sizeof(((attributes *)0)->name)}
@@ -99,45 +100,50 @@ enum { FIELD_COUNT = sizeof FIELDS / sizeof *FIELDS };
 /* A name as errors show it. */
 typedef struct shown_name { char text[NAME_SHOWN]; } shown_name;
 
-/* A call that was submitted and is not over. Made by the handler, freed when the call is over. */
+/* A submitted call that is not over. The handler makes it; it is freed when the call is over. */
 typedef struct pending {
   const xla_ffi_api *api;
-  xla_ffi_future *future;       /* NULL: the handler itself waits for `over`, and then finds `error` */
-  sem_t over;
-  xla_ffi_error *error;
+  xla_ffi_future *future;       /* NULL: the handler waits for `over` itself, and then reads `error` */
+  sem_t over;                   /* posted when the call is over, if there is no future */
+  xla_ffi_error *error;         /* the error of that call, or NULL */
   int32_t gathers, ranks;       /* whether the engine allocates the result; ranks of the process set */
   uint32_t count;
   shown_name name;
-  engine_call_tensor *tensors;  /* [count]; the two arrays lie behind this structure */
-  int64_t *rows;                /* [count][ranks] of a call that gathers, and one row of `ranks` more to compare with */
+  engine_call_tensor *tensors;  /* [count]; both arrays lie behind this structure */
+  int64_t *rows;                /* [count][ranks] for a call that gathers; then one more row of `ranks` for comparison */
 } pending;
 
+/* Do nothing at the end of a call. */
 static void ignore(void *argument, engine_result *result) { (void)argument, (void)result; }
 
+/* Make an error of the runtime. */
 static xla_ffi_error *error_of(const xla_ffi_api *api, int code, const char *text) {
   xla_ffi_error_create create = {sizeof create, NULL, text, code};
   return api->error_create(&create);
 }
 
+/* Return a call's name as errors show it. */
 static shown_name show(const attributes *a) {
   shown_name shown;
   utf8_show(a->name.data, a->name.size, shown.text, sizeof shown.text);
   return shown;
 }
 
+/* Destroy an error; NULL: do nothing. */
 static void drop(const xla_ffi_api *api, xla_ffi_error *error) {
   xla_ffi_error_destroy destroy = {sizeof destroy, NULL, error};
   if (error != NULL)
     api->error_destroy(&destroy);
 }
 
+/* Return whether the runtime has futures. */
 static int has_futures(const xla_ffi_api *api) {
   return api->struct_size >= sizeof *api && api->future_create != NULL && api->future_set_available != NULL &&
          api->future_set_error != NULL;
 }
 
-/* Answers the runtime's question for the handler's version with its own: a handler that is newer than the runtime is refused.
- * Runtimes of version 0.1 ask without their table of functions. */
+/* Answer the runtime's question for the handler's version with the runtime's own version, since it refuses a newer handler.
+ * Runtimes of version 0.1 ask without their table of functions. Return whether that was asked. */
 static int tells_version(const xla_ffi_frame *frame) {
   xla_ffi_extension *extension = frame->extensions;
   for (; extension != NULL; extension = extension->next)
@@ -151,7 +157,7 @@ static int tells_version(const xla_ffi_frame *frame) {
   return 0;
 }
 
-/* Returns NULL, or the name of an attribute that is missing or of another type. */
+/* Read the attributes of a call. Return NULL, or the name of an attribute that is missing or of another type. */
 static const char *read_attributes(const xla_ffi_attributes *given, attributes *out) {
   for (int f = 0; f < FIELD_COUNT; f++) {
     int64_t k = 0;
@@ -174,7 +180,7 @@ static const char *read_attributes(const xla_ffi_attributes *given, attributes *
   return NULL;
 }
 
-/* Fills in a tensor. Returns whether the engine has its dtype. */
+/* Fill in a tensor. Return whether the engine has its dtype. */
 static int read_tensor(const xla_ffi_buffer *source, const xla_ffi_buffer *result, engine_call_tensor *tensor) {
   if (source->dtype < 0 || source->dtype >= XLA_FFI_DTYPES || DTYPES[source->dtype] == 0)
     return 0;
@@ -186,11 +192,11 @@ static int read_tensor(const xla_ffi_buffer *source, const xla_ffi_buffer *resul
     if (d < ENGINE_CALL_DIMS)
       tensor->dims[d] = source->dims[d];
     else
-      tensor->dims[ENGINE_CALL_DIMS - 1] *= source->dims[d];    /* more dimensions than there is room for: the last are one */
+      tensor->dims[ENGINE_CALL_DIMS - 1] *= source->dims[d];    /* dimensions beyond the last entry are merged into it */
   return 1;
 }
 
-/* Compares the rows that came with those that the program was compiled for, and copies them into its results. */
+/* Compare the received rows with those that the program was compiled for, and copy them into its results. */
 static xla_ffi_error *deliver(pending *call, const engine_result *result) {
   const engine_calls *calls = atomic_load_explicit(&table, memory_order_relaxed);
   char text[TEXT_BYTES];
@@ -217,7 +223,8 @@ static xla_ffi_error *deliver(pending *call, const engine_result *result) {
   return NULL;
 }
 
-/* `done` of the native call. Making the future available comes last: it runs the rest of the program. */
+/* Complete a call: the `done` of the native call. Making the future available comes last, since it runs the rest of the
+ * program. */
 static void finish(void *argument, engine_result *result) {
   pending *call = argument;
   xla_ffi_error *error = NULL;
@@ -238,7 +245,7 @@ static void finish(void *argument, engine_result *result) {
   drop(api, error != NULL ? api->future_set_error(&fail) : api->future_set_available(&set));
 }
 
-/* Has a call fail on the other ranks, too, and returns the error. */
+/* Make a call fail on the other ranks too, and return its error. */
 static xla_ffi_error *refuse(const engine_calls *calls, const xla_ffi_api *api, const attributes *a, int code, const char *text) {
   engine_call native = {
       .struct_size = sizeof native,
@@ -254,7 +261,7 @@ static xla_ffi_error *refuse(const engine_calls *calls, const xla_ffi_api *api, 
   return error_of(api, code, text);
 }
 
-/* A record of the call with its tensors, or an error. */
+/* Make the record of a call with its tensors, or return an error. */
 static xla_ffi_error *make_pending(const engine_calls *calls, const xla_ffi_frame *frame, const attributes *a, pending **made) {
   char text[TEXT_BYTES];
   uint32_t count = (uint32_t)frame->arguments.size;
@@ -288,7 +295,7 @@ static xla_ffi_error *make_pending(const engine_calls *calls, const xla_ffi_fram
   return NULL;
 }
 
-/* Submits, and waits if there are no futures. Bounded as every call is: the engine ends it when ranks stall. */
+/* Submit a call; wait for it if the runtime has no futures. The wait is bounded: the engine ends the call when ranks stall. */
 static xla_ffi_error *run(const engine_calls *calls, xla_ffi_frame *frame, const attributes *a, pending *call) {
   engine_call native = {
       .struct_size = sizeof native,
@@ -333,12 +340,12 @@ static xla_ffi_error *run(const engine_calls *calls, xla_ffi_frame *frame, const
   return error;
 }
 
-/* The shapes of some results depend on this rank's place in the process set: returns an error if that has changed since. */
+/* Return an error if this rank's place in the process set has changed since compilation, and shapes of results depend on it. */
 static xla_ffi_error *expect_place(const engine_calls *calls, const xla_ffi_api *api, const attributes *a) {
   char text[TEXT_BYTES];
   int32_t rank, ranks;
   if (a->ranks == 0 || calls->place(a->set, &rank, &ranks) != ENGINE_CALL_OK || (rank == a->rank && ranks == a->ranks))
-    return NULL;                /* without an engine `submit` says so */
+    return NULL;                /* without an engine `submit` reports that */
   snprintf(text, sizeof text,
            "MismatchError: '%s' was compiled for rank %d of %d, and this is rank %d of %d now: call jax.clear_caches() after "
            "engine.init()",
@@ -346,7 +353,7 @@ static xla_ffi_error *expect_place(const engine_calls *calls, const xla_ffi_api 
   return refuse(calls, api, a, XLA_FFI_FAILED_PRECONDITION, text);
 }
 
-/* The handler, for all kinds of collectives. */
+/* The handler for all kinds of collectives. */
 EXPORT xla_ffi_error *engine_xla_collective(xla_ffi_frame *frame) {
   const engine_calls *calls = atomic_load_explicit(&table, memory_order_acquire);   /* pairs with engine_xla_use */
   attributes a;
@@ -373,5 +380,5 @@ EXPORT xla_ffi_error *engine_xla_collective(xla_ffi_frame *frame) {
   return error != NULL ? error : run(calls, frame, &a, call);
 }
 
-/* Says where the native call is. Called once, before the handler is registered. */
+/* Store the table of the native call. Called once, before the handler is registered. */
 EXPORT void engine_xla_use(const engine_calls *calls) { atomic_store_explicit(&table, calls, memory_order_release); }

@@ -1,17 +1,16 @@
-/* The parts of XLA's typed foreign function interface (FFI, version 0.1 and later) that are used here: how a compiled program calls
- * a handler, and how the handler answers at once or by a future. Layouts as the interface defines them. Each structure begins with
- * its size as the side that filled it knows it, and grows at its end alone: what lies beyond that size is not there.
- */
+/* The parts of XLA's typed foreign function interface (FFI, version 0.1 and later) that are used here: a compiled program calls a
+ * handler, and the handler answers at once or by a future. Layouts are those of the interface. Each structure begins with its
+ * size, as the side that filled it knows it, and grows only at its end. Fields beyond that size do not exist. */
 #ifndef ENGINE_BINDINGS_XLA_FFI_H
 #define ENGINE_BINDINGS_XLA_FFI_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-typedef struct xla_ffi_error xla_ffi_error;       /* the runtime's own */
+typedef struct xla_ffi_error xla_ffi_error;       /* defined by the runtime */
 typedef struct xla_ffi_future xla_ffi_future;
 
-/* Codes of errors: those of Abseil's Status. */
+/* Codes of errors, as in Abseil's Status. */
 enum {
   XLA_FFI_INVALID_ARGUMENT = 3,
   XLA_FFI_ALREADY_EXISTS = 6,
@@ -22,7 +21,7 @@ enum {
   XLA_FFI_INTERNAL = 13
 };
 
-/* dtypes that the engine has, too. */
+/* dtypes that the engine has too. */
 enum {
   XLA_FFI_PRED = 1,
   XLA_FFI_S8 = 2,
@@ -64,7 +63,7 @@ typedef struct xla_ffi_version {
   int major, minor;
 } xla_ffi_version;
 
-/* Asks a handler which version it was made for; it is not executed then. */
+/* Filled in by a handler that is asked for its version; such a call does not execute it. */
 typedef struct xla_ffi_metadata {
   size_t struct_size;
   xla_ffi_version version;
@@ -134,7 +133,7 @@ typedef struct xla_ffi_error_destroy {
 typedef struct xla_ffi_future_create {
   size_t struct_size;
   xla_ffi_extension *extensions;
-  xla_ffi_future *future; /* what was made */
+  xla_ffi_future *future; /* the future that was made */
 } xla_ffi_future_create;
 
 typedef struct xla_ffi_future_set {
@@ -147,13 +146,13 @@ typedef struct xla_ffi_future_fail {
   size_t struct_size;
   xla_ffi_extension *extensions;
   xla_ffi_future *future;
-  xla_ffi_error *error; /* the runtime's from now on */
+  xla_ffi_error *error; /* owned by the runtime from now on */
 } xla_ffi_future_fail;
 
 typedef struct xla_ffi_api {
   size_t struct_size;
   xla_ffi_extension *extensions;
-  xla_ffi_version version; /* of the runtime */
+  xla_ffi_version version; /* version of the runtime */
   const void *internal;
   xla_ffi_error *(*error_create)(xla_ffi_error_create *);
   void *error_get_message;
@@ -173,7 +172,7 @@ typedef struct xla_ffi_frame {
   int stage;
   xla_ffi_buffers arguments, results;
   xla_ffi_attributes attributes;
-  xla_ffi_future *future; /* set by the handler: the results are there when the future is available */
+  xla_ffi_future *future; /* set by the handler; the results are complete when it is available */
 } xla_ffi_frame;
 
 #endif
