@@ -1,4 +1,4 @@
-/* Which kernels this process uses, and what they can be asked for. */
+/* Selection of the kernels that this process uses, and the check of a reduction's parameters. */
 #include "kernels/kernels.h"
 
 #include <errno.h>
@@ -39,11 +39,12 @@ int engine_kernels_level(const char *name) {
   return -EINVAL;
 }
 
-/* Isfinite and floor of <math.h> without linking libm. */
+/* Return what isfinite of <math.h> does, without linking libm. */
 static int is_finite(double x) { return x - x == 0; }
+/* Return whether x is a whole number below 2^53, without linking libm. */
 static int is_whole(double x) { return x < 0x1p53 && (double)(long long)x == x; }
 
-/* Whether tensors of one dtype can travel as another. */
+/* Return whether tensors of one dtype can travel as another. */
 static int can_travel(int tensor, int dtype) {
   return tensor == dtype || (dtype <= ENGINE_BFLOAT16 && (tensor == ENGINE_FLOAT32 || tensor == ENGINE_FLOAT64));
 }

@@ -1,4 +1,4 @@
-"""The reduction kernels of kernels.h. Everything is callable without the GIL and raises nothing."""
+"""The reduction kernels of kernels.h. All functions may be called without the GIL, and raise nothing."""
 from libc.stdint cimport int64_t, uint8_t
 
 cdef extern from "kernels/kernels.h" nogil:

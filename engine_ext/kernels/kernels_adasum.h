@@ -1,18 +1,18 @@
-/* What Adasum needs (operations/adasum.pyx): inner products of rows, and their weighted sums. Both compute in float64. Part of
- * kernels_impl.h; the order of additions is fixed by the position of an element, so that all levels give equal bits. */
+/* Kernels of Adasum (operations/adasum.pyx): inner products of rows, and weighted sums of rows. Both compute in float64. Part of
+ * kernels_impl.h. An element's position fixes the order of additions, so that all levels give equal bits. */
 #ifndef ENGINE_KERNELS_ADASUM_H
 #define ENGINE_KERNELS_ADASUM_H
 
 enum {
   OCTET = ENGINE_INNER_LANES,
-  WIDE = 4096,    /* numbers of all rows together that are worked on at once: 32 KiB, which the nearest cache holds */
-  WIDE_ROW = 512, /* and of one row */
-  ROWS_AT_ONCE = 4
+  WIDE = 4096,    /* most numbers of all rows in one block: 32 KiB, which the first-level cache holds */
+  WIDE_ROW = 512, /* most numbers of one row in a block */
+  ROWS_AT_ONCE = 4  /* rows that add_rows takes in one pass */
 };
 typedef double octet __attribute__((vector_size(OCTET * sizeof(double))));
 _Static_assert(WIDE / ENGINE_INNER_ROWS >= OCTET, "a block holds some numbers of every row");
 
-/* At most WIDE_ROW elements; exact. */
+/* Widen at most WIDE_ROW elements to float64. Exact. */
 static void widen_to_f64(int dtype, f64 *wide, const void *src, size_t n) {
   _Alignas(64) f32 single[WIDE_ROW];
   const f32 *s = src;
@@ -28,7 +28,7 @@ static void widen_to_f64(int dtype, f64 *wide, const void *src, size_t n) {
   REST wide[i] = s[i];
 }
 
-/* Rounds once; for float16 and bfloat16 to float32 first. */
+/* Round float64 to the dtype once; for float16 and bfloat16 to float32 first. */
 static void narrow_from_f64(int dtype, void *dst, const f64 *wide, size_t n) {
   _Alignas(64) f32 single[WIDE_ROW];
   f32 *d = dtype == ENGINE_FLOAT32 ? dst : single;
@@ -42,7 +42,7 @@ static void narrow_from_f64(int dtype, void *dst, const f64 *wide, size_t n) {
   if (dtype == ENGINE_BFLOAT16) finish_bf16(dst, single, 1, 1, n);
 }
 
-/* totals[k] += a * row k of b. Several rows in one pass: their additions do not wait for one another. */
+/* totals[k] += a * row k of b. Several rows in one pass, because their additions do not depend on one another. */
 static inline __attribute__((always_inline)) void add_rows(
     double *totals, const f64 *a, const f64 *b, size_t stride, int rows, size_t n) {
   octet sums[ROWS_AT_ONCE], x, y;
@@ -57,6 +57,7 @@ static inline __attribute__((always_inline)) void add_rows(
   memcpy(totals, sums, (size_t)rows * sizeof(octet));
 }
 
+/* Add the products of each pair of rows to their lanes: see engine_kernels.inner. */
 static void inner(int dtype, double *totals, const void *const *rows, int count, size_t n) {
   _Alignas(64) f64 wide[WIDE];
   size_t element = ENGINE_KERNELS.types[dtype].size;
@@ -85,7 +86,7 @@ static void inner(int dtype, double *totals, const void *const *rows, int count,
   }
 }
 
-/* sum += weight * x, or = for the first. */
+/* sum += weight * x; for the first row, sum = weight * x. */
 static void add_weighted(f64 *sum, double weight, const f64 *x, int first, size_t n) {
   size_t i = 0;
   if (first) {
@@ -95,6 +96,7 @@ static void add_weighted(f64 *sum, double weight, const f64 *x, int first, size_
   }
 }
 
+/* Store the weighted sum of rows in `dst`: see engine_kernels.weigh. */
 static void weigh(int dtype, void *dst, const void *const *rows, const double *weights, int count, size_t n) {
   _Alignas(64) f64 sum[WIDE_ROW], wide[WIDE_ROW];
   size_t element = ENGINE_KERNELS.types[dtype].size;

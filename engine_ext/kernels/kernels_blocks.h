@@ -1,28 +1,29 @@
-/* Block scaling: float32 as float8 e4m3 (torch's float8_e4m3fn) with a power of two for each ENGINE_BLOCK elements, in the format
- * E8M0. Part of kernels_impl.h.
+/* Block scaling: float32 as float8 e4m3 (torch's float8_e4m3fn), with a power of two in the format E8M0 for each ENGINE_BLOCK
+ * elements. Part of kernels_impl.h.
  *
- * The scale of a block is the least power of two by which its largest magnitude is at most 448, the largest e4m3; it is at least
- * 2^-117, so that no product `code * scale` is denormal. Every product is exact in float32, and the largest magnitude is found by
- * integers, so all levels give equal bits. A block that holds an infinity or a NaN is NaN as a whole. */
+ * The scale of a block is the least power of two that brings its largest magnitude to at most 448, the largest e4m3. It is at
+ * least 2^-117, so that no product `code * scale` is denormal. Every product is exact in float32, and the largest magnitude is
+ * found with integers, so all levels give equal bits. A block that holds an infinity or a NaN is NaN as a whole.
+ */
 #ifndef ENGINE_KERNELS_BLOCKS_H
 #define ENGINE_KERNELS_BLOCKS_H
 
 enum {
-  SCALE_BIAS = 127,      /* of E8M0: the byte of 2^0 */
-  SCALE_LEAST = 10,      /* the byte of 2^-117 */
+  SCALE_BIAS = 127,      /* the E8M0 byte of 2^0 */
+  SCALE_LEAST = 10,      /* the E8M0 byte of 2^-117 */
   SCALE_NAN = 255,
   QUIET_NAN = 0x7fc00000 /* the only NaN that decoding makes: equal bits on all ranks */
 };
 
-/* The scale byte for the bits of a largest magnitude. 448 is 1.75 * 2^8. */
+/* Return the scale byte for a block's largest magnitude, given as float bits. 448 is 1.75 * 2^8. */
 static inline uint8_t scale_byte(int32_t largest) {
   int32_t byte = (largest >> 23) - 8 + ((largest & 0x7fffff) > 0x600000);
   if (largest >= 0x7f800000) return SCALE_NAN;
   return (uint8_t)(byte < SCALE_LEAST ? SCALE_LEAST : byte);
 }
 
-/* The nearest e4m3, ties to even, of a magnitude of at most 448. Adding 2^14 puts the last place of a float at 2^-9, that of
- * what is denormal as e4m3: the addition rounds. */
+/* Return the nearest e4m3, ties to even, of a magnitude of at most 448. For results that are denormal as e4m3, adding 2^14 puts
+ * the last place of the float at 2^-9, so that the addition rounds. */
 static inline uint8_t store_e4m3(float x) {
   uint32_t bits = bits_of(x), magnitude = bits & 0x7fffffff;
   uint32_t denormal = bits_of(of_bits(magnitude) + 0x1p14f) - 0x46800000u;
@@ -30,16 +31,16 @@ static inline uint8_t store_e4m3(float x) {
   return (uint8_t)(choose((int32_t)magnitude < 0x3c800000, denormal, normal) | (bits >> 24 & 0x80));
 }
 
-/* Exact. No operand is denormal as a float32, which some processors compute slowly. */
+/* Convert e4m3 to float32, exactly. No operand is a denormal float32, which some processors compute slowly. */
 static inline float load_e4m3(uint8_t code) {
   uint32_t magnitude = code & 0x7f;
   int denormal = (int32_t)magnitude < 8;
-  uint32_t base = choose(denormal, 0x3c800000u, 0); /* 2^-6, to which the mantissa is added, and which is taken off again */
+  uint32_t base = choose(denormal, 0x3c800000u, 0); /* 2^-6, added to the mantissa and subtracted again */
   float x = of_bits((magnitude << 20) + choose(denormal, base, 0x3c000000u)) - of_bits(base);
   return of_bits(bits_of(x) | (uint32_t)(code & 0x80) << 24);
 }
 
-/* Encode one block, of which `src` holds all elements. */
+/* Encode one whole block. */
 static inline void encode_block(uint8_t *scale, uint8_t *codes, const f32 *src) {
   int32_t largest = 0;
   float reciprocal;
@@ -56,6 +57,7 @@ static inline void encode_block(uint8_t *scale, uint8_t *codes, const f32 *src) 
   for (int i = 0; i < ENGINE_BLOCK; i++) codes[i] = store_e4m3(src[i] * reciprocal);
 }
 
+/* Encode `n` elements: see engine_kernels.encode. */
 static void encode(uint8_t *scales, uint8_t *codes, const float *src, size_t n) {
   const f32 *s = src;
   _Alignas(64) f32 last[ENGINE_BLOCK];
@@ -68,10 +70,11 @@ static void encode(uint8_t *scales, uint8_t *codes, const float *src, size_t n) 
   memcpy(codes, coded, n);
 }
 
-/* The number for which a scale byte stands. A byte that no encoder writes is a number all the same. */
+/* Return the number of a scale byte. Bytes that no encoder writes have a number too. */
 static inline float scale_of(uint8_t byte) { return of_bits(byte == SCALE_NAN ? QUIET_NAN : (uint32_t)byte << 23); }
 
-/* Decode `n` elements, and add them to what is there if `adds`, which is a constant for each caller. A NaN block makes all NaN. */
+/* Decode `n` elements, and add them to `dst` if `adds`, which is a constant for each caller. A NaN block makes all its elements
+ * NaN. */
 static inline void decode_blocks(float *dst, const uint8_t *scales, const uint8_t *codes, size_t n, int adds) {
   f32 *d = dst;
   for (; n; scales++) {
@@ -99,6 +102,7 @@ static void decode_add(float *acc, const uint8_t *scales, const uint8_t *codes, 
   decode_blocks(acc, scales, codes, n, 1);
 }
 
+/* Convert to float32 and multiply by `factor`: see engine_kernels.to_float. */
 static void to_float(int dtype, double factor, float *dst, const void *src, size_t n) {
   const f64 *wide = src;
   f32 *d = dst;
@@ -114,10 +118,11 @@ static void to_float(int dtype, double factor, float *dst, const void *src, size
   }
   if (dtype == ENGINE_FLOAT16) widen_f16_f32(dst, src, n);
   else if (dtype == ENGINE_BFLOAT16) widen_bf16_f32(dst, src, n);
-  else return; /* nothing else is coded */
+  else return; /* no other dtype is encoded */
   if (factor != 1) scale_f32(dst, dst, factor, n);
 }
 
+/* Round float32 to the dtype. */
 static void from_float(int dtype, void *dst, const float *src, size_t n) {
   const f32 *s = src;
   f64 *wide = dst;

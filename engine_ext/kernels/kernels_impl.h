@@ -1,9 +1,10 @@
-/* The kernels of one level. kernels_plain.c, kernels_avx2.c and kernels_avx512.c define ENGINE_KERNELS, the name of the table
- * to make, and include this; the build gives each its instruction set.
+/* The kernels of one level. kernels_plain.c, kernels_avx2.c and kernels_avx512.c define ENGINE_KERNELS, the name of the table to
+ * make, and include this file. The build gives each its instruction set.
  *
- * Loops are left to the compiler's vectoriser, which needs one thing said: a destination that is exactly a source carries
- * nothing from one iteration to the next. Only float16 and bfloat16, whose conversions have instructions of their own, are
- * spelled out in vectors where the level has these; the rest of a block is done by the portable conversions: same bits. */
+ * Loops are left to the compiler's vectoriser, which has to be told one thing: a destination that is exactly a source carries
+ * nothing from one iteration to the next. Only float16 and bfloat16, which have conversion instructions of their own, use
+ * explicit vectors where the level has these. The portable conversions do the rest of a block, with the same bits.
+ */
 #include <stdint.h>
 #include <string.h>
 
@@ -16,7 +17,7 @@
 #else
 #define NO_CARRY _Pragma("GCC ivdep")
 #endif
-/* The rest of the elements, one by one as far as the source says. */
+/* Loop over the remaining elements, one by one in the source; the compiler may vectorise it. */
 #define REST NO_CARRY for (; i < n; i++)
 
 /* VECTORS(T, statement): run the statement for whole vectors of T, where this level has them. */
@@ -43,9 +44,9 @@
 typedef char vector __attribute__((vector_size(32), aligned(1), may_alias));
 enum { VECTOR = sizeof(vector), SHORT_COPY = 1024 };
 
-/* The C library's memcpy copies more than a few KiB by `rep movsb`, which AMD's Zen 3 and 4 do at a twentieth of the speed if the
- * destination lies 1 to 31 bytes past the source modulo 4096: as a NumPy array does, 16 bytes into a page, past a slot. The empty
- * assembly keeps compilers from finding a memcpy in the loop. */
+/* Copy bytes. The C library's memcpy copies more than a few KiB by `rep movsb`. AMD's Zen 3 and 4 run that at a twentieth of the
+ * speed if the destination lies 1 to 31 bytes past the source modulo 4096. A NumPy array, 16 bytes into a page, lies so relative
+ * to a slot. The empty assembly keeps compilers from turning the loop into a memcpy. */
 static void copy(void *dst, const void *src, size_t bytes) {
   char *d = dst;
   const char *s = src;
@@ -65,7 +66,7 @@ static void copy(void *dst, const void *src, size_t bytes) {
   memcpy(d + at, s + at, bytes - at);
 }
 
-/* ---- accumulating: dtype T in accumulator A -------------------------------------------------------------------------------- */
+/* ---- accumulation: dtype T in accumulator A -------------------------------------------------------------------------------- */
 
 #define WIDEN(T, A)                                                                           \
   static void widen_##T##_##A(void *acc, const void *src, size_t n) {                         \
@@ -108,7 +109,7 @@ ARITHMETIC(i64, i64)
 WIDEN(b8, u8)
 ACCUMULATE(or, b8, u8)
 ACCUMULATE(and, b8, u8)
-/* Average of integers, in float64 because processors divide that in vectors: sums below 2^53 are exact. */
+/* Average of integers uses float64, because processors divide that in vectors: sums below 2^53 are exact. */
 WIDEN(i8, f64)
 WIDEN(u8, f64)
 WIDEN(i16, f64)
@@ -122,9 +123,10 @@ ACCUMULATE(sum, i32, f64)
 
 /* ---- finishing floats: dtype T from accumulator A -------------------------------------------------------------------------- */
 
-/* What is done to an accumulated value x before it is rounded. One loop for each, because divisions are dear. */
+/* Last step for an accumulated value before it is rounded. Each case has its own loop, because divisions are slow. */
 enum finish { KEEP, MULTIPLY, DIVIDE, DIVIDE_MULTIPLY };
 
+/* Choose the last step for a divisor and a factor. An exact reciprocal turns a division into a `factor`. */
 static enum finish how_to_finish(double *divisor, double *factor) {
   double reciprocal = exact_reciprocal(*divisor);
   if (*divisor == 1) return *factor == 1 ? KEEP : MULTIPLY;
@@ -134,7 +136,7 @@ static enum finish how_to_finish(double *divisor, double *factor) {
   return MULTIPLY;
 }
 
-/* Of a number or a vector. */
+/* The last step of a number or a vector. */
 #define KEPT(x) (x)
 #define MULTIPLIED(x) ((x) * m)
 #define DIVIDED(x) ((x) / d)
@@ -146,7 +148,7 @@ static enum finish how_to_finish(double *divisor, double *factor) {
     REST t[i] = store_##T(how(X));                                                            \
     break;                                                                                    \
   }
-/* t = finished X, where X is of element i; VECTORS_X(how, ...) does the same by vectors. */
+/* Set t to the finished X, where X is of element i; VECTORS_X(how, ...) does the same by vectors. */
 #define FINISH_BODY(T, A, X, VECTORS_X, ...)                                                  \
   enum finish how = how_to_finish(&divisor, &factor);                                         \
   A d = (A)divisor, m = (A)factor;                                                            \
@@ -175,7 +177,7 @@ static enum finish how_to_finish(double *divisor, double *factor) {
     REST t[i] = store_##T(MULTIPLIED(load_##T(s[i])));                                        \
   }
 
-/* The usual case, the sum or average of two ranks, in one pass: no accumulator in memory. */
+/* The most frequent case, the sum or average of two ranks, in one pass without an accumulator in memory. */
 #define PAIR_SUM(T, A)                                                                        \
   static void pair_sum_##T(void *dst, const void *first, const void *second, double divisor, double factor, size_t n) { \
     T *t = dst;                                                                               \
@@ -202,7 +204,8 @@ PAIR_SUM(f64, f64)
 
 /* ---- float32 and float64 that travel as a half ----------------------------------------------------------------------------- */
 
-/* Like scale, from a tensor's dtype to what travels; and back. */
+/* Conversions between a tensor's dtype and the narrower dtype that travels: `narrow` with a factor, like `scale`, and `widen`
+ * back. */
 #define NARROW(T)                                                                             \
   static void narrow_f32_##T(void *dst, const void *src, double factor, size_t n) {           \
     T *t = dst;                                                                               \
@@ -259,7 +262,7 @@ NARROW(bf16)
     size_t i = 0;                                                                             \
     REST t[i] = saturate_##T((double)s[i] * factor);                                          \
   }
-/* Below 2^52 a quotient of whole numbers that is not whole lies further from the next whole number than it is rounded, so
+/* A quotient of whole numbers below 2^52 that is not whole differs from the next whole number by more than its rounding error. So
  * truncating the rounded quotient is exact. */
 #define FINISH_AVERAGE(T)                                                                     \
   static void finish_average_##T(void *dst, const void *acc, double divisor, double factor, size_t n) { \
@@ -285,12 +288,13 @@ FINISH_AVERAGE(i16)
 FINISH_AVERAGE(u16)
 FINISH_AVERAGE(i32)
 
+/* Finish bool: copy the accumulator. */
 static void finish_b8(void *dst, const void *acc, double divisor, double factor, size_t n) {
   (void)divisor, (void)factor;
   copy(dst, acc, n);
 }
 
-/* ---- copies past the caches ------------------------------------------------------------------------------------------------- */
+/* ---- streaming copies ------------------------------------------------------------------------------------------------------ */
 
 #if defined(__x86_64__)
 enum { LINE = 64 };
@@ -305,7 +309,7 @@ static inline void stream_line(char *dst, const char *src) { /* dst is aligned t
 #endif
 }
 
-/* Without its end. Lines that are not whole are written through the cache. */
+/* Copy with streaming stores, without the final fence. Partial lines are written through the cache. */
 static void stream(void *dst, const void *src, size_t bytes) {
   char *d = dst;
   const char *s = src;
@@ -320,10 +324,12 @@ static void stream(void *dst, const void *src, size_t bytes) {
   memcpy(d + at, s + at, bytes - at);
 }
 
+/* Fence the streaming stores of this thread. */
 static void stream_end(void) { stream_fence(FENCE_STREAM); }
 #else
-/* No portable streaming store: cached ones are correct everywhere. */
+/* There is no portable streaming store: cached ones are correct everywhere. */
 static void stream(void *dst, const void *src, size_t bytes) { copy(dst, src, bytes); }
+/* Do nothing: cached stores need no fence here. */
 static void stream_end(void) {}
 #endif
 
@@ -345,34 +351,37 @@ static void (*const pair_sums[])(void *dst, const void *first, const void *secon
 
 typedef void scaler(void *dst, const void *src, double factor, size_t n);
 
-/* From a tensor to what travels, with a factor. */
+/* Return the kernel that scales a tensor's elements into the dtype that travels. */
 static scaler *scaler_of(int dtype, int tensor) {
   if (tensor == dtype) return ENGINE_KERNELS.types[dtype].scale;
   if (dtype == ENGINE_FLOAT16) return tensor == ENGINE_FLOAT32 ? narrow_f32_f16 : narrow_f64_f16;
   return tensor == ENGINE_FLOAT32 ? narrow_f32_bf16 : narrow_f64_bf16;
 }
 
+/* Convert elements that have travelled to the tensor's dtype. */
 static void unpack(int dtype, int tensor, void *dst, const void *src, size_t n) {
   if (tensor == dtype) copy(dst, src, n * ENGINE_KERNELS.types[dtype].size);
   else if (dtype == ENGINE_FLOAT16) (tensor == ENGINE_FLOAT32 ? widen_f16_f32 : widen_f16_f64)(dst, src, n);
   else (tensor == ENGINE_FLOAT32 ? widen_bf16_f32 : widen_bf16_f64)(dst, src, n);
 }
 
-/* Work is done in blocks that stay in the first-level cache: at most BLOCK bytes of T and ACCUMULATORS of A. */
+/* Reductions work on blocks that stay in the first-level cache: at most BLOCK bytes of T and ACCUMULATORS bytes of A. */
 enum { BLOCK = 4096, ACCUMULATORS = 8192 };
 
 typedef struct block {
   _Alignas(64) char accumulators[ACCUMULATORS];
   _Alignas(64) char scaled[2][BLOCK];
-  _Alignas(64) char result[BLOCK]; /* where it is not what the tensor gets */
+  _Alignas(64) char result[BLOCK]; /* used if the tensor's dtype is not T */
 } block;
 
+/* Return the number of elements in a block. */
 static size_t block_elements(const engine_dtype_kernels *type, const engine_accumulation *acc) {
   size_t by_type = BLOCK / type->size, by_accumulator = ACCUMULATORS / acc->size;
   return by_type < by_accumulator ? by_type : by_accumulator;
 }
 
-/* Elements `at` and on of source `k` as they travel; `room` is for those that do not lie there so. */
+/* Return elements from `at` on of source `k` as they travel. If they have to be converted or scaled, they are written to
+ * `room`. */
 static const void *scaled_source(const engine_reduction *r, const void *const *sources, int k, size_t at, size_t n, void *room) {
   int unscaled = r->unscaled == k || r->unscaled == ENGINE_EVERY_SOURCE;
   const void *source = (const char *)sources[k] + at * ENGINE_KERNELS.types[unscaled ? r->tensor : r->dtype].size;
@@ -381,11 +390,11 @@ static const void *scaled_source(const engine_reduction *r, const void *const *s
   return room;
 }
 
-/* Reduce one block into `dst`. Everything is read before the first byte of `dst` is written, or elementwise with it. */
+/* Reduce one block into `dst`. All input is read before the first byte of `dst` is written, or element by element with it. */
 static void reduce_block(const engine_reduction *r, const void *const *sources, size_t at, size_t n, void *dst, block *b) {
   const engine_dtype_kernels *type = &ENGINE_KERNELS.types[r->dtype];
   const engine_accumulation *acc = &type->ops[r->op];
-  /* When what is accumulated is already the result, the last source is combined straight into the destination. */
+  /* If the accumulator is the result already, the last source is combined straight into the destination. */
   int as_is = acc->size == type->size && r->divisor == 1 && r->postscale == 1;
   const void *first = scaled_source(r, sources, 0, at, n, b->scaled[0]);
   if (r->count == 1) {
@@ -414,7 +423,7 @@ static void reduce_block(const engine_reduction *r, const void *const *sources, 
   acc->finish(dst, b->accumulators, r->divisor, r->postscale, n);
 }
 
-/* Give one block, which lies in `result` or in the first destination already, to every destination. */
+/* Copy one reduced block to every destination. It lies in `result`, which may be the first destination. */
 static void deliver(const engine_reduction *r, void *const *destinations, size_t at, size_t n, const void *result) {
   const engine_dtype_kernels *type = &ENGINE_KERNELS.types[r->dtype];
   char *first = (char *)destinations[0] + at * ENGINE_KERNELS.types[r->tensor].size;
@@ -426,7 +435,7 @@ static void deliver(const engine_reduction *r, void *const *destinations, size_t
   }
 }
 
-/* Where a block is reduced to, before it is delivered. */
+/* Return the memory for a reduced block: the first destination if it has dtype T, else a buffer. */
 static void *result_of(const engine_reduction *r, void *const *destinations, size_t at, block *b) {
   return r->tensor == r->dtype ? (char *)destinations[0] + at * ENGINE_KERNELS.types[r->tensor].size : b->result;
 }
@@ -444,9 +453,10 @@ static void reduce(const engine_reduction *r, const void *const *sources, void *
   if (r->streaming && r->copies > 1) stream_end();
 }
 
-/* ---- reductions that go on elsewhere --------------------------------------------------------------------------------------- */
+/* ---- reductions in several calls ------------------------------------------------------------------------------------------- */
 
-/* Add all sources to what was accumulated `before`, null for nothing, in `total`. Accumulators of the size of T are T. */
+/* Combine all sources with the accumulators `before`, null for none, and write the accumulators to `total`. If A has the size of
+ * T, it is T. */
 static void accumulate_block(const engine_reduction *r, const void *before, const void *const *sources, size_t at, size_t n,
                              void *total, block *b) {
   const engine_dtype_kernels *type = &ENGINE_KERNELS.types[r->dtype];
@@ -516,7 +526,7 @@ static void pack(int dtype, int tensor, double prescale, int streaming, void *ds
 #include "kernels/kernels_adasum.h"
 #include "kernels/kernels_blocks.h"
 
-/* ---- the table ------------------------------------------------------------------------------------------------------------- */
+/* ---- table of kernels ------------------------------------------------------------------------------------------------------ */
 
 #define OP(op, T, A, finish) {sizeof(A), widen_##T##_##A, combine_##op##_##T##_##A, fold_##op##_##T##_##A, finish}
 #define FLOAT_OPS(T, A)                                                                       \

@@ -1,5 +1,5 @@
-/* Numbers for kernels_impl.h: conversions between storage and accumulator, the operations on two accumulators, and, where the
- * level has the instructions, float16 by whole vectors. The portable conversions give the bits of the F16C instructions. */
+/* Number formats for kernels_impl.h: conversions between storage and accumulator, operations on two accumulators, and float16 by
+ * whole vectors where the level has the instructions. The portable conversions give the bits of the F16C instructions. */
 #ifndef ENGINE_KERNELS_NUMBERS_H
 #define ENGINE_KERNELS_NUMBERS_H
 
@@ -14,7 +14,7 @@
 
 _Static_assert(FLT_EVAL_METHOD == 0, "float32 must be computed in float32");
 
-/* What a void pointer is read as. Callers' buffers have types of their own, hence may_alias. */
+/* Types through which void pointers are read. Callers' buffers have types of their own, hence may_alias. */
 #define ALIASED __attribute__((may_alias))
 typedef uint16_t ALIASED f16;
 typedef uint16_t ALIASED bf16;
@@ -28,26 +28,28 @@ typedef int32_t ALIASED i32;
 typedef int64_t ALIASED i64;
 typedef uint8_t ALIASED b8;
 
+/* Return the bits of a float. */
 static inline uint32_t bits_of(float x) {
   uint32_t bits;
   memcpy(&bits, &x, sizeof bits);
   return bits;
 }
 
+/* Return the float with these bits. */
 static inline float of_bits(uint32_t bits) {
   float x;
   memcpy(&x, &bits, sizeof x);
   return x;
 }
 
-/* yes ? a : b, without the branch that compilers make of ?: and then do not vectorise. */
+/* Return yes ? a : b without a branch. Compilers turn ?: into one, and then do not vectorise. */
 static inline uint32_t choose(int yes, uint32_t a, uint32_t b) {
   uint32_t mask = -(uint32_t)yes;
   return (mask & a) | (~mask & b);
 }
 
 #if defined(__aarch64__)
-/* Part of every aarch64, and vectorised. memcpy, because __fp16 is a storage type. */
+/* float16 is part of every aarch64, and vectorised. memcpy is used because __fp16 is a storage type. */
 static inline float load_f16(uint16_t h) {
   __fp16 x;
   memcpy(&x, &h, sizeof x);
@@ -61,7 +63,7 @@ static inline uint16_t store_f16(float x) {
   return h;
 }
 #else
-/* Magnitudes are compared as signed integers because SSE2 has no other comparison. */
+/* Magnitudes are compared as signed integers, because SSE2 has no other comparison. */
 static inline float load_f16(uint16_t h) {
   int32_t magnitude = h & 0x7fff;
   uint32_t shifted = (uint32_t)magnitude << 13;
@@ -76,12 +78,12 @@ static inline uint16_t store_f16(float x) {
   uint32_t bits = bits_of(x);
   int32_t magnitude = bits & 0x7fffffff;
   uint32_t sign = bits >> 16 & 0x8000;
-  /* Adding 0.5 puts the last place of the float at 2^-24, that of a float16 denormal: the addition rounds. */
+  /* Adding 0.5 puts the last place of the float at 2^-24, that of a float16 denormal, so that the addition rounds. */
   uint32_t denormal = bits_of(of_bits((uint32_t)magnitude) + 0.5f) - 0x3f000000u;
   uint32_t normal = ((uint32_t)magnitude - 0x38000000u + 0xfff + ((uint32_t)magnitude >> 13 & 1)) >> 13;
   uint32_t nan = 0x7e00u | ((uint32_t)magnitude >> 13 & 0x3ff);
   uint32_t half = choose(magnitude < 0x38800000, denormal, normal);
-  half = choose(magnitude > 0x477fefff, 0x7c00u, half); /* from 65520 on */
+  half = choose(magnitude > 0x477fefff, 0x7c00u, half); /* 65520 and above */
   half = choose(magnitude > 0x7f800000, nan, half);
   return (uint16_t)(half | sign);
 }
@@ -109,7 +111,7 @@ SAME(i64)
 #undef SAME
 static inline u8 load_b8(u8 x) { return x != 0; }
 
-/* sum_A, product_A, min_A, max_A. `x != x` makes NaN win whichever side it is on; `|` avoids a branch. */
+/* Define sum_A, product_A, min_A and max_A. `x != x` makes NaN win on either side; `|` avoids a branch. */
 #define ORDER(A)                                                                              \
   static inline A min_##A(A x, A y) { return ((x < y) | (x != x)) ? x : y; }                  \
   static inline A max_##A(A x, A y) { return ((x > y) | (x != x)) ? x : y; }
@@ -117,7 +119,7 @@ static inline u8 load_b8(u8 x) { return x != 0; }
   static inline A sum_##A(A x, A y) { return x + y; }                                         \
   static inline A product_##A(A x, A y) { return x * y; }                                     \
   ORDER(A)
-/* Unsigned, because signed overflow is undefined and ours wraps. U is at least as wide as unsigned int for the same reason:
+/* Compute unsigned, because signed overflow is undefined and these operations wrap. U is at least as wide as unsigned int, since
  * narrower types would be promoted to int. */
 #define INTEGER(A, U)                                                                         \
   static inline A sum_##A(A x, A y) { return (A)((U)x + (U)y); }                              \
@@ -137,7 +139,7 @@ INTEGER(i64, uint64_t)
 static inline u8 or_u8(u8 x, u8 y) { return x | y; }
 static inline u8 and_u8(u8 x, u8 y) { return x & y; }
 
-/* Toward zero, saturating. Each comparison is written so that NaN (no finite factor makes one) takes the bound. */
+/* Convert toward zero, saturating. Each comparison is written so that NaN (which no finite factor makes) takes the bound. */
 #define SATURATE(T, LOW, HIGH)                                     \
   static inline T saturate_##T(double x) {                         \
     x = x > (LOW) ? x : (LOW);                                     \
@@ -150,13 +152,13 @@ SATURATE(u16, 0, UINT16_MAX)
 SATURATE(i32, INT32_MIN, INT32_MAX)
 #undef SATURATE
 static inline i64 saturate_i64(double x) {
-  const double below = 0x1.fffffffffffffp62; /* the last double under 2^63 */
+  const double below = 0x1.fffffffffffffp62; /* the largest double below 2^63 */
   x = x > -0x1p63 ? x : -0x1p63;
   i64 inside = (i64)(x < below ? x : below);
   return x < 0x1p63 ? inside : INT64_MAX;
 }
 
-/* 1/x where multiplying by it gives the bits of dividing by x: powers of two. Otherwise 0. */
+/* Return 1/x for powers of two, where multiplying by it gives the bits of dividing by x; else 0. */
 static inline double exact_reciprocal(double x) {
   uint64_t bits;
   memcpy(&bits, &x, sizeof bits);
@@ -185,7 +187,7 @@ static inline void store_lanes_f32(f32 *p, lanes x) { memcpy(p, &x, sizeof x); }
 static inline lanes sum_lanes(lanes x, lanes y) { return x + y; }
 static inline lanes product_lanes(lanes x, lanes y) { return x * y; }
 
-/* MINPS is x < y ? x : y, so only a NaN in x needs care. */
+/* MINPS is x < y ? x : y, so only a NaN in x needs extra work. */
 #if defined(__AVX512F__)
 #define ORDER(name, instruction)                                                                              \
   static inline lanes name(lanes x, lanes y) {                                                                \
@@ -239,19 +241,21 @@ static inline void store_lanes_bf16(bf16 *p, lanes x) {
 }
 #endif
 
-/* 2 * LANES bfloat16 as they lie in memory: in every 32-bit word one is the upper half and one the lower, and the upper half of
- * a float is a bfloat16. No shuffles, so every processor is good at it. */
+/* 2 * LANES bfloat16 as they lie in memory. Every 32-bit word holds two, one in its upper and one in its lower half; the upper
+ * half of a float is a bfloat16. This needs no shuffles, so every processor is fast at it. */
 typedef struct halves {
   lanes upper, lower;
 } halves;
 
+/* Load 2 * LANES bfloat16 as two vectors of floats. */
 static inline halves load_halves(const bf16 *p) {
   words both;
   memcpy(&both, p, sizeof both);
   return (halves){(lanes)(both & 0xffff0000u), (lanes)(both << 16)};
 }
 
-/* Of floats computed from bfloat16 alone: the lower half of a NaN is zero then, so rounding leaves it a NaN. */
+/* Round and store floats that were computed from bfloat16 alone. The lower half of such a NaN is zero, so rounding leaves it a
+ * NaN. */
 static inline void store_halves(bf16 *p, lanes upper, lanes lower) {
   words u = (words)upper, l = (words)lower;
   u += (u >> 16 & 1) + 0x7fff;
