@@ -1,7 +1,7 @@
 /* Atomic words in memory that processes share, and the kernel's futex.
  *
- * Plain pointers with the compiler's __atomic built-ins: the same words are read by C and by Cython. A call site says what
- * each release or acquire pairs with.
+ * These are plain pointers with the compiler's __atomic built-ins, since C and Cython use the same words. Each call site says
+ * what a release or acquire pairs with.
  */
 #ifndef ENGINE_PLATFORM_ATOMICS_H
 #define ENGINE_PLATFORM_ATOMICS_H
@@ -21,7 +21,7 @@ static inline uint64_t load_acquire(const uint64_t *p) { return __atomic_load_n(
 static inline void store_relaxed(uint64_t *p, uint64_t v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
 static inline void store_release(uint64_t *p, uint64_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
 
-/* A statistic: of two threads that count at once, one may get lost. */
+/* Add to a statistic. If two threads add at the same time, one addition may get lost. */
 static inline void count_up(uint64_t *p, uint64_t n) { store_relaxed(p, load_relaxed(p) + n); }
 
 static inline uint32_t load32_relaxed(const uint32_t *p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
@@ -33,14 +33,14 @@ static inline uint32_t add32(uint32_t *p, uint32_t v) { return __atomic_fetch_ad
 static inline uint32_t and32(uint32_t *p, uint32_t v) { return __atomic_fetch_and(p, v, __ATOMIC_ACQ_REL); }
 static inline uint32_t or32(uint32_t *p, uint32_t v) { return __atomic_fetch_or(p, v, __ATOMIC_ACQ_REL); }
 
-/* Both return whether the word was `old` and is now `v`. */
+/* Both replace `old` by `v` if the word is `old`, and return whether they did. */
 static inline int cas(uint64_t *p, uint64_t old, uint64_t v) {
   return __atomic_compare_exchange_n(p, &old, v, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
 }
 static inline int cas32(uint32_t *p, uint32_t old, uint32_t v) {
   return __atomic_compare_exchange_n(p, &old, v, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
 }
-/* Acquire and release, as for words. */
+/* Pointers: loads acquire, stores release, and the other two do both. */
 static inline void *load_pointer(void *const *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 static inline void store_pointer(void **p, void *v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
 static inline void *swap_pointer(void **p, void *v) { return __atomic_exchange_n(p, v, __ATOMIC_ACQ_REL); }
@@ -48,6 +48,7 @@ static inline int cas_pointer(void **p, void *old, void *v) {
   return __atomic_compare_exchange_n(p, &old, v, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
 }
 
+/* Tell the processor that the caller spins. */
 static inline void spin_pause(void) {
 #if defined(__x86_64__) || defined(__i386__)
   __builtin_ia32_pause();
@@ -56,20 +57,22 @@ static inline void spin_pause(void) {
 #endif
 }
 
-/* Let whoever else is ready run on this processor first. Never what a wait rests on: without anybody else it returns at once. */
+/* Yield this processor to other threads that are ready. No wait may rely on it: without such threads it returns at once. */
 static inline void yield_processor(void) { sched_yield(); }
 
+/* Return CLOCK_MONOTONIC in nanoseconds. */
 static inline uint64_t now_ns(void) {
   struct timespec t;
   clock_gettime(CLOCK_MONOTONIC, &t);
   return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-/* Sleep while *word == expected, at most timeout_ns (0: no limit). Returns early for signals: callers look again. */
+/* Sleep while *word == expected, for at most timeout_ns (0: no limit). Signals wake it early, so callers check again. */
 static inline void futex_wait(uint32_t *word, uint32_t expected, uint64_t timeout_ns) {
   struct timespec t = {(time_t)(timeout_ns / 1000000000u), (long)(timeout_ns % 1000000000u)};
   syscall(SYS_futex, word, FUTEX_WAIT, expected, timeout_ns ? &t : NULL, NULL, 0);
 }
+/* Wake at most `count` threads that sleep on the word. */
 static inline void futex_wake(uint32_t *word, int count) { syscall(SYS_futex, word, FUTEX_WAKE, count, NULL, NULL, 0); }
 
 #endif

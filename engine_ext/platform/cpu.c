@@ -3,8 +3,8 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 
-/* __builtin_cpu_supports also asks the operating system (XGETBV) whether it saves the registers. Not every compiler's knows
- * F16C, whose registers are AVX's. */
+/* __builtin_cpu_supports also asks the operating system (XGETBV) whether it saves the registers. In some compilers it does not
+ * know F16C, which uses the registers of AVX. */
 int engine_cpu_has_avx2(void) {
   unsigned a, b, c, d;
   __builtin_cpu_init();

@@ -1,4 +1,4 @@
-/* What the processor can do, and the floating-point environment of the calling thread. */
+/* Instruction sets of the processor, and the floating-point environment of the calling thread. */
 #ifndef ENGINE_PLATFORM_CPU_H
 #define ENGINE_PLATFORM_CPU_H
 
@@ -9,11 +9,11 @@
 #include <immintrin.h>
 #endif
 
-/* Nonzero when processor and operating system both support the set: AVX2 with F16C; AVX-512 F, BW, VL, DQ with F16C. */
+/* Return nonzero if processor and operating system both support the set: AVX2 with F16C; AVX-512 F, BW, VL, DQ with F16C. */
 int engine_cpu_has_avx2(void);
 int engine_cpu_has_avx512(void);
 
-/* A thread's rounding mode and treatment of denormals. A waiter runs the engine on a thread that is the user's, whose setting
+/* Return the thread's rounding mode and treatment of denormals. A waiter runs the engine on a thread of the user. Its setting
  * (torch.set_flush_denormal changes it) must neither reach the kernels nor be lost:
  *
  *   uint64_t theirs = engine_float_enter();
@@ -32,6 +32,7 @@ static inline uint64_t engine_float_save(void) {
 #endif
 }
 
+/* Set the thread's floating-point environment to one that engine_float_save returned. */
 static inline void engine_float_restore(uint64_t saved) {
   /* The clobber keeps the compiler from moving the kernels' loads and stores, and so their arithmetic, across the change. */
 #if defined(__x86_64__)
@@ -51,23 +52,25 @@ enum { ENGINE_FLOAT_DEFAULT = 0x1F80 }; /* exceptions masked, round to nearest e
 enum { ENGINE_FLOAT_DEFAULT = 0 };
 #endif
 
+/* Set the default floating-point environment; return the previous one for engine_float_leave. */
 static inline uint64_t engine_float_enter(void) {
   uint64_t saved = engine_float_save();
   if (saved != ENGINE_FLOAT_DEFAULT) engine_float_restore(ENGINE_FLOAT_DEFAULT);
   return saved;
 }
 
+/* Restore the floating-point environment that engine_float_enter returned. */
 static inline void engine_float_leave(uint64_t saved) {
   if (engine_float_save() != saved) engine_float_restore(saved);
 }
 
-/* Fetch memory that will be read soon; a wrong address does no harm. */
+/* Prefetch memory that will be read soon; a wrong address does no harm. */
 static inline void engine_prefetch_read(const void *memory, size_t bytes) {
   uintptr_t line = (uintptr_t)memory & ~(uintptr_t)63, end = (uintptr_t)memory + bytes;
   for (; line < end; line += 64) __builtin_prefetch((const void *)line, 0);
 }
 
-/* Fetch memory that will be written soon; a wrong address does no harm. */
+/* Prefetch memory that will be written soon; a wrong address does no harm. */
 static inline void engine_prefetch(const void *memory, size_t bytes) {
   uintptr_t line = (uintptr_t)memory & ~(uintptr_t)63, end = (uintptr_t)memory + bytes;
   for (; line < end; line += 64) __builtin_prefetch((const void *)line, 1);

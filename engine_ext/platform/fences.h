@@ -1,11 +1,10 @@
-/* Every memory fence of the engine. Each has a name, so that a build can leave one out: tests/verify/mutate.py shows who would
- * miss it, a stress run of that build or the model of the protocol. A check holds that there are no others.
- */
+/* Every memory fence of the engine. Each has a name, so that a build can leave it out. tests/verify/mutate.py then shows that a
+ * stress run of that build, or the model of the protocol, fails without it. A check ensures that there are no other fences. */
 #ifndef ENGINE_PLATFORM_FENCES_H
 #define ENGINE_PLATFORM_FENCES_H
 
 enum {
-  /* Full ones: the two sides of "announce, then look" (docs/architecture/protocol.md, I8). */
+  /* Full fences: the two sides of "announce, then look" (docs/architecture/protocol.md, I8). */
   FENCE_WAKE = 1,        /* news published, before the look for sleepers */
   FENCE_STAGE = 2,       /* the same, for the stages of an entry */
   FENCE_SUBMIT = 3,      /* the same, for a submission */
@@ -16,10 +15,10 @@ enum {
   FENCE_WAITER = 8,      /* counted as a waiter, before the look at the role */
   FENCE_DONE = 9,        /* operations completed, before the look for waiters */
   FENCE_TAKE = 10,       /* the engine thread's door read, before the look at the role */
-  /* Of one side. */
+  /* One-sided fences. */
   FENCE_TURN = 11,       /* release: a turn of the process's clock stored, before the words of the next one (clock.h) */
   FENCE_LOOK = 12,       /* acquire: a look of the process's clock read, before its turn is read again (clock.h) */
-  FENCE_STREAM = 13      /* stores past the caches, before the store that publishes them (kernels) */
+  FENCE_STREAM = 13      /* streaming stores, before the store that publishes them (kernels) */
 };
 
 /* The fence that this build leaves out; 0: none. */
@@ -27,7 +26,7 @@ enum {
 #define ENGINE_WITHOUT_FENCE 0
 #endif
 
-/* Orders this thread's earlier stores before its later loads. */
+/* Order this thread's earlier stores before its later loads. */
 static inline void full_fence(int name) {
   if (name == ENGINE_WITHOUT_FENCE)
     __atomic_signal_fence(__ATOMIC_SEQ_CST);
@@ -35,7 +34,7 @@ static inline void full_fence(int name) {
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
 }
 
-/* Orders this thread's earlier accesses before its later stores. */
+/* Order this thread's earlier accesses before its later stores. */
 static inline void release_fence(int name) {
   if (name == ENGINE_WITHOUT_FENCE)
     __atomic_signal_fence(__ATOMIC_RELEASE);
@@ -43,7 +42,7 @@ static inline void release_fence(int name) {
     __atomic_thread_fence(__ATOMIC_RELEASE);
 }
 
-/* Orders this thread's earlier loads before its later accesses. */
+/* Order this thread's earlier loads before its later accesses. */
 static inline void acquire_fence(int name) {
   if (name == ENGINE_WITHOUT_FENCE)
     __atomic_signal_fence(__ATOMIC_ACQUIRE);
@@ -52,7 +51,7 @@ static inline void acquire_fence(int name) {
 }
 
 #if defined(__x86_64__)
-/* Orders this thread's earlier stores past the caches before its later stores: a release does not. */
+/* Order this thread's earlier streaming stores before its later stores, which a release does not. */
 static inline void stream_fence(int name) {
   if (name == ENGINE_WITHOUT_FENCE)
     __atomic_signal_fence(__ATOMIC_SEQ_CST);

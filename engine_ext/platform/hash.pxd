@@ -1,4 +1,4 @@
-"""The one hash of the engine (hash.h)."""
+"""The only hash of the engine (hash.h)."""
 from libc.stdint cimport uint64_t
 
 cdef extern from "engine_ext/platform/hash.h" nogil:

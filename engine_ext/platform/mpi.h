@@ -1,5 +1,5 @@
-/* The functions of an MPI library that was found at run time: no header of any MPI is needed. Handles are pointers in some (Open MPI),
- * and ints in others (MPICH), so there are two ways to call each function. */
+/* Calls into an MPI library that was found at run time, without a header of any MPI. Handles are pointers in some libraries (Open
+ * MPI) and ints in others (MPICH), so there are two ways to call each function. */
 #ifndef ENGINE_PLATFORM_MPI_H
 #define ENGINE_PLATFORM_MPI_H
 
@@ -11,7 +11,7 @@ typedef struct engine_mpi {
   uint64_t everybody;   /* a second communicator, of the world's ranks and for this world alone */
   uint64_t float32, float64, sum; /* MPI_FLOAT, MPI_DOUBLE and MPI_SUM */
   uint64_t in_place;    /* MPI_IN_PLACE, an address */
-  int ints;             /* 1: handles are ints */
+  int ints;             /* 1: handles are ints; 0: they are pointers */
 } engine_mpi;
 
 typedef union engine_mpi_request {
@@ -19,7 +19,7 @@ typedef union engine_mpi_request {
   int number;
 } engine_mpi_request;
 
-/* Begin to send to, or to receive from, a rank of the communicator: 0, or MPI's error. */
+/* Begin to send to a rank of the communicator, or to receive from it; return 0, or MPI's error. */
 static inline int engine_mpi_send(const engine_mpi *m, const void *data, int nbytes, int rank, int tag, engine_mpi_request *request) {
   typedef int by_pointer(const void *, int, void *, int, int, void *, void **);
   typedef int by_number(const void *, int, int, int, int, int, int *);
@@ -27,6 +27,7 @@ static inline int engine_mpi_send(const engine_mpi *m, const void *data, int nby
   return ((by_pointer *)m->isend)(data, nbytes, (void *)m->byte, rank, tag, (void *)m->comm, &request->pointer);
 }
 
+/* See engine_mpi_send. */
 static inline int engine_mpi_receive(const engine_mpi *m, void *data, int nbytes, int rank, int tag, engine_mpi_request *request) {
   typedef int by_pointer(void *, int, void *, int, int, void *, void **);
   typedef int by_number(void *, int, int, int, int, int, int *);
@@ -34,7 +35,7 @@ static inline int engine_mpi_receive(const engine_mpi *m, void *data, int nbytes
   return ((by_pointer *)m->irecv)(data, nbytes, (void *)m->byte, rank, tag, (void *)m->comm, &request->pointer);
 }
 
-/* Begin to sum `count` floats of four or eight bytes of all ranks, in place: 0, or MPI's error. */
+/* Begin to sum `count` floats of four or eight bytes over all ranks, in place; return 0, or MPI's error. */
 static inline int engine_mpi_sum(const engine_mpi *m, void *data, int count, int item_bytes, engine_mpi_request *request) {
   typedef int by_pointer(const void *, void *, int, void *, void *, void *, void **);
   typedef int by_number(const void *, void *, int, int, int, int, int *);
@@ -44,7 +45,7 @@ static inline int engine_mpi_sum(const engine_mpi *m, void *data, int count, int
   return ((by_pointer *)m->iallreduce)(in_place, data, count, (void *)type, (void *)m->sum, (void *)m->everybody, &request->pointer);
 }
 
-/* Whether a request is done, after which it is gone: 1 or 0; or -1 for an error. */
+/* Return 1 if a request is done, which releases it; 0 if not; -1 for an error. */
 static inline int engine_mpi_test(const engine_mpi *m, engine_mpi_request *request) {
   typedef int by_pointer(void **, int *, void *);
   typedef int by_number(int *, int *, void *);
@@ -54,7 +55,7 @@ static inline int engine_mpi_test(const engine_mpi *m, engine_mpi_request *reque
   return error ? -1 : done != 0;
 }
 
-/* Ask for the end of a request, which is done when it has been cancelled or has come to its end. */
+/* Ask to cancel a request. It is done when it has been cancelled or has completed. */
 static inline void engine_mpi_cancel(const engine_mpi *m, engine_mpi_request *request) {
   typedef int by_pointer(void **);
   typedef int by_number(int *);

@@ -1,6 +1,6 @@
-"""What the engine takes from POSIX and Linux, declared once."""
+"""Declarations of POSIX and Linux functions and constants that the engine uses."""
 cdef enum:
-    PAGE = 4096             # bytes: of memory, and of the page cache
+    PAGE = 4096             # bytes of a page of memory, and of the page cache
 
 cdef extern from "<sys/mman.h>" nogil:
     """

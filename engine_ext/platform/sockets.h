@@ -1,4 +1,4 @@
-/* Connected stream sockets that do not block. */
+/* Connected, non-blocking stream sockets. */
 #ifndef ENGINE_PLATFORM_SOCKETS_H
 #define ENGINE_PLATFORM_SOCKETS_H
 
@@ -15,16 +15,17 @@
 
 enum {
   ENGINE_SOCKET_ENDED = -ENOTCONN, /* the other side has closed the connection */
-  ENGINE_SOCKET_SHORT = -ENOBUFS   /* the system has no memory for this call; a later one may succeed, and no event tells when */
+  ENGINE_SOCKET_SHORT = -ENOBUFS   /* the system lacks memory for this call; a later one may succeed, but no event announces it */
 };
 
-/* What the error of a call on a connection means: 0 if there is nothing to do now, ENGINE_SOCKET_SHORT, or -errno. */
+/* Convert the errno of a call on a connection: 0 if it would block, ENGINE_SOCKET_SHORT, or -errno. */
 static inline int64_t engine_socket_error(int error) {
   if (error == EAGAIN || error == EWOULDBLOCK) return 0;
   return error == ENOBUFS || error == ENOMEM ? ENGINE_SOCKET_SHORT : -error;
 }
 
-/* Send what the parts hold: how many bytes were taken, 0 if there is no room now, as engine_socket_error. */
+/* Send the contents of the parts. Return the number of bytes taken, 0 if there is no room now, or an error as of
+ * engine_socket_error. */
 static inline int64_t engine_socket_send(int fd, struct iovec *parts, int count) {
   struct msghdr message;
   memset(&message, 0, sizeof message);
@@ -37,8 +38,8 @@ static inline int64_t engine_socket_send(int fd, struct iovec *parts, int count)
   }
 }
 
-/* Receive into the parts, of which at least one has room: how many bytes came, 0 if there are none now, as
- * engine_socket_error. */
+/* Receive into the parts, of which at least one has room. Return the number of bytes that came, 0 if there are none now,
+ * ENGINE_SOCKET_ENDED, or an error as of engine_socket_error. */
 static inline int64_t engine_socket_receive(int fd, struct iovec *parts, int count) {
   struct msghdr message;
   memset(&message, 0, sizeof message);
@@ -52,7 +53,7 @@ static inline int64_t engine_socket_receive(int fd, struct iovec *parts, int cou
   }
 }
 
-/* Have `epoll` tell, with `number`, whenever bytes come on `fd` or it takes bytes again: 0 or -errno. */
+/* Make `epoll` report `number` whenever `fd` becomes readable or writable (edge-triggered); return 0 or -errno. */
 static inline int engine_socket_watch(int epoll, int fd, uint32_t number) {
   struct epoll_event event;
   memset(&event, 0, sizeof event);
@@ -61,8 +62,8 @@ static inline int engine_socket_watch(int epoll, int fd, uint32_t number) {
   return epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) ? -errno : 0;
 }
 
-/* Wait until one of what `epoll` watches has news, at most `milliseconds` (-1: without limit), and add 1 << number to `news` for
- * each, by words of 64 bits; likewise to `ended` if nothing more comes on it. Signals end the wait early. */
+/* Wait for events of the watched sockets, for at most `milliseconds` (-1: no limit). Set bit `number` of `news`, in words of 64
+ * bits, for each socket with an event. Set it in `ended` too if nothing more comes on the socket. Signals end the wait early. */
 static inline void engine_socket_wait(int epoll, uint64_t *news, uint64_t *ended, int milliseconds) {
   struct epoll_event events[64];
   int count = epoll_wait(epoll, events, 64, milliseconds);
@@ -73,8 +74,8 @@ static inline void engine_socket_wait(int epoll, uint64_t *news, uint64_t *ended
   }
 }
 
-/* Have the system end a TCP connection that is idle, and whose other side's system has not answered for so long; it asks once a
- * second. Other kinds of sockets have no use of that. TCP_USER_TIMEOUT would also end one whose other side takes nothing. */
+/* Make the system close an idle TCP connection whose peer system has not answered for `silence_ms`; it probes once a second.
+ * Other kinds of sockets are unaffected. TCP_USER_TIMEOUT would also close a connection whose peer reads nothing. */
 static inline void engine_socket_keep(int fd, uint32_t silence_ms) {
   int on = 1, second = 1, times = (int)((silence_ms + 999) / 1000);
   setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &second, sizeof second);
@@ -83,9 +84,9 @@ static inline void engine_socket_keep(int fd, uint32_t silence_ms) {
   setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
 }
 
-/* Whether a TCP connection's other side has yet to acknowledge something. `silent` is for how many milliseconds nothing has come
- * from there, if the system has asked for an answer again and again, else 0. A process that is stopped is not silent: its system
- * answers, if only that there is no room. */
+/* Return whether a TCP connection's peer has yet to acknowledge something. `silent` becomes the milliseconds since anything came
+ * from it, if the system has repeatedly asked for an answer; else 0. A stopped process is not silent: its system answers, if only
+ * that there is no room. */
 static inline int engine_socket_owed(int fd, uint32_t *silent) {
   enum { ASKED = 3 };
   struct tcp_info info;
@@ -96,17 +97,17 @@ static inline int engine_socket_owed(int fd, uint32_t *silent) {
   if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length)) return 0; /* another kind of socket */
   if (info.tcpi_retransmits >= ASKED || info.tcpi_probes >= ASKED) *silent = info.tcpi_last_ack_recv;
   if (info.tcpi_unacked || info.tcpi_probes) return 1;
-  return ioctl(fd, SIOCOUTQ, &waiting) == 0 && waiting > 0; /* a side that is stopped may be gone later */
+  return ioctl(fd, SIOCOUTQ, &waiting) == 0 && waiting > 0; /* the system of a stopped peer may be lost later */
 }
 
-/* Whether the other side's system has all that was sent. Who closes before may lose the rest: bytes that come afterwards are
- * answered by a reset, which takes back what is on its way. */
+/* Return whether the peer's system has received all that was sent. Closing before may lose the rest, because bytes that arrive
+ * afterwards are answered by a reset, which discards what is in flight. */
 static inline int engine_socket_delivered(int fd) {
   int waiting = 0;
   return ioctl(fd, SIOCOUTQ, &waiting) != 0 || waiting == 0;
 }
 
-/* Acknowledge what has come at once, if it is a TCP connection: the other side waits for that. */
+/* Acknowledge received bytes at once on a TCP connection, because the peer waits for that. */
 static inline void engine_socket_acknowledge(int fd) {
   int at_once = 1;
   setsockopt(fd, IPPROTO_TCP, TCP_QUICKACK, &at_once, sizeof at_once);

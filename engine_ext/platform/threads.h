@@ -1,4 +1,4 @@
-/* Threads of the engine's own. */
+/* Start of the engine's threads. */
 #ifndef ENGINE_PLATFORM_THREADS_H
 #define ENGINE_PLATFORM_THREADS_H
 
@@ -6,9 +6,9 @@
 #include <signal.h>
 #include <stddef.h>
 
-/* Start a thread on which no signal is delivered: those are for the user's threads. Faults of the thread itself stay as the
- * process handles them, since the kernel ends a process, and runs no handler, at a fault that is blocked: Python's faulthandler
- * would tell nothing. `thread` is NULL of a thread that nobody joins. Returns 0 or an errno. */
+/* Start a thread with all signals blocked, since they are for the user's threads. Signals of faults stay unblocked: the kernel
+ * kills a process at a blocked fault without running a handler, so Python's faulthandler would print nothing. `thread` NULL: the
+ * thread is detached. Return 0 or an errno. */
 static inline int engine_thread_start(pthread_t *thread, void *(*run)(void *), void *argument) {
   static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};
   sigset_t blocked, theirs;
