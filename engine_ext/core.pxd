@@ -8,25 +8,25 @@ from engine_ext.shared.counters cimport counters_page
 cdef class Engine:
     cdef State* state
     cdef readonly int rank          # among the engine's ranks
-    cdef readonly int size
-    cdef readonly int number        # this rank in the world
-    cdef readonly tuple numbers     # all of the engine's ranks in the world
-    cdef readonly Engine world      # of a process set; None: this is the world's
-    cdef dict settings
-    cdef counters_page* page        # mapped; of the world, else NULL
-    cdef int control                # the world's memory file
+    cdef readonly int size          # number of the engine's ranks
+    cdef readonly int number        # number of this rank in the world
+    cdef readonly tuple numbers     # numbers of all of the engine's ranks in the world
+    cdef readonly Engine world      # the world's engine, for a process set; None: this is the world's
+    cdef dict settings              # constructor arguments; a process set's begin as the world's
+    cdef counters_page* page        # the mapped page of counters, in the world's engine; NULL: none
+    cdef int control                # descriptor of the world's memory file, in the world's engine; else -1
     cdef uint64_t formed            # process sets that the world has formed together
-    cdef uint64_t offset            # where its segment lies there
-    cdef uint64_t regions
-    cdef uint64_t prepared          # allreduces that were prepared without a name
-    cdef list shared                # this rank's parts of the arena
-    cdef object opening             # opens a GPU by its number; None: none can be opened
-    cdef object lane                # of the open GPU, which stays as long as the engine; or None
-    cdef list group_names           # all that it was called, of which the last counts: native code may read an earlier one
-    cdef bint held                  # a carrier may still write to the segment, which stays mapped
+    cdef uint64_t offset            # where this engine's segment begins in the world's file
+    cdef uint64_t regions           # regions of the arena
+    cdef uint64_t prepared          # prepared allreduces without a name
+    cdef list shared                # this rank's parts of the arena's regions
+    cdef object opening             # function that opens a GPU by its number; None: none can be opened
+    cdef object lane                # lane of the open GPU, kept as long as the engine; or None
+    cdef list group_names           # all its names, the last of which counts: native code may still read an earlier one
+    cdef bint held                  # a carrier may still write to the segment, so it stays mapped
 
     cdef int connect(self) except -1
-    cdef object carried             # channels of the carrier, and whether it can sum; None: there is none
+    cdef object carried             # (channels of the carrier, whether it can sum); None: there is none
     cdef int use_carrier(self) except -1
     cdef void hold_carrier(self, bint over)
     cdef int open(self, int rank, tuple numbers, Engine world, uint64_t offset, int calls) except -1

@@ -1,7 +1,7 @@
-"""Engine: the one owner of native state, and the border to Python.
+"""Engine: the only owner of native state, and the border to Python.
 
-What a call submits, how it is submitted, waited for and refused is in bindings/: functions of the native state, as are those that
-tell of it (snapshots.pyx).
+The functions that submit, wait and refuse are in bindings/, and those that describe the state in snapshots.pyx. They work on the
+native state.
 """
 cimport cython
 from cpython.exc cimport PyErr_CheckSignals
@@ -77,7 +77,7 @@ from os import fstat, strerror
 
 from engine_ext.errors import EngineError, IncompatibleRanksError
 
-cdef uint64_t NO_CHANNEL = <uint64_t>-1      # of a carrier: connections alone
+cdef uint64_t NO_CHANNEL = <uint64_t>-1      # channel of a process set that uses no carrier
 cdef str CLAIMED_FOR_OTHERS = (
     "the process set of the ranks {numbers} cannot be entered at {offset}, which was claimed for another set: do all its ranks "
     "form the same sets in the same order?"
@@ -89,7 +89,8 @@ cdef extern from "<sys/eventfd.h>" nogil:
 
 
 cdef const int* number_hosts(hosts, tuple numbers, int* host_of) except? NULL:
-    """The host of each of `numbers`, counted from 0 in the order in which they come; NULL: there is one."""
+    """Write the host of each of `numbers` into `host_of`, counted from 0 in order of appearance, and return it; NULL: one
+    host."""
     cdef dict counted = {}
     cdef int r
     if hosts is None:
@@ -100,7 +101,7 @@ cdef const int* number_hosts(hosts, tuple numbers, int* host_of) except? NULL:
 
 
 cdef int close_untaken(Engine engine, dict lanes, dict trunks) except -1:
-    """Close the connections that an engine was given, if it has failed before it took them over."""
+    """Close the connections given to an engine that failed before it took them over."""
     if engine is None or engine.state.network == NULL:
         for descriptors in (lanes or {}).values():
             for descriptor in descriptors:
@@ -154,7 +155,7 @@ cdef class Engine:
             raise
 
     cdef int open(self, int rank, tuple numbers, Engine world, uint64_t offset, int calls) except -1:
-        """Start this rank's engine among `numbers`, in the segment at `offset` of the world's file; native calls find it by the
+        """Start this rank's engine among `numbers`, in the segment at `offset` of the world's file. Native calls find it by the
         number `calls`."""
         cdef State* e = self.state
         cdef engine_knobs knobs
@@ -197,7 +198,7 @@ cdef class Engine:
             self.world, e.world = world, world.state
             status = segment_enter(&e.segment, &world.state.segment, members)
             if status < 0:
-                segment_unmap(&e.segment)       # whose words here are those of another engine
+                segment_unmap(&e.segment)       # the words here are those of another engine
             if status == -EPROTO:
                 raise EngineError(CLAIMED_FOR_OTHERS.format(numbers=list(numbers), offset=offset))
             if status < 0:
@@ -210,7 +211,7 @@ cdef class Engine:
                 if self.settings["carrier"] is not None:
                     self.use_carrier()
             except BaseException as error:
-                failure = error         # the other ranks hear of it over connections that work
+                failure = error         # the other ranks learn of it over connections that work
             else:
                 expect_summing(e, &knobs)
         else:
@@ -260,8 +261,8 @@ cdef class Engine:
         return 0
 
     cdef int use_carrier(self) except -1:
-        """Have large offers go over a carrier, in a channel of this engine's own. A process set for which there is none goes over
-        connections alone, on all its ranks."""
+        """Send large messages over a carrier, in a channel of this engine's own. A process set without a channel uses connections
+        alone, on all its ranks."""
         cdef object capsule = self.settings["carrier"]
         cdef Segment* segment = &self.state.segment
         cdef engine_carrier_provider* provider
@@ -292,13 +293,14 @@ cdef class Engine:
         return 0
 
     cdef void hold_carrier(self, bint over):
-        """Keep a carrier that is not over, and the memory that it may still write to, until the process ends."""
+        """Unless a carrier is `over`, keep it, and the memory that it may still write to, until the process ends."""
         if not over and not self.held and self.settings is not None:
             self.held = True
             Py_INCREF(self.settings["carrier"])
 
     @property
     def opener(self):
+        """The function that opens a GPU by its number, or None."""
         return self.opening
 
     @opener.setter
@@ -307,15 +309,18 @@ cdef class Engine:
         self.state.opener = NULL if function is None else <void*>function
 
     def use(self, lane):
+        """Use the GPU of an open lane; in a process set, use the connection of its ranks on it."""
         if self.world is None:
             self.lane = lane
             use_device(self.state, <device*><size_t>lane.device)
         self.state.opened = True
 
     def hold(self, bint on):
+        """Call the opener for every tensor on a GPU that is submitted, even if the GPU is open; or stop that."""
         self.state.held = on
 
     def take_turns(self, uintptr_t queue):
+        """Give a process set's device_queue, by its address, turns on the GPU; 0: remove the set's queue."""
         cdef State* e = self.state
         if e.queue != NULL:
             turns_leave(e.world, e.queue)
@@ -324,6 +329,7 @@ cdef class Engine:
             turns_enter(e.world, e.queue)
 
     def want_turn(self):
+        """Count an item that moves nothing and was given to the lane; the set's coordinator also asks for its turn on the GPU."""
         cdef State* e = self.state
         with nogil:
             turns_hand(e.world, e.queue)
@@ -331,33 +337,42 @@ cdef class Engine:
                 turns_want(e.world, e.queue)
 
     def make_rooms(self):
+        """Allocate results on the GPU until `close_rooms` is called; for a thread of its own."""
         make_rooms(self.state)
 
     def close_rooms(self):
+        """End `make_rooms`."""
         close_rooms(self.state)
 
     def free_deferred(self):
+        """Free finished operations that nobody holds, except those that the device still uses."""
         free_deferred(self.state)
 
     def count(self, bint on):
+        """Switch counting into the page of counters on or off, for benchmarks."""
         expect_open(self.state)
         observers_count(self.state, self.page if on else NULL)
 
     def count_as(self, str name not None):
+        """Count a process set's operations under a name too."""
         cdef bytes text = name.encode("utf-8", "replace")
         if self.state.alive[0] == 1 and not self.state.closed:      # a forked child has no page
             observers_name_group(self.state, text, <uint64_t>len(text))
 
     def tell(self, **fields):
+        """Set fields of the page of counters."""
         set_fields(self.page, fields)
 
     def clock(self):
+        """Return by how many nanoseconds rank 0's clock is ahead of this host's, and the error of that; None if unknown."""
         cdef State* e = self.state
         return None if e.segment.header == NULL or e.alive[0] != 1 else clock_of(e.segment.world)
 
     def form(self, tuple numbers, int calls, dict lanes=None, dict trunks=None):
-        """An engine for some ranks of the world, among themselves; None on the others. Collective over the world. Native calls
-        find it by the number `calls`. Where its ranks are on several hosts, it is given connections as the world was."""
+        """Make an engine for some ranks of the world; return it, or None on the other ranks. Collective over the world.
+
+        Native calls find it by the number `calls`. If its ranks are on several hosts, it is given connections like the world.
+        """
         cdef Segment* segment = &self.state.segment
         cdef Handle handle
         cdef list said = [len(numbers), 0]
@@ -365,7 +380,7 @@ cdef class Engine:
         try:
             self.expect_world()
             self.formed += 1
-            # The leader of each host makes the segment before it says where, so every member finds it after.
+            # The leader of each host makes the segment before it announces the offset, so every member finds the segment.
             if segment.rank == segment.leader:
                 try:
                     said[1] = self.claim(len(numbers))
@@ -376,7 +391,7 @@ cdef class Engine:
             told = handle.gathered[0].cast("B").cast("Q").tolist()
             if len(set(told[::2])) > 1:
                 raise EngineError(f"the ranks form process sets of different sizes: {told[::2]}")
-            if told[2 * segment.leader + 1] == 0:       # which is where the world's own segment is
+            if told[2 * segment.leader + 1] == 0:       # 0 is the world's own segment
                 raise failure or EngineError(f"rank {segment.leader} cannot make its control segment on this host")
             if self.rank not in numbers:
                 return None
@@ -386,7 +401,7 @@ cdef class Engine:
         return self.enter_set(numbers, calls, told[2 * segment.leader + 1], lanes, trunks, self.formed)
 
     def claim(self, Py_ssize_t size):
-        """Make the control segment of a process set of `size` ranks: where it begins in the file of this host."""
+        """Make the control segment of a process set of `size` ranks; return where it begins in this host's file."""
         cdef uint64_t offset = 0
         cdef int status
         self.expect_world()
@@ -400,9 +415,11 @@ cdef class Engine:
 
     def enter_set(self, tuple numbers, int calls, uint64_t offset, dict lanes=None, dict trunks=None,
                   uint64_t channel=NO_CHANNEL, dict settings=None):
-        """This rank's engine in a process set, whose segment one of its ranks on each host has claimed at `offset`. Not
-        collective: its ranks may enter one after another, and use it at once. `channel`: of the carrier, equal on all ranks.
-        `settings` that differ from the world's."""
+        """Make this rank's engine in a process set, whose segment one of its ranks on each host has claimed at `offset`.
+
+        Not collective: its ranks may enter one after another, and use it at once. `channel`: the carrier's, equal on all ranks.
+        `settings`: those that differ from the world's.
+        """
         cdef Engine part = None
         cdef uint64_t room
         try:
@@ -422,6 +439,7 @@ cdef class Engine:
         return part
 
     cdef int expect_world(self) except -1:
+        """Raise unless this is the world's engine, and open."""
         expect_open(self.state)
         if self.world is not None:
             raise EngineError("process sets are formed by the world's engine")
@@ -433,17 +451,17 @@ cdef class Engine:
         cdef int r
         if e == NULL:
             return
-        if e.alive != NULL and e.alive[0] == 1:     # not in a forked child: there nothing of this is ours
+        if e.alive != NULL and e.alive[0] == 1:     # in a forked child all of this is the parent's
             if not self.state.closed and e.segment.header != NULL:
                 calls_dismiss(e)
                 engines_leave(e)
                 if not calls_settle(e, TICK_NS):
-                    return          # a thread is inside: it keeps what it uses
+                    return          # a thread is inside: it keeps the memory that it uses
             if (e.device != NULL and load_acquire(&e.device.passed) != <uint64_t>-1) or e.handed != e.returned:
-                return              # likewise the GPU's lane, which was not closed, or has items of it
+                return              # likewise the GPU's lane, if it was not closed or holds items of this engine
             arena_close(&e.arena)
             if e.network != NULL:
-                with nogil:                 # a carrier may be at work that needs it
+                with nogil:                 # a carrier at work may need it
                     over = connections_close(e.network)
                 self.hold_carrier(over)
                 free(e.network)
@@ -473,6 +491,7 @@ cdef class Engine:
 
     @property
     def group_name(self):
+        """The name of a process set in reports; empty: it has none."""
         return self.group_names[len(self.group_names) - 1].decode() if self.group_names else ""
 
     @group_name.setter
@@ -481,22 +500,24 @@ cdef class Engine:
         if name == self.group_name:
             return
         self.group_names.append(text)
-        # Pairs with group_name().
+        # Pairs with the load in group_name() of shared/segment.
         store_pointer(<void**>&self.state.segment.group_name, <void*><char*>text if text else NULL)
 
     @property
     def failure(self):
+        """The exception of the world's failure, or None."""
         cdef State* e = self.state
         if e.segment.header == NULL or e.alive[0] != 1 or load_acquire(e.segment.abort) == 0:
             return None
         return world_error(e)
 
     cdef Handle start(self, Op* op, object name, bint blocking, object output):
-        """Bring an operation under `name`, or the next of the unnamed. With `blocking`, wait up to a tick for it."""
+        """Submit an operation under `name`, or unnamed if it is None; return its handle. With `blocking`, wait up to a tick for
+        it."""
         return begin_op(self, self.state, op, name, blocking, output)
 
     cdef int agree_on_size(self, str name, uint64_t size) except -1:
-        """Wait until every rank has come here, with the same size."""
+        """Wait until every rank has come here, and check that all pass the same size."""
         self.start(size_barrier_op(size), name, True, None).wait()
         return 0
 
@@ -507,10 +528,12 @@ cdef class Engine:
         return self.start(allreduce_op(self.state, tensor, output, op, prescale, postscale, wire), name, blocking, output)
 
     def allreduce_directly(self, tensor, name, int op, prescale, postscale):
+        """Try to allreduce in place without a handle; return whether that was done."""
         expect_open(self.state)
         return reduce_directly(self, self.state, tensor, name, op, prescale, postscale)
 
     def count_prepared(self):
+        """Return the number of a new prepared allreduce without a name, from 1."""
         self.prepared += 1
         return self.prepared
 
@@ -541,10 +564,12 @@ cdef class Engine:
         return self.start(allgather_op(self.state, tensor, room, output), name, blocking, output)
 
     def send_bytes(self, tensor, str name, bint copy):
+        """Send the bytes of a tensor under a name; see `send_op`."""
         expect_open(self.state)
         return begin_in_turn(self, self.state, send_op(tensor, copy), name)
 
     def receive_bytes(self, output, str name):
+        """Receive bytes that were sent under a name; see `receive_op`."""
         expect_open(self.state)
         return begin_in_turn(self, self.state, receive_op(output), name)
 
@@ -557,6 +582,7 @@ cdef class Engine:
         return self.start(alltoall_op(self.state, tensor, splits, room, output), name, blocking, output)
 
     def meet(self, name=None):
+        """Wait in a barrier, without a handle."""
         expect_open(self.state)
         meet_directly(self, self.state, name)
 
@@ -565,26 +591,29 @@ cdef class Engine:
         return self.start(barrier_op(self.state, name, blocking), name, blocking, None)
 
     def fail(self, str kind, name, str reason):
-        """Announce that this rank's call has failed, in the place of the operation that it would have submitted: so every rank
-        hears of it when it comes to that operation, and the numbers of unnamed ones stay in step."""
+        """Announce that a call of this rank has failed, in place of the operation that it would have submitted. So every rank
+        learns of it at that operation, and the numbers of unnamed operations stay in step."""
         if self.state.alive != NULL and self.state.alive[0] == 1 and not self.state.closed:
             fail_call(self.state, kind, name, reason)
 
     def join(self):
-        """Bring nothing until every rank has called this; the last that did. Collective."""
+        """Submit nothing until every rank has called this; return the last rank that did. Collective."""
         expect_open(self.state)
         wait_for_joins(self.state)
         return self.state.last_joined
 
     @property
     def joined(self):
+        """True while this rank has joined and not all ranks have."""
         return self.state.joined
 
     @property
     def joins(self):
+        """Number of times that all ranks have joined."""
         return load32_acquire(&self.state.segment.joins)
 
     def share(self, uint64_t nbytes):
+        """Return zeroed memory of `nbytes`, at the same offset in every rank's part of the arena. Collective."""
         cdef Arena* arena = &self.state.arena
         cdef Part part
         cdef str name
@@ -594,7 +623,7 @@ cdef class Engine:
             raise EngineError("tensors are shared by all ranks of the world, not by a process set")
         if nbytes == 0:
             raise ValueError("a shared region has at least one byte")
-        # The leader of each host makes the file long enough before it submits the barrier, so every rank finds it so after.
+        # The leader of each host extends the file before it submits the barrier, so every rank finds it long enough afterwards.
         if self.state.segment.rank == self.state.segment.leader:
             grow_arena(arena, nbytes)
         self.regions += 1
@@ -608,7 +637,7 @@ cdef class Engine:
         self.shared.append(part)
         return memoryview(part)
 
-    # ---- knobs and what is known
+    # ---- knobs and snapshots
 
     def set_knobs(self, **changes):
         expect_open(self.state)
@@ -619,19 +648,23 @@ cdef class Engine:
 
     @property
     def compressible(self):
+        """True if a defined tensor follows the knob `compression`; on the coordinator only."""
         return load_relaxed(&self.state.coordinator.tuned) != 0
 
     @property
     def codable(self):
+        """True if a defined tensor follows that knob, fp8 included; on the coordinator only."""
         return load_relaxed(&self.state.coordinator.tuned_coded) != 0
 
     @property
     def sockets_per_lane(self):
+        """Connections opened between two ranks on different hosts; 0 with one host."""
         cdef Network* network = self.state.network
         return network.list[0].count if network != NULL and network.list != NULL else 0
 
     @property
     def messages(self):
+        """Number of messages that this rank has given to a carrier."""
         return lanes_messages(&self.state.network.lanes) if self.state.network != NULL else 0
 
     @property
@@ -641,6 +674,7 @@ cdef class Engine:
 
     @property
     def chainable(self):
+        """True if ranks are on several hosts, and sums that pass from host to host have the bits of all other ways."""
         return self.state.segment.hosts > 1 and self.state.segment.crews.consecutive
 
     def counters(self):
@@ -654,14 +688,17 @@ cdef class Engine:
 
     @property
     def idle(self):
+        """True if this rank has nothing in flight, apart from operations that are set aside."""
         cdef State* e = self.state
         return (e.segment.header == NULL or e.alive[0] != 1 or load_pointer(<void**>&e.table.inflight) == NULL
                 or all_are_aside(e))
 
     def ranks(self):
+        """Return the progress of every rank."""
         return ranks_of(self.state)
 
     def overdue(self):
+        """Return and clear the lines for a stall report."""
         return overdue_of(self.state)
 
     def mark_step(self, int number=0):
@@ -671,25 +708,30 @@ cdef class Engine:
         record_steps(self.state)
 
     def steps(self, uint64_t since):
+        """Return the marks of steps from number `since` on."""
         return steps_of(self.state, since)
 
     def definitions(self):
+        """Return the names to which the coordinator has given an id."""
         return definitions_of(self.state)
 
     def mark_traffic(self, str name=None, uint32_t every=1, uint32_t window=0):
         mark_traffic(self.state, name, every, window)
 
-    # ---- failure and the end
+    # ---- failure and shutdown
 
     def forked(self):
-        """To be called in every forked child: makes its view of shared tensors its own, and closes what is the parent's: a child
-        that outlives the world must not hold its files."""
+        """Detach a forked child, which must call this at once; elsewhere do nothing.
+
+        Its view of shared tensors becomes its own. What is the parent's is closed, because a child that outlives the world must
+        not hold its files.
+        """
         cdef State* e = self.state
         cdef int r
         if e.alive == NULL or e.alive[0] == 1:
             return
         arena_forked(&e.arena)
-        self.hold_carrier(False)        # it is the parent's: what ends it must not run here
+        self.hold_carrier(False)        # it is the parent's: its end must not run here
         if e.network != NULL:
             connections_forked(e.network)
         for r in range(self.size if e.peers != NULL else 0):
@@ -702,6 +744,7 @@ cdef class Engine:
         e.events_fd = self.control = e.arena.fd = -1
 
     def monitor(self):
+        """Block until an event needs attention; return `abort`, `stall`, `signal` or `closed`."""
         cdef int events
         if self.state.alive[0] != 1:
             return "closed"
@@ -709,7 +752,7 @@ cdef class Engine:
             events = monitor_wait(self.state)
         if events & EVENT_CLOSED:
             return "closed"
-        # One at a time, the gravest first; what is left comes with the next call.
+        # One event at a time, the gravest first; the others come with the next call.
         for event, name in ((EVENT_ABORT, "abort"), (EVENT_STALL, "stall"), (EVENT_SIGNAL, "signal")):
             if events & event:
                 if events & ~event:
@@ -718,29 +761,33 @@ cdef class Engine:
         return "closed"
 
     def starting(self):
-        """Say that this rank's start has come to its end; the ranks of this host whose has not."""
+        """Announce that this rank has started; return the ranks of this host that have not."""
         cdef Segment* segment = &self.state.segment
         expect_open(self.state)
         store32_release(&segment.mine.started, 1)       # pairs with the acquire of the others
         return [segment.crew[i] for i in range(segment.crew_size) if not load32_acquire(&segment.pages[segment.crew[i]].started)]
 
     def notify_signal(self):
+        """Make `monitor` return `signal`; may be called on any thread."""
         if self.state.alive[0] == 1 and not self.state.closed:
             raise_event(self.state, EVENT_SIGNAL)
 
     def abort(self, str reason):
+        """Make the world fail, with this rank as the culprit."""
         cdef bytes text
         if self.state.alive[0] == 1 and not self.state.closed:
             text = reason.encode("utf-8", "replace")
             abort_world(&self.state.segment, self.rank, CAUSE_RAISED, text)
 
     def accuse(self, int rank, str reason):
+        """Make the world fail because `rank` stands still."""
         cdef bytes text
         if self.state.alive[0] == 1 and not self.state.closed:
             text = reason.encode("utf-8", "replace")
             abort_world(&self.state.segment, rank, CAUSE_STALLED, text)
 
     def close(self, double timeout):
+        """Finish what is in flight, for at most `timeout` seconds, announce that this rank left, and stop the engine."""
         cdef State* e = self.state
         cdef Goal goal
         cdef uint64_t begun, limit
@@ -751,7 +798,7 @@ cdef class Engine:
         memset(&goal, 0, sizeof(Goal))
         goal.idle = True
         begun, limit = patience_at(e.clock, now_ns()), seconds_ns(timeout)
-        with nogil:                     # here as below: who has the lock may wait for the GIL
+        with nogil:                     # here and below: a thread with the lock may wait for the GIL
             driver_wait_for_all(e, True)
         try:
             while True:
@@ -775,10 +822,10 @@ cdef class Engine:
                 settled = calls_settle(e, limit)
                 settled = finish_device(e, limit) and settled
             if not settled:
-                Py_INCREF(self)         # a thread is inside: it keeps what it uses
+                Py_INCREF(self)         # a thread is inside: it keeps the memory that it uses
             if self.rank == COORDINATOR:
                 store32_release(&e.segment.coordinator.over, 1)
-            # After the last chunk that this rank passes; pairs with the acquire of whoever needs this rank, and of monitors.
+            # After the last chunk that this rank passes; pairs with the acquire of ranks that need this one, and of monitors.
             store32_release(&e.segment.mine.left, 1)
             add32(&e.segment.header.departures, 1)      # pairs with stall_look_for_left
             wake_others(&e.segment, 0)
@@ -787,7 +834,7 @@ cdef class Engine:
                 if e.network != NULL and settled:
                     over = connections_close(e.network)
             self.hold_carrier(over)
-            self.settings["carrier"] = None     # a child that is forked later does not end what is its parent's
+            self.settings["carrier"] = None     # a child forked later must not end the parent's carrier
             for part in self.shared:
                 (<Part>part).detached = True
             arena_close(&e.arena)

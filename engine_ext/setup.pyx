@@ -1,4 +1,4 @@
-"""Before there is an engine: the kernels of this process, and the memory of a world."""
+"""Functions that need no engine: the choice of kernels, and the memory of a world."""
 from engine_ext.kernels.kernels cimport (
     ENGINE_ADASUM, ENGINE_ALL_DTYPES, ENGINE_DTYPE_NAMES, ENGINE_LEVELS, ENGINE_OP_NAMES, engine_kernels_best,
     engine_kernels_get, engine_kernels_level, engine_kernels_name,
@@ -17,11 +17,11 @@ cdef extern from "platform/memory.h" nogil:
 cdef extern from "fingerprint.h" nogil:
     const char* ENGINE_SOURCES      # digest of all native sources: tools/native_fingerprint.py
 
-cdef int chosen_level = -1      # of the kernels; -1: the best
+cdef int chosen_level = -1      # ENGINE_PLAIN ..; -1: the best
 
 
 def kernel_levels():
-    """Kernel sets this processor can run, the best last."""
+    """Return the names of the kernel sets that this processor can run, the best last."""
     return [engine_kernels_name(k).decode() for k in range(ENGINE_LEVELS) if engine_kernels_get(k) != NULL]
 
 
@@ -37,12 +37,12 @@ def use_kernels(str level):
 
 
 cdef int kernel_level() noexcept:
-    """The kernel set of engines made now."""
+    """Return the kernel set for engines made now."""
     return engine_kernels_best() if chosen_level < 0 else chosen_level
 
 
 def segment_info():
-    """What two ranks must share to work together."""
+    """Return the versions that ranks must share to work together: protocol, layout, sources and kernels."""
     kernels = engine_kernels_name(kernel_level()).decode()
     return {
         "protocol": ENGINE_PROTOCOL, "layout": f"{engine_layout():016x}", "sources": ENGINE_SOURCES.decode(), "kernels": kernels,
@@ -50,7 +50,7 @@ def segment_info():
 
 
 def codes():
-    """What numbers are called: names in the order of the numbers, by the name of their list."""
+    """Return the names of numbered values, in the order of the numbers, by the name of their list."""
     names_of_kinds = {name: tuple(names) for name, _, *names in map(str.split, NAMES_TEXT.decode().splitlines())}
     names_of_kinds["dtypes"] = tuple([ENGINE_DTYPE_NAMES[k].decode() for k in range(ENGINE_ALL_DTYPES)])
     names_of_kinds["reductions"] = tuple([ENGINE_OP_NAMES[k].decode() for k in range(ENGINE_ADASUM + 1)])
@@ -58,7 +58,7 @@ def codes():
 
 
 def create_segment(int size, unsigned int generation):
-    """Make the control segment of a world; its descriptor."""
+    """Make the control segment of a world; return its descriptor."""
     if not 1 <= size <= MAX_RANKS:
         raise EngineError(f"a host carries 1 to {MAX_RANKS} ranks, not {size}")
     cdef int fd = segment_create(size, generation)
@@ -68,7 +68,7 @@ def create_segment(int size, unsigned int generation):
 
 
 def create_arena():
-    """Make the empty file in which shared tensors are allocated; its descriptor."""
+    """Make the empty file in which shared tensors are allocated; return its descriptor."""
     cdef int fd = engine_memory_file(b"engine-arena")
     if fd < 0:
         raise OSError(-fd, os.strerror(-fd))
@@ -76,7 +76,7 @@ def create_arena():
 
 
 def is_aborted(int control, int rank, int size, hosts):
-    """Whether the world of a segment has failed already."""
+    """Return whether the world of a segment has failed already."""
     cdef Segment segment
     cdef int status = map_for(&segment, control, rank, size, hosts)
     if status < 0:
@@ -88,7 +88,7 @@ def is_aborted(int control, int rank, int size, hosts):
 
 
 cdef int map_for(Segment* segment, int control, int rank, int size, object hosts) except? -1:
-    """Map a segment for a process that makes no engine: 0, or an error number."""
+    """Map a segment for a process that makes no engine; return 0, or an error number below 0."""
     cdef int[MAX_RANKS] host_of
     cdef int r
     for r in range(size if hosts else 0):
@@ -97,7 +97,7 @@ cdef int map_for(Segment* segment, int control, int rank, int size, object hosts
 
 
 def abort_segment(int control, int rank, int size, hosts, str reason):
-    """Fail a world in the name of a rank that has met the others and cannot make its engine."""
+    """Make a world fail on behalf of a rank that has met the others and cannot make its engine."""
     cdef Segment segment
     cdef bytes text = reason.encode("utf-8", "replace")
     cdef int status = map_for(&segment, control, rank, size, hosts)

@@ -1,4 +1,4 @@
-"""State as Python sees it, and the knobs that it sets."""
+"""The engine's state as Python objects, and the knobs that Python sets."""
 from libc.stdint cimport uint32_t, uint64_t
 
 from engine_ext.control.state cimport State

@@ -1,5 +1,8 @@
-"""What an engine can tell about itself. It is copied under the engine's lock, and made into Python objects after: making them may
-run the collector, and what that frees takes the lock too."""
+"""Snapshots of an engine's state, and the knobs that Python sets.
+
+A snapshot is copied under the engine's lock, and made into Python objects afterwards. Making them may run the garbage collector,
+and objects that it frees take the lock too.
+"""
 from libc.stdint cimport int32_t, int64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
@@ -23,19 +26,20 @@ from engine_ext.errors import EngineError
 cdef struct Waiting:            # an operation in flight
     char[NAME_BYTES] name
     uint32_t name_bytes
-    int kind
-    uint64_t submitted
-    int32_t id                  # -1: not known, or its bit does not tell
+    int kind                    # number of the kind
+    uint64_t submitted          # nanoseconds, monotonic
+    int32_t id                  # -1: none, or its bits say nothing about this round
 
 
-cdef struct Definition:         # a name that the coordinator has given an id
+cdef struct Definition:         # a name with an id of the coordinator
     char[NAME_BYTES] name
     uint32_t name_bytes
-    uint64_t times
+    uint64_t times              # operations under it that have ended
     engine_meta meta
 
 
 cdef dict counters_of(State* e):
+    """Return the engine's counters by name."""
     return {"entries": load_relaxed(&e.counters.entries), "tensors": load_relaxed(&e.counters.tensors),
             "bytes": load_relaxed(&e.counters.nbytes), "wait_ns": load_relaxed(&e.counters.wait_ns),
             "busy_ns": load_relaxed(&e.counters.busy_ns),
@@ -45,6 +49,7 @@ cdef dict counters_of(State* e):
 
 
 cdef object clock_of(const Segment* segment):
+    """Return by how many nanoseconds rank 0's clock is ahead of this host's, and the error of that; None if unknown."""
     cdef uint64_t ahead = ahead_ns(segment)
     if not clocked(segment):
         return None
@@ -52,6 +57,8 @@ cdef object clock_of(const Segment* segment):
 
 
 cdef tuple steps_of(State* e, uint64_t since):
+    """Return the number of the first mark that is still kept, at least `since`, and a list with a tuple for each mark from there:
+    time, knob version, source, waited, busy, bytes."""
     cdef Mark* marks = <Mark*>malloc(MARKS * sizeof(Mark))
     cdef Mark* mark
     cdef uint64_t k, end
@@ -74,6 +81,7 @@ cdef tuple steps_of(State* e, uint64_t since):
 
 
 cdef list history_of(State* e):
+    """Return the last schedule entries that this rank executed, oldest first."""
     cdef Row* rows = <Row*>malloc(HISTORY * sizeof(Row))
     cdef Row* row
     cdef uint64_t k, end
@@ -102,7 +110,7 @@ cdef list history_of(State* e):
 
 
 cdef Definition* copy_definitions(State* e, uint64_t* count) noexcept nogil:
-    """All names that have an id, in memory to be freed; NULL without memory."""
+    """Copy all names that have an id, into memory for the caller to free; return NULL without memory."""
     cdef Definition* found
     cdef Record* record
     cdef int id
@@ -122,6 +130,7 @@ cdef Definition* copy_definitions(State* e, uint64_t* count) noexcept nogil:
 
 
 cdef list definitions_of(State* e):
+    """Return the names that have an id as dicts: see `Engine.definitions`."""
     cdef uint64_t count, k
     cdef Definition* found = copy_definitions(e, &count)
     cdef engine_meta* meta
@@ -134,7 +143,7 @@ cdef list definitions_of(State* e):
             meta = &found[k].meta
             sparse = meta.layout == LAYOUT_SPARSE
             reduces = sparse or operation_of(meta).reduces
-            whole = meta.group and not sparse       # of a group: elements by dtype, and a digest of its shapes
+            whole = meta.group and not sparse       # for a group: elements by dtype, and a digest of its shapes
             result.append({
                 "name": found[k].name[:found[k].name_bytes].decode("utf-8", "replace"), "kind": kind_name(meta.kind).decode(),
                 "op": op_name(meta.op).decode() if reduces else None, "dtype": dtype_name(meta.dtype).decode(),
@@ -148,7 +157,7 @@ cdef list definitions_of(State* e):
 
 
 cdef Waiting* copy_waiting(State* e, uint64_t* count) noexcept nogil:
-    """The operations in flight, newest first, in memory to be freed; NULL if there are none, or no memory."""
+    """Copy the operations in flight, newest first, into memory for the caller to free; NULL: there are none, or no memory."""
     cdef Waiting* found = NULL
     cdef Op* op
     cdef bint behind, taken
@@ -157,13 +166,13 @@ cdef Waiting* copy_waiting(State* e, uint64_t* count) noexcept nogil:
     if e.table.inflight_count:
         found = <Waiting*>malloc(e.table.inflight_count * sizeof(Waiting))
     if found != NULL:
-        # With entries still to execute, another rank's bit may already speak of the next round.
+        # While entries are left to execute, another rank's bit may already belong to the next round.
         behind = load_acquire(&e.segment.mine.cursor) != load_acquire(&e.segment.coordinator.tail)
         op = e.table.inflight
         while op != NULL:
             memcpy(found[count[0]].name, op.record.name, op.record.name_bytes)
             found[count[0]].name_bytes, found[count[0]].kind = op.record.name_bytes, op.meta.kind
-            taken = load32_relaxed(&op.flags) & OP_TAKEN != 0       # likewise, and it was submitted by all
+            taken = load32_relaxed(&op.flags) & OP_TAKEN != 0       # likewise, and all ranks have submitted it
             found[count[0]].submitted, found[count[0]].id = op.submitted, -1 if behind or taken else op.record.id
             count[0] += 1
             op = op.next
@@ -172,6 +181,7 @@ cdef Waiting* copy_waiting(State* e, uint64_t* count) noexcept nogil:
 
 
 cdef list pending_of(State* e):
+    """Return the operations in flight, oldest first, as dicts: see `Engine.pending`."""
     cdef uint64_t now = now_ns(), count, k
     cdef Waiting* found
     cdef int r
@@ -191,7 +201,7 @@ cdef list pending_of(State* e):
                         same = bit(e.segment.pages[r].ready, found[k].id) == bit(e.segment.mine.ready, found[k].id)
                         (brought if same else missing).append(e.segment.numbers[r])
                 if unseen and not missing:
-                    missing = None          # it is somebody on another host, if anybody
+                    missing = None          # if a rank is missing, it is on another host
             result.append({"name": found[k].name[:found[k].name_bytes].decode("utf-8", "replace"),
                            "kind": kind_name(found[k].kind).decode(), "seconds": age_ns(now, found[k].submitted) / 1e9,
                            "missing": missing, "brought": brought})
@@ -202,6 +212,7 @@ cdef list pending_of(State* e):
 
 
 cdef list overdue_of(State* e):
+    """Return and clear the lines for a stall report."""
     cdef char[OVERDUE_BYTES] text
     pthread_mutex_lock(&e.lock)
     memcpy(text, e.overdue, OVERDUE_BYTES)
@@ -211,7 +222,8 @@ cdef list overdue_of(State* e):
 
 
 cdef int64_t entry_at(State* e, const rank_page* page) noexcept nogil:
-    """The schedule entry that a rank executes or has yet to; -1: it has executed all."""
+    """Return the number of the schedule entry that a rank executes, or executes next; -1: it has executed all, or moves too fast
+    to be read."""
     cdef const engine_entry* entry
     cdef uint64_t cursor = load_acquire(&page.cursor), at, now
     cdef int64_t found = -1
@@ -223,13 +235,14 @@ cdef int64_t entry_at(State* e, const rank_page* page) noexcept nogil:
                 found = <int64_t>entry.sequence
             at += max(entry.words, <unsigned int>1)
         now = load_acquire(&page.cursor)
-        if now == cursor:           # the rank has not passed these words, so they were not written over
+        if now == cursor:           # the rank has not passed these words, so they were not overwritten
             return found
         cursor = now
     return found
 
 
 cdef list ranks_of(State* e):
+    """Return the progress of every rank as dicts: see `Engine.ranks`."""
     cdef rank_page* page
     cdef int64_t entry
     cdef list result = []
@@ -247,11 +260,11 @@ cdef list ranks_of(State* e):
 
 # ---- knobs ------------------------------------------------------------------------------------------------------------------
 
-# The knobs as Python gives and gets them: a dict by name. `engine_knobs` (layout.h) has a member of each name.
+# Knobs as Python passes and gets them: a dict by name. `engine_knobs` (layout.h) has a member for each name.
 #
-# `engine.config` refuses what is out of range here, in words for the user; a test compares the two.
+# `engine.config` refuses values out of range before, with an error for the user; a test compares the two.
 
-# Of each knob the smallest and the largest value, or its words by number.
+# For each knob its smallest and largest value, or the words for its numbers.
 KNOBS = {
     "fusion_threshold": (0, 1 << 60),
     "cycle_time_ms": (0.0, 10_000.0),
@@ -264,13 +277,13 @@ KNOBS = {
 
 
 cdef str describe_allowed(tuple allowed):
-    """What a knob with these limits is, for an error."""
+    """Return the values that a knob with these limits may have, for an error."""
     kind = "a whole number" if isinstance(allowed[0], int) else "a number"
     return f"{kind} from {allowed[0]} to {allowed[1]}"
 
 
 cdef engine_knobs knobs_with(engine_knobs knobs, dict changes) except *:
-    """`knobs`, changed as Python says. Raises ValueError or TypeError for what cannot be."""
+    """Return `knobs` with changes applied. Raise ValueError or TypeError for impossible ones."""
     cdef dict values = knobs
     for name, value in changes.items():
         if name not in KNOBS:
@@ -283,14 +296,14 @@ cdef engine_knobs knobs_with(engine_knobs knobs, dict changes) except *:
         else:
             if isinstance(value, bool) or not isinstance(value, int if isinstance(allowed[0], int) else (int, float)):
                 raise TypeError(f"{name} is {describe_allowed(allowed)}, not a {type(value).__name__}")
-            if not allowed[0] <= value <= allowed[1]:       # nor does NaN lie there
+            if not allowed[0] <= value <= allowed[1]:       # also false for NaN
                 raise ValueError(f"{name} is {describe_allowed(allowed)}, not {value!r}")
             values[name] = type(allowed[0])(value)
     return values
 
 
 cdef int expect_summing(const State* e, const engine_knobs* knobs) except -1:
-    """Raise EngineError if a carrier is to sum, and there is none that can."""
+    """Raise EngineError if a carrier has to sum, and none can."""
     if (knobs.between_hosts == BETWEEN_CARRIER and e.segment.world == &e.segment and e.segment.hosts > 1
             and not e.segment.crews.summing):
         raise EngineError("between_hosts=mpi has the carrier of the lanes sum, and there is none that can: set lanes=mpi "
@@ -299,7 +312,7 @@ cdef int expect_summing(const State* e, const engine_knobs* knobs) except -1:
 
 
 cdef uint32_t set_knobs(State* e, dict changes) except? 0:
-    """Have the coordinator use these from the next step on; the version that they are."""
+    """Make the coordinator use changed knobs from the next step on; return their version."""
     cdef engine_knobs before, chosen
     cdef bint current = False
     if e.segment.rank != COORDINATOR:
@@ -308,11 +321,11 @@ cdef uint32_t set_knobs(State* e, dict changes) except? 0:
         pthread_mutex_lock(&e.lock)
         before = e.wanted
         pthread_mutex_unlock(&e.lock)
-        chosen = knobs_with(before, changes)    # without the lock: it runs Python, and may raise
+        chosen = knobs_with(before, changes)    # without the lock: it runs Python code, and may raise
         expect_summing(e, &chosen)
         chosen.version = before.version + 1
         pthread_mutex_lock(&e.lock)
-        current = e.wanted.version == before.version    # else another thread has set knobs meanwhile, which stay set
+        current = e.wanted.version == before.version    # False: another thread has set knobs meanwhile, which are kept
         if current:
             e.wanted = chosen
             store32_release(&e.wanted_new, 1)
@@ -321,7 +334,7 @@ cdef uint32_t set_knobs(State* e, dict changes) except? 0:
 
 
 cdef dict knobs_of(State* e):
-    """The knobs on the last entry that this rank has executed, their version, and the entry with which it came into force."""
+    """Return the knobs of the last entry that this rank executed, their version, and the entry with which it took effect."""
     cdef engine_knobs seen
     cdef uint64_t entry
     cdef dict values

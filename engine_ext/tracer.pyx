@@ -1,7 +1,7 @@
-"""What a timeline is drawn from, as lines of Chrome's trace format; and the switch of the recording.
+"""The timeline of an engine, written as lines of Chrome's trace format, and the control of its recording.
 
-One thread at a time drains. It formats and writes without the GIL. A line is an event; no line crosses a page of the file (blanks
-fill the page up), and a page is written by one call: whoever kills the process leaves whole lines.
+One thread at a time drains. It formats and writes without the GIL. Each line is an event. No line crosses a page of the file
+(blanks fill the page up), and each page is written by one call. So a killed process leaves only whole lines.
 """
 from libc.errno cimport EINTR, ENOSPC, errno
 from libc.stdint cimport uint32_t, uint64_t
@@ -26,38 +26,39 @@ from engine_ext.shared.segment cimport ahead_ns, arrival_last, arrival_late_us, 
 from engine_ext.errors import EngineError
 
 cdef enum:
-    LINE = 512                  # most bytes of a line, except one that gives a name
-    NAME_LINE = PAGE            # most bytes of a line that gives a name
+    LINE = 512                  # most bytes of a line, except one that names a row
+    NAME_LINE = PAGE            # most bytes of a line that names a row
     NAME_TEXT = 3500            # most bytes of an escaped name in it; the rest is cut off
     FLUSH = 1 << 18             # bytes that are formatted before they are written
 
-cdef enum Row:                  # `tid` of what is no tensor's
+cdef enum Row:                  # `tid` of each row of the timeline
     ROW_STEPS = 1
     ROW_WAITS = 2
     ROW_ENTRIES = 3
-    ROW_STAGES = 4              # and the next two
+    ROW_STAGES = 4              # three rows, one for each stage
     ROW_CYCLES = 7
     ROW_DEVICE = 8
-    ROW_TENSORS = 16            # plus the name's number
+    ROW_TENSORS = 16            # first row of the tensors: plus the name's number
 
 cdef const char** STAGE_NAMES = ["fuse", "reduce", "unpack"]
-cdef const char** DEVICE_NAMES = ["queue", "pack", "NCCL", "unpack"]     # by DEVICE_*; "queue" is none of an entry's slices
+cdef const char** DEVICE_NAMES = ["queue", "pack", "NCCL", "unpack"]     # by DEVICE_*; no slice of an entry has "queue"
 
 cdef const char* SAMPLED = ("entries with a tensor that was drawn, one of some 16; lengths by the GPU's clock, places on the "
                             "host's by an event that the GPU passed between two looks at that: error_us, and drift since")
 
 cdef struct Lines:
     char* data
-    size_t used, room
-    uint64_t offset             # in the file, of data[0]
+    size_t used, room           # bytes in use, bytes allocated
+    uint64_t offset             # offset of data[0] in the file
     int track                   # `pid` of every event
-    const int* numbers          # what the world calls each rank
-    uint64_t ahead              # added to every time: the file has those of the clock of rank 0's host
-    bint cycles                 # an instant for each entry closed
-    bint device_named           # the row of what a GPU does has its name, which it gets when there is something in it
+    const int* numbers          # numbers of the ranks in the world
+    uint64_t ahead              # added to every time, since the file has times of rank 0's host; nanoseconds
+    bint cycles                 # draw an instant for each closed entry
+    bint device_named           # the GPU's row has its name, which it gets with its first slice
 
 
 cdef bint make_room(Lines* lines, size_t nbytes) noexcept nogil:
+    """Make room for `nbytes` more bytes of lines; return False without memory."""
     cdef char* data
     if lines.room - lines.used < nbytes:
         data = <char*>realloc(lines.data, lines.used + nbytes)
@@ -79,7 +80,7 @@ cdef void end_line(Lines* lines, size_t nbytes) noexcept nogil:
 
 
 cdef int write_lines(Lines* lines, int fd) noexcept nogil:
-    """Write page by page; 0 or an errno. What did not fit on the disk is taken back, as far as a page had begun."""
+    """Write page by page; return 0 or an errno. If the disk is full, the partly written page is removed from the file."""
     cdef size_t at = 0, count
     cdef long done
     while at < lines.used:
@@ -98,7 +99,8 @@ cdef int write_lines(Lines* lines, int fd) noexcept nogil:
 
 
 cdef size_t slice_head(Lines* lines, uint64_t row, const char* name, uint64_t begun, uint64_t ended) noexcept nogil:
-    """The beginning of a complete event, up to its arguments; nanoseconds as microseconds with three decimals."""
+    """Format the beginning of a complete event, up to its arguments, and return its length. Times are microseconds with three
+    decimals."""
     cdef uint64_t lasted = ended - begun if ended > begun else 0
     begun += lines.ahead
     return <size_t>snprintf(
@@ -108,12 +110,13 @@ cdef size_t slice_head(Lines* lines, uint64_t row, const char* name, uint64_t be
 
 
 cdef void draw_span(Lines* lines, uint64_t row, const char* name, const SpanRecord* span) noexcept nogil:
+    """Draw a wait or a step."""
     cdef size_t n = slice_head(lines, row, name, span.begun, span.ended)
     end_line(lines, n + <size_t>snprintf(lines.data + lines.used + n, LINE - n, "}\n"))
 
 
 cdef void draw_tensor(Lines* lines, const EntryRecord* entry, const TensorRecord* tensor, const char* what) noexcept nogil:
-    """Three slices on the tensor's own row: negotiate, queue, and what was done."""
+    """Draw three slices on the tensor's own row: negotiate, queue, and the operation."""
     cdef uint64_t row = ROW_TENSORS + tensor.name, ready = entry.closed - arrival_wait_us(tensor.arrival) * 1000
     cdef unsigned long long sequence = entry.sequence, nbytes = tensor.nbytes, late = arrival_late_us(tensor.arrival)
     cdef int last = arrival_last(tensor.arrival)
@@ -136,6 +139,7 @@ cdef void draw_tensor(Lines* lines, const EntryRecord* entry, const TensorRecord
 
 
 cdef void draw_entry(Lines* lines, const EntryRecord* entry) noexcept nogil:
+    """Draw an entry: its slice, its stages and its tensors."""
     cdef const TensorRecord* tensors = <const TensorRecord*>(<const char*>entry + sizeof(EntryRecord))
     cdef const char* what = kind_name(entry.kind)
     cdef unsigned long long sequence = entry.sequence, nbytes = entry.nbytes
@@ -168,7 +172,7 @@ cdef void draw_entry(Lines* lines, const EntryRecord* entry) noexcept nogil:
 
 
 cdef void draw_sample(Lines* lines, const SampleRecord* sample) noexcept nogil:
-    """What a GPU did for an entry, by the host's clock: right but for `error_us`, and drift."""
+    """Draw the work of a GPU for an entry, by the host's clock; exact but for `error_us` and drift."""
     cdef const device_slice* slices = <const device_slice*>(<const char*>sample + sizeof(SampleRecord))
     cdef size_t n
     cdef uint64_t k
@@ -188,7 +192,7 @@ cdef void draw_sample(Lines* lines, const SampleRecord* sample) noexcept nogil:
 
 
 cdef void draw_name(Lines* lines, const NameRecord* name) noexcept nogil:
-    """Metadata: the row of a tensor is called by its name. The name is valid UTF-8."""
+    """Name the row of a tensor by a metadata event. The name is valid UTF-8."""
     cdef const unsigned char* text = <const unsigned char*>name + sizeof(NameRecord)
     cdef char* line = lines.data + lines.used
     cdef size_t n = <size_t>snprintf(line, LINE, ',{"ph":"M","pid":%d,"tid":%u,"name":"thread_name","args":{"name":"',
@@ -210,7 +214,7 @@ cdef void draw_name(Lines* lines, const NameRecord* name) noexcept nogil:
 
 
 cdef size_t most_bytes(const RecordHead* head) noexcept nogil:
-    """That the lines of a record may take; each may have to be moved by its own length."""
+    """Return an upper bound of the bytes of a record's lines. Each line may have to be moved by its own length."""
     if head.type == RecordType.RECORD_NAME:
         return 2 * NAME_LINE
     if head.type == RecordType.RECORD_SAMPLE:
@@ -221,7 +225,8 @@ cdef size_t most_bytes(const RecordHead* head) noexcept nogil:
 
 
 cdef int drain(State* e, Lines* lines, int fd, uint64_t limit, uint64_t* left_out) noexcept nogil:
-    """Write all that is recorded; 0 or an errno. What would go beyond `limit` bytes of the file is left out, and counted."""
+    """Write all recorded lines; return 0 or an errno. Records beyond `limit` bytes of the file are counted in `left_out`
+    instead."""
     cdef uint64_t head = load_acquire(&e.trace.head), tail = e.trace.tail      # pairs with publish(): the records are whole
     cdef const RecordHead* record
     cdef size_t before
@@ -254,11 +259,11 @@ cdef int drain(State* e, Lines* lines, int fd, uint64_t limit, uint64_t* left_ou
 
 
 cdef class Tracer:
-    """The recording of one engine."""
+    """The recording of one engine's timeline."""
     cdef Engine engine
-    cdef int track
+    cdef int track                   # `pid` of its events
     cdef Lines lines
-    cdef readonly uint64_t left_out
+    cdef readonly uint64_t left_out  # records of this recording that exceeded the file's limit
     cdef object error
 
     def __cinit__(self, Engine engine not None, int track):
@@ -268,15 +273,18 @@ cdef class Tracer:
         free(self.lines.data)
 
     cdef State* state(self) except NULL:
+        """Return the engine's state; raise in a forked child."""
         if self.engine.state.alive == NULL or self.engine.state.alive[0] != 1:
             raise EngineError("the timeline belongs to the parent of this forked process")
         return self.engine.state
 
     @property
     def closed(self):
+        """True if the engine was closed, so that nothing more will be recorded."""
         return self.engine.state.closed
 
     def start(self, uint64_t rate, double saved):
+        """Begin a recording of at most `rate` lines a second on average, with `saved` seconds of that rate in hand."""
         cdef State* e = self.state()
         cdef int status
         pthread_mutex_lock(&e.lock)
@@ -291,6 +299,7 @@ cdef class Tracer:
         self.left_out = 0
 
     def stop(self):
+        """End the recording."""
         cdef State* e = self.state()
         if coordinates(&e.segment):
             store32_relaxed(&e.segment.coordinator.recording, e.counters_page != NULL)
@@ -300,12 +309,15 @@ cdef class Tracer:
 
     @property
     def clocked(self):
+        """True if times in the file are those of rank 0's host; else they are this host's."""
         return clocked(self.state().segment.world)
 
     def set_rate(self, uint64_t rate):
+        """Change the rate of lines a second."""
         store_relaxed(&self.state().trace.recording.rate, rate)
 
     def drain(self, int fd, uint64_t offset, uint64_t limit, bint cycles):
+        """Append recorded lines to a file of `offset` bytes, up to `limit` bytes; return its new size. `cycles`: as in Lines."""
         cdef State* e = self.state()
         cdef int status
         if e.trace.ring == NULL:
@@ -319,6 +331,7 @@ cdef class Tracer:
         return self.lines.offset
 
     def totals(self):
+        """Return the totals of the recording."""
         cdef State* e = self.state()
         cdef Totals totals
         cdef uint64_t since, now = now_ns()
