@@ -222,8 +222,10 @@ cdef list overdue_of(State* e):
 
 
 cdef int64_t entry_at(State* e, const rank_page* page) noexcept nogil:
-    """Return the number of the schedule entry that a rank executes, or executes next; -1: it has executed all, or moves too fast
-    to be read."""
+    """Return the number of the schedule entry that a rank executes, or executes next; -1: it has executed all.
+
+    If the rank moves on during each of 100 looks, the number may be wrong.
+    """
     cdef const engine_entry* entry
     cdef uint64_t cursor = load_acquire(&page.cursor), at, now
     cdef int64_t found = -1
