@@ -133,22 +133,22 @@ cdef class Engine:
         self.control = control
         e.another_follows = another_follows
         arena_open(&e.arena, arena, rank, size)
-        if size > MAX_RANKS:
-            raise EngineError(f"a world has at most {MAX_RANKS} ranks, not {size}")
-        if len(peers) != size:
-            raise ValueError(f"{size} ranks have {size} pidfds, not {len(peers)}")
-        e.peers = <int*>calloc(size, sizeof(int))
-        for r in range(size if e.peers != NULL else 0):
-            e.peers[r] = peers[r]
-        e.events_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
-        if e.peers == NULL or e.events_fd < 0:
-            raise MemoryError("no memory for the engine")
         self.settings = {
             "knobs": knobs, "stall_warning": stall_warning, "stall_limit": stall_limit, "spin_us": spin_us, "yield_us": yield_us,
             "counters": counters, "hosts": hosts, "lanes": lanes, "trunks": trunks, "host_silence": host_silence,
             "carrier": carrier, "channel": 0, "device_sums": device_sums,
         }
         try:
+            if size > MAX_RANKS:
+                raise EngineError(f"a world has at most {MAX_RANKS} ranks, not {size}")
+            if len(peers) != size:
+                raise ValueError(f"{size} ranks have {size} pidfds, not {len(peers)}")
+            e.peers = <int*>calloc(size, sizeof(int))
+            for r in range(size if e.peers != NULL else 0):
+                e.peers[r] = peers[r]
+            e.events_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
+            if e.peers == NULL or e.events_fd < 0:
+                raise MemoryError("no memory for the engine")
             self.open(rank, tuple(range(size)), None, 0, calls)
         except BaseException:
             close_untaken(self, lanes, trunks)

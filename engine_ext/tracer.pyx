@@ -264,7 +264,6 @@ cdef class Tracer:
     cdef int track                   # `pid` of its events
     cdef Lines lines
     cdef readonly uint64_t left_out  # records of this recording that exceeded the file's limit
-    cdef object error
 
     def __cinit__(self, Engine engine not None, int track):
         self.engine, self.track = engine, track

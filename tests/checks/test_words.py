@@ -20,6 +20,12 @@ ROOMS = ("engine", "engine_ext", "autotune", "benchmarks", "grafana", "tools", "
 HALF = re.compile(
     r"(Of|That|By|Whose|What|Whether|How|Whoever|All that|Where|Who|Which|As|With|From|In|On|For|To|At)\b"
 )
+# Docstrings of Cython, which stand at the beginning of a line, and comments of C.
+NATIVE_TEXT = {
+    ".pyx": re.compile(r'^[ ]*"""(.*?)"""', re.MULTILINE | re.DOTALL),
+    ".h": re.compile(r"/\*[\s*]*(.*?)\*/", re.DOTALL),
+}
+NATIVE_TEXT |= {".pxd": NATIVE_TEXT[".pyx"], ".c": NATIVE_TEXT[".h"], ".cu": NATIVE_TEXT[".h"]}
 FIELD = re.compile(r"^\S[^\n]* : [^\n]*\n    (\S+(?: that)?)", re.MULTILINE)
 # Functions of one word that the field uses for exactly that.
 ONE_WORD = frozenset(
@@ -55,6 +61,7 @@ MOST_SUBJECT = 72  # characters
 MOST = {
     "half sentences that begin a docstring": 0,
     "half sentences that describe a field or parameter": 0,
+    "half sentences that begin a docstring of Cython or a comment of C": 0,
     "functions of one word": 15,
     "class names of several classes": 3,
 }
@@ -86,7 +93,16 @@ def found() -> dict[str, list[str]]:
             if isinstance(node, ast.ClassDef) and not name.startswith(("tests/", COPY)):
                 classes[node.name].append(f"{name}:{node.lineno}")
     shared = [" ".join([name, *places]) for name, places in classes.items() if len(places) > 1]
-    return dict(zip(MOST, (docstrings, fields, functions, shared), strict=True))
+    return dict(zip(MOST, (docstrings, fields, list(find_native_halves()), functions, shared), strict=True))
+
+
+def find_native_halves() -> Iterator[str]:
+    """Yield the place of each text of a native source that begins as half a sentence."""
+    for path in sorted((ROOT / "engine_ext").rglob("*")):
+        text = path.read_text() if path.suffix in NATIVE_TEXT else ""
+        for found in NATIVE_TEXT[path.suffix].finditer(text) if text else ():
+            if HALF.match(found[1]):
+                yield f"{path.relative_to(ROOT)}:{text.count(chr(10), 0, found.start(1)) + 1}"
 
 
 def is_one_word(function: ast.FunctionDef | ast.AsyncFunctionDef, owner: str = "") -> bool:
