@@ -81,16 +81,8 @@ def blocks_of_ranks(
 ) -> Any:
     """Return the result of an allreduce with `Compression.fp8` over several hosts, in the dtype of the values.
 
-    Parameters
-    ----------
-    values : sequence of array
-        Tensor of each rank; None for a rank without one, of which at least one has to bring it.
-    hosts : sequence of int
-        Number of each rank's host.
-    average : bool
-        Whether the sum is divided by the number of ranks.
-    prescale, postscale : float
-        Factors of the values and of the result.
+    `values` holds the tensor of each rank, or None for a rank without one; at least one has to bring it. `hosts` holds
+    the number of each rank's host. With `average`, the sum is divided by the number of ranks.
     """
     model = np.asarray(next(each for each in values if each is not None))
     brought = [np.zeros_like(model) if each is None else each for each in values]

@@ -10,13 +10,7 @@ EDGES = (0, 1, 2, 3, 7, 8, 63, 64, 255, 256, 4095, 4096, 16_383, 16_384, 65_535,
 def hostile_number(dice: random.Random, honest: int = 0, bits: int = 64) -> int:
     """Return a number of `bits` bits, at least 0: near an honest one, a power of two or an edge, or any other.
 
-    Parameters
-    ----------
-    dice : random.Random
-    honest : int
-        Number that an honest peer would send.
-    bits : int
-        Width of the field. The number is taken modulo 2^bits, so that -1 becomes the largest.
+    An honest peer would send `honest`. The number is taken modulo 2^bits, so that -1 becomes the largest.
     """
     step = dice.choice((-8, -2, -1, 0, 1, 2, 8))
     kind = dice.randrange(6)

@@ -46,12 +46,8 @@ _CALL = "import socket; socket.create_connection(({name!r}, 7777), 20)"
 def expect_reach(one: Sequence[str], other: Sequence[str], address: str, name: str) -> None:
     """Connect a process in one namespace to one in another; raise SubprocessError if that fails.
 
-    Parameters
-    ----------
-    one, other : sequence of str
-        First words of a command that runs another one in a namespace.
-    address, name : str
-        Address on which `one` listens, and name by which `other` reaches it.
+    `one` and `other` are the first words of a command that runs another one in a namespace. `one` listens on `address`,
+    and `other` reaches it by `name`.
     """
     serve = [*one, sys.executable, "-c", _SERVE.format(address=address)]
     call = [*other, sys.executable, "-c", _CALL.format(name=name)]
@@ -84,20 +80,10 @@ def need_hosts() -> None:
 
 
 class Hosts:
-    """Hosts that exist until `close`.
+    """Hosts that exist until `close`, at most 200.
 
-    Parameters
-    ----------
-    count : int
-        Number of hosts, at most 200.
-    ahead : sequence of int
-        Seconds by which the monotonic clock of each host is ahead of this machine's, as if it had booted earlier; none:
-        they have the same clock.
-
-    Attributes
-    ----------
-    pids : list of int
-        Pid of each host's first process, as this machine sees it.
+    Their monotonic clocks are `ahead` of this machine's by that many seconds, as if each had booted earlier; none: they
+    have the same clock.
     """
 
     def __init__(self, count: int, ahead: Sequence[int] = ()) -> None:
@@ -108,6 +94,7 @@ class Hosts:
         try:
             self._switch = self._hold(["--net"])
             self._in_switch("ip link add name br0 type bridge && ip link set br0 up && ip link set lo up")
+            # Pid of each host's first process, as this machine sees it
             self.pids = [self._make(host) for host in range(count)]
         except BaseException:
             self.close()

@@ -38,26 +38,13 @@ BEGUN, PASSED, FAILED, SKIPPED = "begun", "passed", "failed", "skipped"
 
 @dataclass(frozen=True)
 class Ranks:
-    """The ranks that a test needs.
-
-    Attributes
-    ----------
-    size : int
-    label : str
-        Part of the test's id, where `size` is not enough.
-    env : tuple of (name, value)
-        Variables of the job.
-    python : str
-        Interpreter of the ranks; empty means the one that runs the tests.
-    spare : bool
-        Whether other numbers of ranks cover the same: the test is then slow, unless `--only-ranks` asks for
-        this number.
-    """
+    """The ranks that a test needs."""
 
     size: int
-    label: str = ""
-    env: tuple[tuple[str, str], ...] = ()
-    python: str = ""
+    label: str = ""  # part of the test's id, where `size` is not enough
+    env: tuple[tuple[str, str], ...] = ()  # variables of the job
+    python: str = ""  # interpreter of the ranks; empty: the one that runs the tests
+    # Other numbers of ranks cover the same: the test is then slow, unless `--only-ranks` asks for this number
     spare: bool = field(default=False, compare=False)
 
     def __str__(self) -> str:
@@ -71,25 +58,15 @@ def spare(size: int) -> Ranks:
 
 def on_ranks(
     *ranks: int | Ranks,
+    # Options of `engine.init`, which is called before the test; None: the test calls it
     world: Mapping[str, Any] | None = {},
-    env: Mapping[str, str] | None = None,
-    job: str = "",
-    python: str = "",
+    env: Mapping[str, str] | None = None,  # variables of the job
+    job: str = "",  # name shared by the tests of one job; by default the tests of a directory share one
+    python: str = "",  # interpreter of the ranks; by default the one that runs the tests
 ) -> pytest.MarkDecorator:
     """Mark a test, or all of a module, as one that runs on ranks; the mark of a test replaces that of its module.
 
-    Parameters
-    ----------
-    *ranks : int or Ranks
-        Numbers of ranks; the test runs once with each.
-    world : mapping or None
-        Options of `engine.init`, which is called before the test; None means that the test calls it.
-    env : mapping
-        Variables of the job.
-    job : str
-        Name shared by the tests of one job; by default the tests of a directory share one.
-    python : str
-        Interpreter of the ranks; by default the one that runs the tests.
+    The test runs once with each number of ranks.
     """
     variables = tuple((env or {}).items())
     told = (Ranks(each) if isinstance(each, int) else each for each in ranks)

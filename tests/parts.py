@@ -12,23 +12,10 @@ def run_parts(
     parser: argparse.ArgumentParser,
     absent: type[Exception],
 ) -> int:
-    """Run parts and print what each reports.
+    """Run parts and print what each reports; return the exit code, 1 if a part has failed, else 0.
 
-    Parameters
-    ----------
-    parts : mapping of str to callable
-        Functions that return what they did, or raise an AssertionError that says what is wrong.
-    chosen : sequence of str
-        Names of parts; empty means all of them.
-    parser : argparse.ArgumentParser
-        Parser that reports an unknown name to the user.
-    absent : type of Exception
-        Exception that a part raises if it cannot run here; its text says why.
-
-    Returns
-    -------
-    int
-        Exit code: 1 if a part has failed, else 0.
+    A part returns what it did, or raises an AssertionError that says what is wrong, or `absent` that says why it cannot
+    run here. Empty `chosen` means all parts; `parser` reports an unknown name to the user.
     """
     if unknown := set(chosen) - set(parts):
         parser.error(f"there is no part {', '.join(sorted(unknown))}; there are: {', '.join(parts)}")

@@ -48,29 +48,15 @@ class Rank:
 
 @dataclass(frozen=True)
 class Finished:
-    """Result of a job.
+    """Result of a job."""
 
-    Attributes
-    ----------
-    code : int
-        Exit code of the launcher; negative if it was killed.
-    out, err : str
-        Output of the launcher.
-    ranks : tuple of Rank
-    values : list
-        Return values of the function by rank; None where it did not return, or for a program.
-    seconds : float
-    files : dict
-        Text of the failure reports and flight records of all ranks, by path such as `rank.0/flight.json`.
-    """
-
-    code: int
-    out: str
+    code: int  # exit code of the launcher; negative if it was killed
+    out: str  # output of the launcher
     err: str
     ranks: tuple[Rank, ...]
-    values: list[Any]
+    values: list[Any]  # return values of the function by rank; None where it did not return, or for a program
     seconds: float
-    files: dict[str, str]
+    files: dict[str, str]  # text of all ranks' failure reports and flight records, by path such as `rank.0/flight.json`
 
     def __str__(self) -> str:
         parts = [f"exit code {self.code} after {self.seconds:.1f} s", f"--- launcher\n{self.err[-SHOWN:]}"]
@@ -85,18 +71,22 @@ class RanksFailed(AssertionError):
 
 
 class Job:
-    """A running job. As a context manager it ends the job with the block, whatever happens."""
+    """A running job. As a context manager it ends the job with the block, whatever happens.
+
+    The program is source, or a function of a module with pickled arguments: every rank imports it, so keep pytest out
+    of it. Its working directory is the job's own, and `tests` can be imported.
+    """
 
     def __init__(
         self,
         np: int,
         program: str | Callable[..., Any],
         *args: Any,
-        timeout: float = 100.0,
-        env: Mapping[str, str] | None = None,
-        options: Iterable[str] = (),
-        prefix: Iterable[str] = (),
-        python: str = "",
+        timeout: float = 100.0,  # seconds until every process is killed; long enough for a busy machine
+        env: Mapping[str, str] | None = None,  # beside the caller's, from which the engine's settings are removed
+        options: Iterable[str] = (),  # further arguments of the launcher
+        prefix: Iterable[str] = (),  # a command that runs the launcher, such as one that limits it
+        python: str = "",  # interpreter of the ranks; empty: the one that runs the tests
     ) -> None:
         self.size = np
         self.timeout = timeout
@@ -207,10 +197,7 @@ class Job:
     def finish(self, check: bool = True) -> Finished:
         """Wait for the job's end, and check that nothing of it is left.
 
-        Raises
-        ------
-        RanksFailed
-            The job did not end within the timeout, left something behind, or, with `check`, failed.
+        Raises `RanksFailed` if the job did not end within the timeout, left something behind, or, with `check`, failed.
         """
         try:
             self.process.wait(max(0.1, self._started + self.timeout - time.monotonic()))
@@ -267,33 +254,9 @@ def start_ranks(np: int, program: str | Callable[..., Any], *args: Any, **option
 
 
 def run_ranks(np: int, program: str | Callable[..., Any], *args: Any, check: bool = True, **options: Any) -> Finished:
-    """Run a program on `np` ranks and wait for its end.
+    """Run a program on `np` ranks and wait for its end; `options` are those of `Job`.
 
-    Parameters
-    ----------
-    np : int
-    program : str or callable
-        Source, or a function of a module (every rank imports it: keep pytest out of it). Its working directory is
-        the job's own, and `tests` can be imported.
-    *args : object
-        Arguments of the function; pickled.
-    check : bool
-        Raise unless the exit code is 0.
-    timeout : float
-        Seconds until every process is killed; 100 by default, for a busy machine.
-    env : mapping
-        Variables beside the caller's, from which settings of the engine are removed.
-    options : iterable of str
-        Further arguments of the launcher.
-    prefix : iterable of str
-        A command that runs the launcher, such as one that limits it.
-    python : str
-        Interpreter of the ranks; empty means the one that runs the tests.
-
-    Raises
-    ------
-    RanksFailed
-        The job failed; the text contains everything that the ranks wrote.
+    Raises `RanksFailed` if the job failed or, with `check`, its exit code is not 0; the text has all that they wrote.
     """
     with Job(np, program, *args, **options) as job:
         return job.finish(check)

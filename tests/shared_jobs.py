@@ -62,10 +62,7 @@ class SharedJob:
     def outcomes(self, nodeid: str, limit: float) -> list[tuple[str, str]]:
         """Wait for the outcomes of a test on all ranks, at most `limit` seconds, and return them by rank.
 
-        Raises
-        ------
-        RanksFailed
-            The job ended before the test was over.
+        Raises `RanksFailed` if the job ended before the test was over.
         """
         number = self.numbers[nodeid]
         if self.over:

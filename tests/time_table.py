@@ -15,10 +15,7 @@ LONG = 10.0  # seconds; a longer test should be marked slow, if other tests cove
 def time_table(reports: Iterable[object]) -> list[str]:
     """Return the lines of the table; none if only some of the tests ran.
 
-    Parameters
-    ----------
-    reports : iterable
-        Reports of pytest about all tests; others than reports of tests are ignored.
+    The reports are pytest's about all tests; others than reports of tests are ignored.
     """
     seconds: Counter[str] = Counter()
     tests: Counter[str] = Counter()

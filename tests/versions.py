@@ -41,20 +41,11 @@ _KERAS_TESTS = ("tests/frameworks/test_keras_optimizers.py", "tests/frameworks/t
 
 
 class Part(NamedTuple):
-    """Package versions, and the tests that run with them.
-
-    Attributes
-    ----------
-    environment : Environment
-    package : str
-        Name of the package whose version is printed.
-    tests : tuple of tuple of str
-        Arguments of pytest for each run, in order.
-    """
+    """Package versions, and the tests that run with them."""
 
     environment: Environment
-    package: str
-    tests: tuple[tuple[str, ...], ...]
+    package: str  # package whose version is printed
+    tests: tuple[tuple[str, ...], ...]  # arguments of pytest for each run, in order
 
 
 def _torch(name: str, version: str) -> Part:

@@ -21,24 +21,8 @@ class NotWithin(AssertionError):
 def until(condition: Callable[[], Found], what: str, seconds: float = PATIENCE, pause: float = 0.002) -> Found:
     """Poll a condition until it holds, with a last poll after the deadline, however long this process was stopped.
 
-    Parameters
-    ----------
-    condition : callable
-        Function that returns a true value once the state is reached.
-    what : str
-        Name of the state, for the error text.
-    seconds : float
-    pause : float
-        Seconds between two polls. 0 only yields the processor.
-
-    Returns
-    -------
-    object
-        True value that `condition` returned.
-
-    Raises
-    ------
-    NotWithin
+    Returns the condition's true value, or raises `NotWithin`, which names the state `what`. `pause` is the seconds
+    between two polls; 0 only yields the processor.
     """
     end = time.monotonic() + seconds
     while True:
@@ -68,13 +52,8 @@ def let_pass(seconds: float) -> None:
 def measured(measure: Callable[[], object], times: int = 3) -> None:
     """Measure, and repeat where the result is not as expected, because other programs use the machine, too.
 
-    Parameters
-    ----------
-    measure : callable
-        Function that measures, and asserts. Only failed assertions are repeated: a failed job, or a state that is not
-        reached, fails at once.
-    times : int
-        Number of attempts; the failure of the last one is raised.
+    Only failed assertions of `measure` are repeated, up to `times` attempts; the last one's failure is raised. A failed
+    job, or a state that is not reached, fails at once.
     """
     for left in reversed(range(times)):
         try:
@@ -93,11 +72,7 @@ def until_files(*paths: Path | str, seconds: float = PATIENCE) -> None:
 def meet(where: str, rank: int, size: int) -> None:
     """Wait for all ranks without the engine, by files in their working directory.
 
-    Parameters
-    ----------
-    where : str
-        Name of the meeting, unique in the job.
-    rank, size : int
+    The name `where` of the meeting is unique in the job.
     """
     Path(f"{where}.{rank}").touch()
     until_files(*(f"{where}.{each}" for each in range(size)))

@@ -78,28 +78,14 @@ class Step:
 
 @dataclass
 class Chaos:
-    """A job under faults.
+    """A job under faults."""
 
-    Parameters
-    ----------
-    directory : Path
-        Empty directory for the job's files.
-    seed : int
-    hosts : Hosts or None
-        Hosts of the job; None means this machine only.
-    slots : int
-        Slots of each host.
-    lease : float
-    options : sequence of str
-        Further options of enginerun.
-    """
-
-    directory: Path
+    directory: Path  # empty directory for the job's files
     seed: int
-    hosts: Hosts | None = None
-    slots: int = 3
+    hosts: Hosts | None = None  # None: this machine only
+    slots: int = 3  # slots of each host
     lease: float = LEASE
-    options: Sequence[str] = ()
+    options: Sequence[str] = ()  # further options of enginerun
     seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
     def __post_init__(self) -> None:

@@ -40,16 +40,8 @@ AGENT = 'cat "$(dirname "$0")/$HOST"; while read -r line; do :; done'
 def drive(home: Path, says: Mapping[str, Iterable[bytes]], *words: str, until: str) -> tuple[Result, list[str]]:
     """Run an elastic job until the driver prints a text; return the result and the driver's lines.
 
-    Parameters
-    ----------
-    home : Path
-        Directory of the test.
-    says : mapping of str to iterable of bytes
-        Messages of each host's agent.
-    *words
-        Further options.
-    until : str
-        Text of the line at which the user ends the job.
+    `says` holds the messages of each host's agent, `words` are further options, and the user ends the job at a line
+    with the text `until`.
     """
     (home / "agent").write_text(AGENT)
     for host, messages in says.items():

@@ -19,24 +19,12 @@ SECRET = "5ec2e7" * 8
 class FakeDriver:
     """Worker server on a thread of its own, to be used as a context manager.
 
-    Parameters
-    ----------
-    several : bool
-        Whether workers are told that they may be on several hosts.
-    most : int
-        Number of workers that may connect at once.
-
-    Attributes
-    ----------
-    heard : list of (int, dict)
-        Worker's number and message, in order of arrival.
-    said : list of str
-        Lines that a user would see.
+    `several` tells workers that they may be on several hosts; at most `most` workers may connect at once.
     """
 
     def __init__(self, several: bool = False, most: int = 1) -> None:
-        self.heard: list[tuple[int, dict[str, Any]]] = []
-        self.said: list[str] = []
+        self.heard: list[tuple[int, dict[str, Any]]] = []  # worker's number and message, in order of arrival
+        self.said: list[str] = []  # lines that a user would see
         self._loop = ReaderLoop()
         self._open = True
         self.server = WorkerServer(SECRET, several, most, self._loop, self)

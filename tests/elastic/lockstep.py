@@ -60,20 +60,9 @@ def together(
     calls: Sequence[Callable[[], Any]],
     gone: Callable[[int, int], bool] = lambda rank, number: False,
 ) -> list[Exception | None]:
-    """Make a call on each rank.
+    """Make each rank's call, and return the exceptions that the calls raised.
 
-    Parameters
-    ----------
-    ranks : sequence of Rank
-    calls : sequence of callable
-        Calls of the ranks.
-    gone : callable
-        Function of a rank and of a collective's number within the call; whether the collective fails on the rank.
-
-    Returns
-    -------
-    list of Exception or None
-        Exceptions that the calls raised.
+    `gone` tells by a rank and a collective's number within the call whether the collective fails on the rank.
     """
     outcomes: dict[int, Exception | None] = {}
     for number, rank in enumerate(ranks):

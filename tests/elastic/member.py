@@ -26,19 +26,11 @@ LIMIT = 1 << 20
 
 
 class Member:
-    """Worker's end of a packet socket, whose other end is the test.
-
-    Attributes
-    ----------
-    number : int
-        Number of the worker.
-    worlds : int
-        Number of worlds that the member has entered.
-    """
+    """Worker's end of a packet socket, whose other end is the test."""
 
     def __init__(self, number: int, connection: socket.socket) -> None:
         self.number = number
-        self.worlds = 0
+        self.worlds = 0  # number of worlds that the member has entered
         self.world: World | None = None
         self._connection = connection
         self._void: set[int] = set()

@@ -135,12 +135,7 @@ def alive(*kinds: str) -> dict[str, int]:
 class Training:
     """A torch model, optimizers and schedulers, all made before the first world, and the state that ranks share.
 
-    Parameters
-    ----------
-    member : Member
-    make : callable
-        Function from a model to a list of wrapped optimizers.
-    model : torch.nn.Module
+    `make` returns the wrapped optimizers of a model.
     """
 
     def __init__(self, member: Member, make: Callable[[nn.Module], list[Any]], model: nn.Module) -> None:

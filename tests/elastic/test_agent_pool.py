@@ -78,23 +78,13 @@ class PoolPolicy(JobPolicy):
 
 
 class Pools:
-    """Drivers of one test with pools of agents, and their reports.
-
-    Attributes
-    ----------
-    lost : list of str
-        Hosts whose agents were lost, in order.
-    told : list of str
-        Lines that a user would see.
-    at_loss : callable
-        Function that is called with each lost host.
-    """
+    """Drivers of one test with pools of agents, and their reports."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        self.lost: list[str] = []
-        self.told: list[str] = []
-        self.at_loss: Callable[[str], None] = lambda host: None
+        self.lost: list[str] = []  # hosts whose agents were lost, in order
+        self.told: list[str] = []  # lines that a user would see
+        self.at_loss: Callable[[str], None] = lambda host: None  # called with each lost host
         self._made: list[tuple[Driver, socket.socket, socket.socket]] = []
 
     def make(

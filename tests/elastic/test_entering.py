@@ -55,14 +55,7 @@ def one_round(
 ) -> tuple[list[Worker], bool, float]:
     """Let members enter a world in which one dies at a call, and the others the next one.
 
-    Returns
-    -------
-    list of Worker
-        Members of the world after that.
-    bool
-        Whether the victim died on its way.
-    float
-        Seconds until the others were in the next world.
+    Returns the members of the next world, whether the victim died on its way, and the seconds until they were in it.
     """
     dies = members[victim]
     (place / str(dies.number)).write_text(str(call))

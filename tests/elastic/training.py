@@ -28,16 +28,10 @@ class Worker:
 
 
 class Training:
-    """A training of random length, tail, batches and passes.
-
-    Parameters
-    ----------
-    below : callable
-        Function that draws a number below a bound.
-    """
+    """A training of random length, tail, batches and passes."""
 
     def __init__(self, below: Callable[[int], int]) -> None:
-        self.below = below
+        self.below = below  # draws a number below a bound
         self.length = below(30)
         self.tail = ("pad", "uneven", "drop")[below(3)]
         self.whole = below(3) == 0  # whether a batch is shared by all ranks

@@ -37,20 +37,12 @@ class Updated(Exception):
 
 
 class Training:
-    """State of a worker.
-
-    Attributes
-    ----------
-    commit : int or None
-        Newest commit of this worker: the number of steps that are done.
-    stopped : bool
-        Whether the test wants the training to end.
-    """
+    """State of a worker."""
 
     def __init__(self) -> None:
         self.gate = Gate.open(os.environ)
-        self.commit: int | None = None
-        self.stopped = False
+        self.commit: int | None = None  # newest commit of this worker: the number of steps that are done
+        self.stopped = False  # whether the test wants the training to end
         self.told: Assigned | None = None
         signal.signal(signal.SIGTERM, lambda *_: self.gate.request_leave())
 

@@ -73,12 +73,7 @@ class Worker:
 class Nursery:
     """Fork server (`tests/elastic/nursery.py`), as a context manager.
 
-    Parameters
-    ----------
-    *modules : str
-        Further modules that it imports.
-    **environ : str
-        Further variables of it and of its forks.
+    It imports the given modules, too; the variables are also those of its forks.
     """
 
     def __init__(self, *modules: str, **environ: str) -> None:
@@ -108,14 +103,8 @@ class Nursery:
 class Worlds:
     """A job of worlds, as a context manager.
 
-    Parameters
-    ----------
-    nursery : Nursery
-        Fork server of the processes.
-    program : str
-        Function of a `Member`, in `tests/elastic/programs.py` or, as `module:function`, in another module.
-    **environ : str
-        Further variables of the processes.
+    The program is a function of a `Member`, in `tests/elastic/programs.py` or, as `module:function`, in another module.
+    `environ` holds further variables of the processes, which `nursery` forks.
     """
 
     def __init__(self, nursery: Nursery, program: str, **environ: str) -> None:

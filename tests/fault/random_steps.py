@@ -47,22 +47,13 @@ class Times:
 
 @dataclass
 class Log:
-    """Report of a rank.
-
-    Attributes
-    ----------
-    steps : list of list of Times
-    delays : list of int
-        Nanoseconds for which this process's threads have waited for a processor, before each step and at the end.
-    manners : list of str
-    late_wakes : int
-        Late wake-ups that the engine has counted.
-    """
+    """Report of a rank."""
 
     steps: list[list[Times]] = field(default_factory=list)
+    # Nanoseconds for which this process's threads have waited for a processor, before each step and at the end
     delays: list[int] = field(default_factory=list)
     manners: list[str] = field(default_factory=list)
-    late_wakes: int = 0
+    late_wakes: int = 0  # late wake-ups that the engine has counted
 
 
 def plan(seed: int, step: int) -> list[Operation]:

@@ -48,16 +48,9 @@ else:
 
 
 class Marked(nn.Module):
-    """An MLP that waits for some reductions when backward has left its last layer, as if it were computing.
+    """An MLP of five layers that waits for `wait_for` reduced tensors when backward has left its last layer.
 
-    Parameters
-    ----------
-    inner : torch.nn.Sequential
-        Model of five layers.
-    wait_for : int
-        Number of tensors to wait for.
-    patience : float
-        Seconds after which it goes on without them.
+    It waits as if it were computing, and goes on without them after `patience` seconds.
     """
 
     def __init__(self, inner: nn.Sequential, wait_for: int, patience: float) -> None:

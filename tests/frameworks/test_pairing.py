@@ -41,25 +41,17 @@ def value(name: str, rank: int) -> np.ndarray[Any, Any]:
 
 
 class Trial:
-    """A random program with the same names on all ranks, except for one change on one of them.
-
-    Attributes
-    ----------
-    change : str
-        One of `CHANGES`.
-    mine : dict
-        Values of this rank, in its own order.
-    named : set of str
-        Names of which an error must contain one.
-    """
+    """A random program with the same names on all ranks, except for one change on one of them."""
 
     def __init__(self, number: int) -> None:
         draw = random.Random(number)
         names = [f"{letter}{number}" for letter in draw.sample("abcdefgh", draw.randint(1, 5))]
+        # One of `CHANGES`
         self.change = CHANGES[number % len(CHANGES)] if len(names) > 1 else draw.choice(("dtype", "renamed"))
         odd, victim = draw.randrange(2), draw.choice(names)
+        # Values of this rank, in its own order
         self.mine: Things = {name: value(name, engine.rank()) for name in names}
-        self.named = {victim}
+        self.named = {victim}  # names of which an error must contain one
         if self.change == "renamed":
             self.named.add(f"z{number}")
         if self.change == "order":

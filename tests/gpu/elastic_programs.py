@@ -33,15 +33,7 @@ WAITS = ("cuCtxSynchronize", "cuStreamSynchronize", "cuEventSynchronize")  # wai
 
 
 class Trainer(Rank):
-    """This process, over all its worlds.
-
-    Attributes
-    ----------
-    weights : DeviceTensor
-        Weights on the device, made once, with the values of `truth` on the host.
-    steps : int
-        Number of steps made.
-    """
+    """This process, over all its worlds."""
 
     def __init__(self, member: Member) -> None:
         Framework.start()
@@ -49,8 +41,8 @@ class Trainer(Rank):
         ctypes.CDLL(os.environ["KERNELS"])
         self.member = member
         self.truth = np.zeros(COUNT, np.float32)
-        self.weights = DeviceTensor(self.truth)
-        self.steps = 0
+        self.weights = DeviceTensor(self.truth)  # made once on the device, with the values of `truth`
+        self.steps = 0  # number of steps made
         engine.init()
         self.note()
 

@@ -20,23 +20,15 @@ WORD = struct.Struct("=IIQ")
 
 @dataclass
 class Frame:
-    """One frame in transit.
-
-    Attributes
-    ----------
-    sender : int
-        Sending side: 0 for rank 0's side of the connection, 1 for the other.
-    link : int
-        Index of the connection, in order of creation.
-    """
+    """One frame in transit."""
 
     type: int
     rank: int
     offset: int
     position: int
     payload: bytearray = field(default_factory=bytearray)
-    sender: int = 0
-    link: int = 0
+    sender: int = 0  # 0 for rank 0's side of the connection, 1 for the other
+    link: int = 0  # index of the connection, in order of creation
     length: int | None = None  # length in the header, if not the payload's
 
     def packed(self) -> bytes:

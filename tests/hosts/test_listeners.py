@@ -43,13 +43,7 @@ PROGRAM = "tests.hosts.listeners_program"
 
 
 class Process:
-    """A listening process.
-
-    Attributes
-    ----------
-    told : list
-        Address on which it listens, and the facts that its legitimate peer needs.
-    """
+    """A listening process."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -59,6 +53,7 @@ class Process:
         assert self._process.stdout
         if kind == "lanes":
             self.tell(self.be_rank_0((0, 1, 2)), "key")
+        # Address on which it listens, and the facts that its legitimate peer needs
         self.told: list[Any] = json.loads(self._process.stdout.readline())
         if kind == "lanes":
             self.told[0] = until(self._port, "the leader has reached the hub, and listens")

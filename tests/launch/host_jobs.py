@@ -96,12 +96,9 @@ def why_no_namespaces() -> str:
 
 @contextmanager
 def namespaces(addresses: list[str]) -> Iterator[str]:
-    """Make network namespaces joined by a bridge, one for each address.
+    """Make network namespaces joined by a bridge, one for each address; the addresses are the hosts.
 
-    Yields
-    ------
-    str
-        Option that starts agents in them: `--launch-agent=..`. The hosts are the addresses.
+    Yields the option that starts agents in them: `--launch-agent=..`.
     """
     tag = uuid.uuid4().hex[:6]
 

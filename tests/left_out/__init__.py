@@ -16,12 +16,6 @@ NAMES = ("jax", *EXTRAS)
 
 
 def leaving_out(*names: str) -> dict[str, str]:
-    """Environment variables under which a Python finds none of the packages.
-
-    Parameters
-    ----------
-    *names : str
-        Some of `NAMES`.
-    """
+    """Environment variables under which a Python finds none of the packages, which are some of `NAMES`."""
     assert set(names) <= set(NAMES)
     return {"PYTHONPATH": os.pathsep.join(str(_HERE / name) for name in names)}

@@ -20,16 +20,9 @@ Fields = Mapping[str, int | Sequence[int]]
 
 
 class FakePage:
-    """Page whose fields a test sets.
+    """Page whose fields a test sets; those that are not given are 0.
 
-    Parameters
-    ----------
-    fields : mapping
-        Values by name; the others are 0.
-    more : mapping of str to int
-        Extra fields of a newer build, and their number of words.
-    operations : tuple of str
-        Extra operations of a newer build, after the known ones.
+    A newer build has `more`: extra fields and their number of words; and `operations`, which follow the known ones.
     """
 
     def __init__(

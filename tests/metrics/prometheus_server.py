@@ -51,12 +51,7 @@ class Programs:
 
 
 def find() -> Programs:
-    """Find Prometheus, or fetch it.
-
-    Raises
-    ------
-    Unavailable
-    """
+    """Find Prometheus, or fetch it; raise `Unavailable` if neither works."""
     on_path = [shutil.which(name) for name in ("prometheus", "promtool")]
     if all(on_path):
         return Programs(*(Path(str(path)) for path in on_path))
@@ -98,19 +93,10 @@ def _fetch() -> None:
 
 
 class Server:
-    """A Prometheus that runs as long as a `with` block.
-
-    Parameters
-    ----------
-    programs : Programs
-    directory : Path
-        Directory of its data and its log; data may be there already.
-    config : str
-        Content of prometheus.yml.
-    """
+    """A Prometheus that runs as long as a `with` block; `config` is the content of prometheus.yml."""
 
     def __init__(self, programs: Programs, directory: Path, config: str = "{}") -> None:
-        self.directory = directory
+        self.directory = directory  # holds its data, which may be there already, and its log
         self.log = directory / "prometheus.log"
         (directory / "prometheus.yml").write_text(config)
         self._command = [

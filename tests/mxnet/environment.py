@@ -21,10 +21,7 @@ PYTHON = ENVIRONMENT.python
 def make() -> Path:
     """Make the environment, unless it exists; return its interpreter.
 
-    Raises
-    ------
-    NotToBeHadError
-        This Python is too new for MXNet, or pip cannot get it.
+    Raises `NotToBeHadError` if this Python is too new for MXNet, or pip cannot get it.
     """
     if sys.version_info >= (3, 12):
         raise NotToBeHadError("MXNet 1.9.1 and NumPy 1.23.5 have no builds for Python 3.12 and newer")

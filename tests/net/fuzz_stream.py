@@ -30,24 +30,12 @@ CHANGES = ("none", "length", "bytes", "cut", "junk", "repeat", "drop", "swap", "
 
 @dataclass
 class Conversation:
-    """Conversation of which one side is attacked.
+    """Conversation of which one side is attacked."""
 
-    Attributes
-    ----------
-    attacked : AuthenticatedStream
-        Side that has received nothing yet.
-    parts : list of bytes
-        Opening and frames that the honest other side sends, in order.
-    honest : list of dict
-        Messages that these hold.
-    own : list of bytes
-        Frames that the attacked side sends.
-    """
-
-    attacked: AuthenticatedStream
-    parts: list[bytes] = field(default_factory=list)
-    honest: list[dict[str, Any]] = field(default_factory=list)
-    own: list[bytes] = field(default_factory=list)
+    attacked: AuthenticatedStream  # side that has received nothing yet
+    parts: list[bytes] = field(default_factory=list)  # opening and frames that the honest other side sends, in order
+    honest: list[dict[str, Any]] = field(default_factory=list)  # messages that these hold
+    own: list[bytes] = field(default_factory=list)  # frames that the attacked side sends
 
 
 def message(dice: random.Random, longest: int) -> dict[str, Any]:

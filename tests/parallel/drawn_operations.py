@@ -40,39 +40,22 @@ PAUSES = (0.0, 0.0, 0.0, 0.0001, 0.002)
 
 @dataclass(frozen=True)
 class Operation:
-    """One collective, the same on all ranks. The fields that count depend on the kind.
-
-    Attributes
-    ----------
-    members : tuple of (dtype, shape)
-        One tensor; several for a group. Where a rank has its own number of rows, the shape is that of a row.
-    rows : tuple of int
-        Rows of each rank in an allgather.
-    splits : tuple of tuple of int
-        Splits of each rank in an all-to-all.
-    odd : int or None
-        A rank whose tensors have one dimension more: every rank gets a `MismatchError`.
-    wire : str or None
-        Wire dtype of a reduction that is `tuned`; several are compared with the result.
-    ranks : tuple of int
-        Ranks of a process set, in which all other rank numbers count. Empty: all ranks.
-    seed : int
-        Seed of the values.
-    """
+    """One collective, the same on all ranks. The fields that count depend on the kind."""
 
     kind: str
     name: str | None
+    # One tensor, several for a group; a row's shape where each rank has its own number of rows
     members: tuple[tuple[str, tuple[int, ...]], ...] = ()
     op: str = "Sum"
     scales: tuple[float, float] = (1.0, 1.0)
     root: int = 0
-    rows: tuple[int, ...] = ()
-    splits: tuple[tuple[int, ...], ...] = ()
+    rows: tuple[int, ...] = ()  # rows of each rank in an allgather
+    splits: tuple[tuple[int, ...], ...] = ()  # splits of each rank in an all-to-all
     in_place: bool = False
-    odd: int | None = None
-    wire: str | None = None
-    ranks: tuple[int, ...] = ()
-    seed: int = 0
+    odd: int | None = None  # a rank whose tensors have one dimension more: every rank gets a `MismatchError`
+    wire: str | None = None  # wire dtype of a reduction that is `tuned`; several are compared with the result
+    ranks: tuple[int, ...] = ()  # ranks of a process set, in which all other rank numbers count; empty: all ranks
+    seed: int = 0  # seed of the values
 
     @property
     def tuned(self) -> bool:
@@ -82,23 +65,14 @@ class Operation:
 
 @dataclass(frozen=True)
 class Phase:
-    """Operations that all ranks submit before any of them has to wait.
-
-    Attributes
-    ----------
-    manners : tuple of int
-        Seed of each rank's order and manner; 0 submits in order, with plain tensors, and waits at the end.
-    knobs : mapping
-        Knobs that rank 0 sets before.
-    joined : tuple of int
-        Ranks that join instead; the others do when they have submitted everything.
-    """
+    """Operations that all ranks submit before any of them has to wait."""
 
     operations: tuple[Operation, ...]
+    # Seed of each rank's order and manner; 0 submits in order, with plain tensors, and waits at the end
     manners: tuple[int, ...]
-    knobs: Mapping[str, Any] = field(default_factory=dict)
+    knobs: Mapping[str, Any] = field(default_factory=dict)  # set by rank 0 before
     step: bool = False
-    joined: tuple[int, ...] = ()
+    joined: tuple[int, ...] = ()  # ranks that join instead; the others do when they have submitted everything
 
 
 Program = tuple[Phase, ...]
@@ -106,30 +80,18 @@ Program = tuple[Phase, ...]
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of operation.
+    """One kind of operation."""
 
-    Attributes
-    ----------
-    fields : callable
-        Function of `st` and the world size: strategies for the fields of an `Operation` that count.
-    start : callable
-        Function of the operation, its tensors, the rank and whether to block: the result then, else a handle.
-    results : callable
-        Function of the operation, the tensors of all ranks and the rank: this rank's result, one array for each tensor.
-    shared : bool
-        Whether all ranks get the same.
-    check : callable
-        Function of a dtype, a result and the expected one: raises unless they agree.
-    pairs : bool
-        Whether it needs 1, 2, 4, 8 .. ranks.
-    """
-
+    # Function of `st` and the world size: strategies for the fields of an `Operation` that count
     fields: Callable[[Any, int], dict[str, Any]]
+    # Function of operation, tensors, rank and whether to block: the result then, else a handle
     start: Callable[[Operation, list[Array], int, bool], Any]
+    # Function of operation, tensors of all ranks and rank: this rank's result, one array for each tensor
     results: Callable[[Operation, list[list[Array]], int], list[Array]]
-    shared: bool = True
+    shared: bool = True  # whether all ranks get the same
+    # Function of a dtype, a result and the expected one; raises unless they agree
     check: Callable[[str, Array, Array], None] = check_equal
-    pairs: bool = False
+    pairs: bool = False  # whether it needs 1, 2, 4, 8 .. ranks
 
 
 # ---- what can be drawn

@@ -124,16 +124,7 @@ class Calls(ctypes.Structure):
 
 
 class Call:
-    """One call, to be submitted once or, when it is done, again.
-
-    Attributes
-    ----------
-    sources, targets : list of ndarray
-        Inputs and outputs; `targets` are empty where the engine allocates the result.
-    native : NativeCall
-        The submitted struct; tests may corrupt it before.
-    outcome : Outcome
-    """
+    """One call, to be submitted once or, when it is done, again."""
 
     def __init__(
         self,
@@ -160,6 +151,7 @@ class Call:
         self.kind = kind
         self.sources = [np.ascontiguousarray(each).reshape(np.shape(each)) for each in tensors]
         self.dtypes = list(dtypes) if dtypes is not None else [str(each.dtype) for each in self.sources]
+        # Outputs; empty where the engine allocates the result
         self.targets = self.sources if in_place else [self._target(each, driver, set) for each in self.sources]
         self._tensors = (Tensor * max(1, len(self.sources)))()
         for tensor, source, target, dtype in zip(self._tensors, self.sources, self.targets, self.dtypes, strict=False):
@@ -168,7 +160,7 @@ class Call:
             tensor.dtype, tensor.ndim = CODES["dtypes"].index(dtype), source.ndim
             tensor.dims[: source.ndim] = list(source.shape)
         self.outcome = Outcome()
-        self.native = call = self.outcome.call
+        self.native = call = self.outcome.call  # the submitted struct; tests may corrupt it before
         text = name.encode() if isinstance(name, str) else name
         self._kept: list[Any] = [text]
         call.struct_size, call.set, call.kind = ctypes.sizeof(NativeCall), set, CODES["operations"].index(kind)

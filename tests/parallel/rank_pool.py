@@ -77,13 +77,7 @@ class Pool:
         self.programs = 0
 
     def run(self, program: drawn_operations.Program) -> list[drawn_operations.Outcome]:
-        """Run a program; return each rank's report.
-
-        Raises
-        ------
-        RanksFailed
-            A rank raised, died or did not answer.
-        """
+        """Run a program; return each rank's report, or raise `RanksFailed` if one raised, died or did not answer."""
         if self._job is None:
             self._start()
         assert self._job is not None

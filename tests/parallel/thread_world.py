@@ -77,25 +77,15 @@ def connections(
 class ThreadWorld:
     """A world of `size` engines in this process. As a context manager, it closes them at its end.
 
-    Parameters
-    ----------
-    size : int
-    hosts : sequence of int, optional
-        Number of each rank's host; that of rank 0 is 0. One host by default.
-    connect : callable, optional
-        Makes two connected sockets, instead of a socket pair.
-    carriers : sequence, optional
-        Provider of carriers of each rank.
-    **settings
-        Settings of the engines, instead of `SETTINGS` and `KNOBS`.
+    Settings replace those of `SETTINGS` and `KNOBS`.
     """
 
     def __init__(
         self,
         size: int,
-        hosts: Sequence[int] | None = None,
-        connect: Callable[[], tuple[socket.socket, socket.socket]] = socket.socketpair,
-        carriers: Sequence[object] | None = None,
+        hosts: Sequence[int] | None = None,  # number of each rank's host, 0 for rank 0; None: one host
+        connect: Callable[[], tuple[socket.socket, socket.socket]] = socket.socketpair,  # makes two connected sockets
+        carriers: Sequence[object] | None = None,  # provider of carriers of each rank
         **settings: Any,
     ) -> None:
         self.size = size

@@ -28,22 +28,11 @@ SECONDS = 400.0  # of a job; the first one of DeepSpeed compiles
 
 @dataclass(frozen=True)
 class Program:
-    """A program that is run on both backends.
+    """A program that is run on both backends."""
 
-    Attributes
-    ----------
-    file : str
-        Its name in `programs`.
-    library : str
-        Package whose version is shown.
-    words : tuple of str
-        Words of its command line.
-    ranks : int
-    """
-
-    file: str
-    library: str
-    words: tuple[str, ...] = ()
+    file: str  # name in `programs`
+    library: str  # package whose version is shown
+    words: tuple[str, ...] = ()  # words of its command line
     ranks: int = 2
 
     @property
@@ -68,10 +57,7 @@ Results = list[dict[str, Any]]
 def run(program: Program, backend: str) -> tuple[Results, dict[str, torch.Tensor]]:
     """Run a program; return what each rank has saved, and the parameters before the training.
 
-    Raises
-    ------
-    RuntimeError
-        The program has failed, or not ended in time.
+    Raises RuntimeError if the program has failed, or not ended in time.
     """
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(program.ranks)]
     variables = {

@@ -60,12 +60,7 @@ class Spark:
     def session(self, master: str, conf: Mapping[str, str] | None = None) -> Any:
         """Session of an application with that master; an application with another one is ended.
 
-        Parameters
-        ----------
-        master : str
-            `local[N]` or `local-cluster[...]`.
-        conf : mapping, optional
-            Further Spark settings, the same for every call with that master.
+        The master is `local[N]` or `local-cluster[...]`. `conf` must be the same for every call with that master.
         """
         skip_without_spark()
         if self._master != master:

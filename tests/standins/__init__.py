@@ -35,18 +35,9 @@ def compiled(target: Path, sources: Sequence[Path], *options: str) -> Path:
 
 
 def build(where: Path, nccl_version: int | None = None) -> Path:
-    """Build both libraries into a directory.
+    """Build both libraries into a directory, and return it, for `environment`.
 
-    Parameters
-    ----------
-    where : Path
-    nccl_version : int, optional
-        Version that libnccl reports, such as 21805; later functions are missing.
-
-    Returns
-    -------
-    Path
-        The directory, for `environment`.
+    libnccl reports `nccl_version`, such as 21805, and lacks later functions.
     """
     where.mkdir(parents=True, exist_ok=True)
     compiled(where / "libcuda.so.1", sorted((HERE / "cuda").glob("*.c")), *LIBRARY, "-Wl,-soname,libcuda.so.1")

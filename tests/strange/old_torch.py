@@ -121,20 +121,10 @@ def prepare(work: Path) -> tuple[Path, Path]:
 
 
 def run_cases(python: Path, work: Path, size: int, known: dict[str, str], libraries: Path | None = None) -> int:
-    """Run the cases with an interpreter's torch; return the exit code.
+    """Run the cases with the torch of a Python, which has this project, too; return the exit code.
 
-    Parameters
-    ----------
-    python : Path
-        Interpreter of an environment with torch and this project.
-    work : Path
-        Working directory: not the sources, which would hide the installation.
-    size : int
-        Number of ranks.
-    known : dict
-        Cases that cannot pass, with the reasons.
-    libraries : Path, optional
-        A directory of libraries that the dynamic linker searches first.
+    The working directory `work` is not the sources, which would hide the installation. `known` holds the cases that
+    cannot pass, with the reasons. The dynamic linker searches `libraries` first.
     """
     environment = {**os.environ, **({} if libraries is None else {"LD_LIBRARY_PATH": str(libraries)})}
     options = ["-q", "-p", "no:cacheprovider", "-o", "timeout=600", "-m", "on_ranks", "--only-ranks", str(size)]

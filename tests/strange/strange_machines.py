@@ -34,19 +34,11 @@ COMMON = {"pidfd_open": 434, "close_range": 436}
 
 
 class Machine:
-    """Runs commands for one test, and ensures that no process of them is left.
-
-    Parameters
-    ----------
-    home : Path
-        Working directory of commands, and of their files.
-    site : Path
-        Directory in which the engine is installed; `install` makes it.
-    """
+    """Runs commands for one test, and ensures that no process of them is left."""
 
     def __init__(self, home: Path, site: Path) -> None:
-        self.home = home
-        self.site = site
+        self.home = home  # working directory of commands, and of their files
+        self.site = site  # directory in which the engine is installed; `install` makes it
         self.deadline = DEADLINE
         self.marks: dict[int, str] = {}  # mark of each started command, by process ID
         self.environment = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
@@ -58,21 +50,11 @@ class Machine:
         self,
         command: Sequence[object],
         *,
-        env: Mapping[str, str] | None = None,
-        before: Callable[[], object] | None = None,
+        env: Mapping[str, str] | None = None,  # variables beside those of the test command
+        before: Callable[[], object] | None = None,  # called between fork and exec
         cwd: Path | None = None,
     ) -> subprocess.Popen[str]:
-        """Start a command.
-
-        Parameters
-        ----------
-        command : sequence
-        env : mapping of str to str, optional
-            Variables beside those of the test command.
-        before : callable, optional
-            Called between fork and exec.
-        cwd : Path, optional
-        """
+        """Start a command."""
         mark = uuid.uuid4().hex
         process = subprocess.Popen(
             [str(part) if not isinstance(part, bytes) else part for part in command],

@@ -369,15 +369,9 @@ class TooManyStates(RuntimeError):
 class Explorer:
     """Explorer of every interleaving of some programs under one memory model.
 
-    Parameters
-    ----------
-    memory : Memory
-    words : dict of str to int
-        The shared words and their first values.
-    programs : list of Program
-    judge : callable
-        Function of the values of all words and, by name of thread, the word it sleeps on (None: it has ended). Called
-        where nothing can happen any more; returns the fault, or an empty string.
+    `words` holds the shared words and their first values. `judge` is called where nothing can happen any more, and
+    returns the fault or an empty string. Its arguments are the values of all words and, by name of thread, the word it
+    sleeps on (None: it has ended).
     """
 
     def __init__(

@@ -29,16 +29,11 @@ MODELS: tuple[Memory, ...] = (Stores(), Views())
 
 
 class EngineCode(Code):
-    """Steps that are for one engine at a time of those of a process.
-
-    Attributes
-    ----------
-    engine : str
-        Prefix of the words, and of the registers kept between turns, of the engine that the next steps are for.
-    """
+    """Steps that are for one engine at a time of those of a process."""
 
     def __init__(self, without: frozenset[str], constant: dict[str, int]) -> None:
         super().__init__(without=without, constant=constant)
+        # Prefix of the words, and of the registers kept between turns, of the engine that the next steps are for
         self.engine = ""
 
     def load(self, into: str, word: str, acquire: bool = False) -> None:
@@ -64,21 +59,13 @@ class EngineCode(Code):
 
 
 class Thread(EngineCode):
-    """The steps of one thread of a rank.
-
-    Attributes
-    ----------
-    drive : callable
-        Writes the steps of `drive_once`: register `moved` says whether it did anything.
-    reasons : callable or None
-        Writes the steps that put the reasons for sleeping into register `reasons`.
-    left_behind : callable or None
-        Writes the checks of `give_back`, whose result is in register `left`.
-    """
+    """The steps of one thread of a rank."""
 
     def __init__(self, without: frozenset[str], **constant: int) -> None:
         super().__init__(without, {"stop": 0, **constant})
+        # Writes the steps of `drive_once`: register `moved` says whether it did anything
         self.drive: Callable[[], None] = self.no_work
+        # Writes the steps that put the reasons for sleeping into register `reasons`
         self.reasons: Callable[[], None] | None = None
         self.waits = 0  # 1 while it writes the steps of a driver that itself counts as a waiter
 

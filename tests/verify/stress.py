@@ -29,29 +29,16 @@ NAMES = 5
 
 @dataclass
 class Report:
-    """Counts of one rank. Times are of the host's monotonic clock, which all ranks share.
-
-    Attributes
-    ----------
-    operations : int
-    late_wakes : int
-        The engine's count.
-    lost_polls : list of (key, start)
-        Operations given up on by a poller.
-    slow : list of (key, start, end)
-        Waits of `LATE` or more.
-    starts : dict
-        Times at which this rank submitted the operations of blocks in which some rank was slow, by key.
-    starved : float
-        Seconds that threads of this rank were ready to run and did not, summed over those blocks.
-    """
+    """Counts of one rank. Times are of the host's monotonic clock, which all ranks share."""
 
     operations: int = 0
-    late_wakes: int = 0
+    late_wakes: int = 0  # the engine's count
+    # Key and start of operations given up on by a poller
     lost_polls: list[tuple[str, float]] = field(default_factory=list)
-    slow: list[tuple[str, float, float]] = field(default_factory=list)
+    slow: list[tuple[str, float, float]] = field(default_factory=list)  # key, start and end of waits of `LATE` or more
+    # Times at which this rank submitted the operations of blocks in which some rank was slow, by key
     starts: dict[str, float] = field(default_factory=dict)
-    starved: float = 0.0
+    starved: float = 0.0  # seconds that threads of this rank were ready to run and did not, summed over those blocks
 
 
 def hammer(seconds: float, cycle_time_ms: float, seed: int, blocks: tuple[str, ...] = ()) -> Report:
