@@ -57,17 +57,14 @@ def spare(size: int) -> Ranks:
 
 
 def on_ranks(
-    *ranks: int | Ranks,
+    *ranks: int | Ranks,  # the test runs once with each
     # Options of `engine.init`, which is called before the test; None: the test calls it
     world: Mapping[str, Any] | None = {},
     env: Mapping[str, str] | None = None,  # variables of the job
     job: str = "",  # name shared by the tests of one job; by default the tests of a directory share one
     python: str = "",  # interpreter of the ranks; by default the one that runs the tests
 ) -> pytest.MarkDecorator:
-    """Mark a test, or all of a module, as one that runs on ranks; the mark of a test replaces that of its module.
-
-    The test runs once with each number of ranks.
-    """
+    """Mark a test, or all of a module, as one that runs on ranks; the mark of a test replaces that of its module."""
     variables = tuple((env or {}).items())
     told = (Ranks(each) if isinstance(each, int) else each for each in ranks)
     return pytest.mark.on_ranks(

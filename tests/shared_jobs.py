@@ -60,10 +60,7 @@ class SharedJob:
         self._outcomes: list[dict[int, tuple[str, str]]] = [{} for _ in range(ranks.size)]
 
     def outcomes(self, nodeid: str, limit: float) -> list[tuple[str, str]]:
-        """Wait for the outcomes of a test on all ranks, at most `limit` seconds, and return them by rank.
-
-        Raises `RanksFailed` if the job ended before the test was over.
-        """
+        """Wait for a test's outcomes by rank, at most `limit` seconds; raise `RanksFailed` if the job ends before."""
         number = self.numbers[nodeid]
         if self.over:
             raise RanksFailed(self.over)

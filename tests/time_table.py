@@ -13,10 +13,7 @@ LONG = 10.0  # seconds; a longer test should be marked slow, if other tests cove
 
 
 def time_table(reports: Iterable[object]) -> list[str]:
-    """Return the lines of the table; none if only some of the tests ran.
-
-    The reports are pytest's about all tests; others than reports of tests are ignored.
-    """
+    """Return the table's lines from pytest's reports of tests, ignoring others; none if only some of the tests ran."""
     seconds: Counter[str] = Counter()
     tests: Counter[str] = Counter()
     for report in reports:

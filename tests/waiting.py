@@ -70,10 +70,7 @@ def until_files(*paths: Path | str, seconds: float = PATIENCE) -> None:
 
 
 def meet(where: str, rank: int, size: int) -> None:
-    """Wait for all ranks without the engine, by files in their working directory.
-
-    The name `where` of the meeting is unique in the job.
-    """
+    """Wait for all ranks without the engine, by files in their working directory; `where` is unique in the job."""
     Path(f"{where}.{rank}").touch()
     until_files(*(f"{where}.{each}" for each in range(size)))
 

@@ -27,7 +27,6 @@ def test_the_map_is_read_in_ten_minutes() -> None:
 
 @pytest.mark.parametrize("name", sorted(set(re.findall(r"`([\w/]+\.(?:pyx|pxd|py|h))`", MAP + LIVES))))
 def test_files_of_the_map_exist(name: str) -> None:
-    """Every file that the map names exists."""
     assert source(name).exists()
 
 
@@ -43,7 +42,6 @@ def test_what_shows_that_a_promise_holds_exists(name: str) -> None:
 
 @pytest.mark.parametrize("room", re.findall(r"^\| `([\w/]+/)` \|", MAP, re.MULTILINE))
 def test_rooms_of_the_map_exist(room: str) -> None:
-    """Every folder that the map names exists."""
     assert (ROOT / room).is_dir()
 
 

@@ -133,10 +133,7 @@ def alive(*kinds: str) -> dict[str, int]:
 
 
 class Training:
-    """A torch model, optimizers and schedulers, all made before the first world, and the state that ranks share.
-
-    `make` returns the wrapped optimizers of a model.
-    """
+    """A torch model, optimizers and schedulers, all made before the first world, and the state that ranks share."""
 
     def __init__(self, member: Member, make: Callable[[nn.Module], list[Any]], model: nn.Module) -> None:
         engine.init()

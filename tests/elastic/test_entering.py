@@ -27,7 +27,6 @@ def nursery() -> Iterator[Nursery]:
 def test_a_rank_that_dies_anywhere_on_its_way_costs_one_world(
     nursery: Nursery, tmp_path: Path, victim: int, points: int
 ) -> None:
-    """Wherever a rank dies, the others are in the next world soon."""
     with Worlds(nursery, "dying", DYING=str(tmp_path)) as worlds:
         members = worlds.start(SIZE)
         worlds.place(members)

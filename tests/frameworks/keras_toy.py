@@ -76,10 +76,7 @@ def check_close(found: Sequence[Array], expected: Sequence[Array], tolerance: fl
 
 
 def compare_training(make: Callable[[], Any], tolerance: float = 1e-5, **settings: Any) -> tuple[Any, Any]:
-    """Train with a wrapped optimizer of `make` on all ranks, and with a plain one on whole batches; return both models.
-
-    Both models are equal.
-    """
+    """Return equal models, trained by a wrapped optimizer of `make` on all ranks and a plain one on whole batches."""
     compiled = settings.pop("compile", {})
     trained, alone = model(), model()
     alone.compile(make(), loss="mse", **compiled)

@@ -85,7 +85,6 @@ def test_the_order_of_addition_is_that_of_the_ranks() -> None:
 
 
 def test_nothing_stored() -> None:
-    """No elements are stored on some ranks, or on all."""
     for name, count in {"some": hvd.rank(), "none": 0}.items():
         mine = torch.sparse_coo_tensor(torch.full((2, count), 1), torch.ones(count, 3), (4, 5, 3))
         got = hvd.sparse_allreduce(mine, name, hvd.Sum)

@@ -173,12 +173,10 @@ KILLERS: dict[str, tuple[str, ...]] = {
 @pytest.mark.skipif(not EVERY_CALL, reason="takes minutes: make gpu-faults")
 @pytest.mark.parametrize("mutant", KILLERS)
 def test_mutant_is_killed(mutant: str, ranks: Start, tmp_path: Path) -> None:
-    """Without one wait, record or check, a program fails that otherwise succeeds."""
     ranks(2, *KILLERS[mutant], more=changed(mutant, tmp_path / "mutant"), linger=1).goes_wrong(30)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", sorted(set(KILLERS.values())))
 def test_what_kills_mutants_lets_the_source_live(program: tuple[str, ...], ranks: Start, tmp_path: Path) -> None:
-    """The mechanism that runs mutants changes nothing by itself."""
     ranks(2, *program, more=changed("none", tmp_path / "none"), linger=1).succeeds()

@@ -130,5 +130,4 @@ KILLERS: dict[str, tuple[str, ...]] = {
 @pytest.mark.skipif(not EVERY_CALL, reason="takes minutes: make gpu-faults")
 @pytest.mark.parametrize("mutant", KILLERS)
 def test_mutant_is_killed(mutant: str, ranks: Start, tmp_path: Path) -> None:
-    """Without one part, a program fails that otherwise succeeds."""
     ranks(2, *KILLERS[mutant], more=changed(mutant, tmp_path / "mutant"), linger=1).goes_wrong(60)

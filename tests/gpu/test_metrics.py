@@ -143,7 +143,6 @@ KILLERS: dict[str, str] = {
 @pytest.mark.skipif(not EVERY_CALL, reason="takes minutes: make gpu-faults")
 @pytest.mark.parametrize("mutant", KILLERS)
 def test_mutant_is_killed(mutant: str, ranks: Start, tmp_path: Path) -> None:
-    """Without one part, a program fails or reports something else."""
     program, where = KILLERS[mutant], tmp_path / "trace"
     rest = [str(where)] if program == "timeline" else []
     statuses, texts = ranks(2, program, *rest, more=changed(mutant, tmp_path / "mutant")).end(90)

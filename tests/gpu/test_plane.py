@@ -447,7 +447,6 @@ SIZES = {"rings": 1, "visited": 1}  # number of ranks of jobs without two ranks
 @pytest.mark.skipif(not EVERY_CALL, reason="takes four minutes: make gpu-faults")
 @pytest.mark.parametrize("mutant", KILLERS)
 def test_mutant_is_killed(mutant: str, ranks: Start, libraries: Path, tmp_path: Path) -> None:
-    """Without one wait, check or limit, a program fails that otherwise succeeds."""
     program, *rest = KILLERS[mutant]
     more = changed(mutant, tmp_path / "mutant")
     if program == "half_open":
@@ -471,6 +470,5 @@ def test_mutant_is_killed(mutant: str, ranks: Start, libraries: Path, tmp_path: 
     "program", sorted({each for each in KILLERS.values() if each[0] not in ("kill", "stop", "half_open")})
 )
 def test_what_kills_mutants_lets_the_source_live(program: tuple[str, ...], ranks: Start, tmp_path: Path) -> None:
-    """The mechanism that runs mutants changes nothing by itself."""
     more = changed("none", tmp_path / "none")
     ranks(SIZES.get(program[0], 2), *program, more=more).succeeds()

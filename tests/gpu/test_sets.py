@@ -64,7 +64,6 @@ def test_numbers(ranks: Start, spread: dict[str, str]) -> None:
     ],
 )
 def test_program(size: int, program: str, ranks: Start) -> None:
-    """Each program describes its own case."""
     ranks(size, program).succeeds()
 
 
@@ -167,7 +166,6 @@ KILLERS: dict[str, tuple[str, ...]] = {
 @pytest.mark.skipif(not EVERY_CALL, reason="takes minutes: make gpu-faults")
 @pytest.mark.parametrize("mutant", KILLERS)
 def test_mutant_is_killed(mutant: str, ranks: Start, libraries: Path, tmp_path: Path) -> None:
-    """Without one wait, word or check, a program fails that otherwise succeeds."""
     program = KILLERS[mutant]
     settings = {"found": build(tmp_path / "old", WITHOUT_REVOKE)} if program[0] == "lost" else {}
     size = 4 if program[0] in ("crossing", "late") else 3

@@ -54,6 +54,5 @@ KILLERS: dict[str, tuple[str, ...]] = {
 @pytest.mark.skipif(not EVERY_CALL, reason="takes minutes: make gpu-faults")
 @pytest.mark.parametrize("mutant", KILLERS)
 def test_mutant_is_killed(mutant: str, ranks: Start, tmp_path: Path) -> None:
-    """Without one part, a program fails that otherwise succeeds."""
     statuses, texts = ranks(3, *KILLERS[mutant], more=changed(mutant, tmp_path / "mutant"), linger=1).end(60)
     assert any(statuses), texts

@@ -49,7 +49,6 @@ def test_whether_a_rank_packs_is_its_own_affair(ranks: Start) -> None:
 
 @pytest.mark.slow
 def test_other_ways(ranks: Start) -> None:
-    """Each program describes its own case."""
     ranks(3, "ordered+sparse+joins+shared").succeeds()
 
 
@@ -81,7 +80,6 @@ KILLERS: dict[str, tuple[str, ...]] = {
 @pytest.mark.skipif(not EVERY_CALL, reason="takes minutes: make gpu-faults")
 @pytest.mark.parametrize("mutant", KILLERS)
 def test_mutant_is_killed(mutant: str, ranks: Start, tmp_path: Path) -> None:
-    """Without one check or hold, a program fails that otherwise succeeds."""
     ranks(2, *KILLERS[mutant], more=changed(mutant, tmp_path / "mutant"), linger=1).goes_wrong(40)
 
 
@@ -92,5 +90,4 @@ def test_mutant_is_killed(mutant: str, ranks: Start, tmp_path: Path) -> None:
 def test_what_kills_mutants_lets_the_source_live(
     program: tuple[str, ...], source: Path, ranks: Start, tmp_path: Path
 ) -> None:
-    """The mechanism that runs mutants changes nothing by itself."""
     ranks(2, *program, more=changed("none", tmp_path / "none", source), linger=1).succeeds()

@@ -181,11 +181,7 @@ def test_who_cannot_hear_rank_0_is_told_the_cause_by_others(hosts: Hosts) -> Non
 
 @pytest.mark.parametrize("worlds", [16, pytest.param(80, marks=pytest.mark.slow)])
 def test_no_rank_fails_in_what_all_took_part_in(hosts: Hosts, worlds: int) -> None:
-    """Rank 0 leaves right after the first barrier, and a faster rank that works on ends the world.
-
-    Ranks that have not returned from that barrier yet need no other rank, and must not fail. The worlds leave nothing
-    behind.
-    """
+    """Rank 0 leaves after the first barrier, and a fast rank ends the world; ranks in that barrier must not fail."""
     for rank, text in Job(hosts, "brief_program", WORLDS=str(worlds)).told().items():
         assert text == "done", (rank, text)
 

@@ -249,7 +249,6 @@ for number in itertools.count():
 
 @pytest.mark.slow
 def test_thousands_of_strangers_do_not_keep_hosts_apart(hosts: Hosts) -> None:
-    """All hosts meet while a flood of strangers connects to the hub."""
     job = Job(hosts, [[0, 1], [2], [3]]).start(0, 1)
     command = [sys.executable, "-c", FLOOD, hosts.address(0), str(PORT)]
     flood = hosts.start(2, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -263,7 +262,6 @@ def test_thousands_of_strangers_do_not_keep_hosts_apart(hosts: Hosts) -> None:
 
 
 def test_no_port_is_open_when_all_have_come(hosts: Hosts) -> None:
-    """Neither the hub nor any leader listens any more."""
     job = Job(hosts, [[0, 1], [2]]).start(stay=True)
     for rank in job.pids:
         output = job.processes[rank].stdout

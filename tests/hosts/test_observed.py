@@ -170,7 +170,6 @@ def test_the_last_to_join_is_told(late: Observed) -> None:
 
 
 def test_a_stall_is_told_with_its_true_length(late: Observed) -> None:
-    """The reported length is not distorted by the difference of the clocks."""
     [seconds] = set(re.findall(r"'first' \(allreduce\) has waited (\d+) s for rank 4", late.said))
     assert int(seconds) < LASTS
 
@@ -259,7 +258,6 @@ def test_the_timelines_of_all_hosts_are_one(late: Observed, tmp_path: Path) -> N
 
 
 def test_times_of_metrics_are_those_of_the_launchers_clock(late: Observed) -> None:
-    """Timestamps of metrics are close to the launcher's own time, although the hosts' clocks differ."""
     lasts = late.series("engine_last_collective_timestamp_seconds")
     now = (late.home / "a.prom").stat().st_mtime
     assert all(abs(now - value) < LASTS for value in lasts.values()), (now, lasts)

@@ -64,10 +64,7 @@ def busy(job: Job) -> dict[int, float]:
 
 @pytest.mark.slow
 def test_ranks_that_are_stopped_for_longer_than_a_silent_host_are_waited_for(hosts: Hosts, tmp_path: Path) -> None:
-    """Carriers are stopped inside large entries of several kinds, for a moment and then for long.
-
-    The job goes on afterwards, and ranks that wait for them sleep.
-    """
+    """Carriers stop inside large entries of several kinds, for a moment and then for long; those that wait sleep."""
     job = start(hosts, "large", tmp_path)
     assert {job.line(rank) for rank in range(SIZE)} == {"works\n"}
     for rank in random.Random(2).choices(range(SIZE), k=8):

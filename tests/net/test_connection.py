@@ -82,7 +82,6 @@ def test_what_follows_a_message_stays_unread(listener: socket.socket) -> None:
 
 
 def test_another_key_is_refused_on_both_sides(listener: socket.socket) -> None:
-    """Both sides end with `AuthenticationError`."""
     first, second = settle(calling(listener, b"x" * 32), accepted(listener))
     assert type(first) is AuthenticationError
     assert type(second) is AuthenticationError
@@ -137,7 +136,6 @@ def overheard(listener: socket.socket) -> bytes:
 
 
 def test_a_greeting_that_was_overheard_proves_nothing(listener: socket.socket) -> None:
-    """A stranger that replays the greeting is not authenticated."""
     replayed = overheard(listener)
     with socket.create_connection(listener.getsockname()) as stranger:
         stranger.sendall(replayed)

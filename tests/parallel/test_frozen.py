@@ -214,10 +214,7 @@ def test_awaited_member_is_not_held() -> None:
 
 
 def test_what_nobody_waits_for_is_not_held_for_ever() -> None:
-    """A backward pass has raised on all ranks, and the program goes on with other work.
-
-    Gradients that still come are not held, and the next pass is whole.
-    """
+    """A pass has raised on all ranks: gradients that still come are not held, and the next pass is whole."""
 
     def program(_rank: int, native: Any, gpu: PretendedGpu) -> tuple[Passes, float]:
         optimizer = Optimizer(native, COUNTS)

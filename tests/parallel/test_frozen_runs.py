@@ -121,7 +121,6 @@ RUN = """if True:
 @pytest.mark.skipif(not EVERY_CALL, reason="takes minutes: make gpu-faults")
 @pytest.mark.parametrize("mutant", [*KILLERS, "none"])
 def test_mutant_is_killed(mutant: str, tmp_path: Path) -> None:
-    """Removing or adding one check makes a test fail that succeeds with the unchanged source."""
     tests = [KILLERS[mutant]] if mutant != "none" else sorted(set(KILLERS.values()))
     named = [f"tests/parallel/test_frozen.py::{test}" for test in tests]
     environment = {**os.environ, **changed(mutant, tmp_path, FROZEN), "EVERY_CALL": ""}

@@ -327,7 +327,6 @@ def test_process_sets_on_some_hosts() -> None:
 
 @pytest.mark.slow
 def test_more_names_than_there_are_ids() -> None:
-    """The number of names exceeds the number of IDs."""
 
     def work(rank: int) -> None:
         for begin in range(0, 20_000, 1000):
@@ -700,7 +699,6 @@ def test_a_malformed_entry_ends_the_connection_before_anybody_reads_it(
 
 @pytest.mark.parametrize(("at", "form", "value"), WRONG_REQUESTS)
 def test_a_malformed_request_ends_the_connection_before_anybody_reads_it(at: int, form: str, value: int) -> None:
-    """A hostile number in a request ends the connection, and every rank gets an error."""
 
     def change(payload: bytearray) -> bool:
         struct.pack_into(form, payload, at, value)

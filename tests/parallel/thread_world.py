@@ -44,10 +44,7 @@ _generations = itertools.count(1)
 def connections(
     hosts: Sequence[int], connect: Callable[[], tuple[socket.socket, socket.socket]], sockets: int = 1
 ) -> list[dict[str, Any]]:
-    """Connections given to each rank's engine: trunks between leaders, and lanes between carriers.
-
-    Each lane has `sockets` connections.
-    """
+    """Connections given to each rank's engine: trunks between leaders, and lanes of `sockets` between carriers."""
     size = len(hosts)
     crews = [[rank for rank in range(size) if hosts[rank] == host] for host in range(max(hosts) + 1)]
     given: list[dict[str, Any]] = [{"hosts": tuple(hosts), "lanes": {}, "trunks": {}} for _ in range(size)]
@@ -75,10 +72,7 @@ def connections(
 
 
 class ThreadWorld:
-    """A world of `size` engines in this process. As a context manager, it closes them at its end.
-
-    Settings replace those of `SETTINGS` and `KNOBS`.
-    """
+    """A world of `size` engines in this process. As a context manager, it closes them at its end."""
 
     def __init__(
         self,
@@ -86,7 +80,7 @@ class ThreadWorld:
         hosts: Sequence[int] | None = None,  # number of each rank's host, 0 for rank 0; None: one host
         connect: Callable[[], tuple[socket.socket, socket.socket]] = socket.socketpair,  # makes two connected sockets
         carriers: Sequence[object] | None = None,  # provider of carriers of each rank
-        **settings: Any,
+        **settings: Any,  # replace those of `SETTINGS` and `KNOBS`
     ) -> None:
         self.size = size
         self.engines: list[core.Engine] = []

@@ -63,10 +63,7 @@ def change(program: str, changes: dict[str, str]) -> str:
 
 
 def run(program: str, ranks: int, *options: str, arguments: tuple[str, ...] = ()) -> list[tuple[float, Any, Any]]:
-    """Run a program; return its losses, and its parameters before and after, by rank.
-
-    Raises RuntimeError if the program has failed.
-    """
+    """Run a program; return its losses, and its parameters before and after, by rank; RuntimeError if it fails."""
     with tempfile.TemporaryDirectory() as directory:
         script = Path(directory, "train.py")
         script.write_text(program + END, encoding="utf-8")

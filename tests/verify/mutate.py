@@ -41,10 +41,7 @@ FOCUS = {"WAKE": "calls", "STAGE": "chunks", "ENGINE": "pairs", "CALLER": "calls
 
 @dataclass
 class Seen:
-    """Result of the stress runs of one build.
-
-    `starved`: seconds that threads were ready to run and did not; on a busy machine waits are slow with every fence.
-    """
+    """Result of the stress runs of one build."""
 
     same: bool = False  # as the build with all fences
     seconds: float = 0.0
@@ -52,7 +49,7 @@ class Seen:
     late_wakes: int = 0
     lost_polls: int = 0
     slow: int = 0
-    starved: float = 0.0
+    starved: float = 0.0  # seconds that threads were ready to run and did not: a busy machine is slow with every fence
     failed: str = ""
 
     @property
