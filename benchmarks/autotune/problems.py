@@ -21,23 +21,13 @@ LEAST_SAMPLES = 3
 
 @dataclass(frozen=True)
 class Problem:
-    """Problem to search.
-
-    Attributes
-    ----------
-    seconds : callable
-        Callable that returns the seconds of a step with given knobs, without noise.
-    steps : callable
-        Callable that returns the seconds of `n` steps with noise: shape (n,).
-    least : float
-        Seconds of the fastest setting.
-    """
+    """Problem to search."""
 
     space: Space
     default: Knobs
-    seconds: Surface
-    steps: Callable[[Knobs, int, np.random.Generator], Array]
-    least: float
+    seconds: Surface  # seconds of a step with given knobs, without noise
+    steps: Callable[[Knobs, int, np.random.Generator], Array]  # seconds of `n` steps with noise: shape (n,)
+    least: float  # seconds of the fastest setting
 
 
 def make_problem(surface: str, noise: str, seed: int) -> Problem:

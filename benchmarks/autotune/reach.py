@@ -44,16 +44,7 @@ NEAR = 0.1
 class SimulatedJob:
     """Simulated job: the steps that pass, and their cost.
 
-    Parameters
-    ----------
-    given : Problem
-    seed : int
-    horizon : int
-        Steps of the job.
-    trials : int
-        Maximum number of trials of its search.
-    length : int
-        Steps of a trial.
+    It has `horizon` steps, and its search at most `trials` trials of `length` steps.
     """
 
     def __init__(self, given: Problem, seed: int, horizon: int, trials: int = TRIALS, length: int = STEPS) -> None:

@@ -42,20 +42,12 @@ class RecordingError(ValueError):
 
 @dataclass(frozen=True)
 class Axis:
-    """Values of one knob, in the order of the grid.
-
-    Attributes
-    ----------
-    numbers : list of int
-        Positions in `values` of those on a scale, in ascending order of the values.
-    shares : array of float64
-        Position of each of these between the least and the greatest, 0 to 1.
-    """
+    """Values of one knob, in the order of the grid."""
 
     knob: Knob
     values: list[Any]
-    numbers: list[int]
-    shares: Array
+    numbers: list[int]  # positions in `values` of those on a scale, in ascending order of the values
+    shares: Array  # float64: position of each of these between the least and the greatest, 0 to 1
 
     @classmethod
     def from_values(cls, name: str, values: list[Any]) -> Axis:
@@ -83,28 +75,9 @@ class Axis:
 
 
 class RecordedSurface:
-    """Surface as it was measured.
+    """Surface as it was measured, from the content of a file; `name` is the file's, for errors.
 
-    Parameters
-    ----------
-    content : mapping
-        Content of the file.
-    name : str
-        Name of the file, for errors.
-
-    Attributes
-    ----------
-    workload : str
-    ranks : int
-    space : Space
-    default : dict
-    least : float
-        Seconds of the fastest setting.
-
-    Raises
-    ------
-    RecordingError
-        Another schema, an incomplete grid, or missing or invalid content.
+    Raises `RecordingError` for another schema, an incomplete grid, or missing or invalid content.
     """
 
     def __init__(self, content: Mapping[str, Any], name: str) -> None:
@@ -123,7 +96,7 @@ class RecordedSurface:
             raise RecordingError(f"{name} lacks {error}") from None
         except (AttributeError, IndexError, TypeError, ValueError) as error:
             raise RecordingError(f"{name}: {error}") from error
-        self.least = float(np.exp(self._logs.min()))
+        self.least = float(np.exp(self._logs.min()))  # seconds of the fastest setting
 
     def _fill_grid(self, cells: Sequence[Mapping[str, Any]]) -> None:
         shape = [len(axis.values) for axis in self._axes.values()]
@@ -175,10 +148,7 @@ def write(
 ) -> Path:
     """Write a grid as a surface with the name of the workload, replacing an earlier one.
 
-    Raises
-    ------
-    RecordingError
-        The grid is not complete.
+    Raises `RecordingError` if the grid is not complete.
     """
     head = {
         "schema": SCHEMA,
@@ -214,13 +184,7 @@ def list_names() -> tuple[str, ...]:
 
 @lru_cache
 def read(path: Path) -> RecordedSurface:
-    """Read a recording.
-
-    Raises
-    ------
-    RecordingError
-        The file is not a recording.
-    """
+    """Read a recording; raise `RecordingError` if the file is none."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:

@@ -38,17 +38,7 @@ def list_surfaces() -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class AutotuneSettings:
-    """Cases to try, and the number of repetitions.
-
-    Attributes
-    ----------
-    trials : int
-        Trials of a search.
-    steps : int
-        Steps of a trial.
-    observed : int
-        Maximum steps that are observed after a search, in which a drift may be noticed.
-    """
+    """Cases to try, and the number of repetitions."""
 
     parts: tuple[str, ...] = PARTS
     surfaces: tuple[str, ...] = field(default_factory=list_surfaces)
@@ -56,9 +46,9 @@ class AutotuneSettings:
     contenders: tuple[str, ...] = tuple(CONTENDERS)
     seeds: int = 30
     flat_seeds: int = 150
-    trials: int = 20
-    steps: int = 30
-    observed: int = 2000
+    trials: int = 20  # trials of a search
+    steps: int = 30  # steps of a trial
+    observed: int = 2000  # maximum steps that are observed after a search, in which a drift may be noticed
 
     def list_searches(self) -> list[tuple[str, str, str, int]]:
         """Return each surface, noise, contender and seed."""
@@ -127,18 +117,8 @@ Job = tuple[str, Callable[..., dict[str, Any]], tuple[str, str, str, int]]
 def run(settings: AutotuneSettings, console: Console, merge: bool = False) -> Path:
     """Run the searches, and write `out/autotune.json`.
 
-    Parameters
-    ----------
-    settings : Settings
-    console : Console
-        Console of the progress bar.
-    merge : bool
-        Whether rows of the file for other surfaces, noises, contenders and kinds are kept.
-
-    Raises
-    ------
-    ValueError
-        The rows to keep have other numbers of trials or steps.
+    Rows of the file for other surfaces, noises, contenders and kinds are kept with `merge`. Raises ValueError if they
+    have other numbers of trials or steps.
     """
     kept = _read_record(settings) if merge else None
     before = environment.record()

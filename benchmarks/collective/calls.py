@@ -32,13 +32,9 @@ class Hooks:
     def time_steps(self, request: dict[str, Any]) -> dict[str, Any]:
         """Take untimed and timed steps to the reduction's end, the timed ones `watched` as requested.
 
-        Nothing else runs between timed steps: the gradients stay zero, and the ranks meet only once.
-
-        Returns
-        -------
-        dict
-            `seconds` of each timed step, and `processor`: seconds of all threads of this rank per step, including the
-            writing at the timeline's end.
+        Nothing else runs between timed steps: the gradients stay zero, and the ranks meet only once. Returns `seconds`
+        of each timed step, and `processor`: seconds of all threads of this rank per step, including the writing at the
+        timeline's end.
         """
         for _ in self._time_hooks(request["tensors"], request["warmup"]):
             pass
@@ -118,14 +114,9 @@ class _FastPath:
 
 
 class AsyncCall:
-    """Measurement of the seconds per public asynchronous call.
+    """Measurement of the seconds per call of `submit`: `allreduce_async_` or `allreduce_async`.
 
-    Parameters
-    ----------
-    submit : str
-        Name of the function: `allreduce_async_` or `allreduce_async`.
-    alone : bool
-        Whether the ranks submit one after another, while the others wait in the barrier; else all at once.
+    If `alone`, the ranks submit one after another, while the others wait in the barrier; else all at once.
     """
 
     def __init__(self, worker: GroupWorker, submit: str, alone: bool = False) -> None:

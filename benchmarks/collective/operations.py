@@ -32,27 +32,13 @@ NAMES = (
 
 @dataclass(frozen=True)
 class Prepared:
-    """Operation on one rank, ready to be called repeatedly.
+    """Operation on one rank, ready to be called repeatedly."""
 
-    Attributes
-    ----------
-    values : array of float32, 1-d
-        Data that this rank sends, overwritten before each call. A group's tensors are consecutive parts of it.
-    run : callable
-        Blocking call, which alone is timed.
-    results : callable
-        Callable that converts the result of `run` to the received tensors, as arrays.
-    operation : str
-        Name "allreduce", or one of `NAMES`.
-    ranks : tuple of int
-        Ranks that take part; empty: all. On other ranks, `run` does nothing.
-    """
-
-    values: Values
-    run: Callable[[], Any]
-    results: Callable[[Any], Sequence[Values]]
-    operation: str = "allreduce"
-    ranks: tuple[int, ...] = ()
+    values: Values  # 1-d data to send, overwritten before each call; a group's tensors are consecutive parts of it
+    run: Callable[[], Any]  # blocking call, which alone is timed
+    results: Callable[[Any], Sequence[Values]]  # converts the result of `run` to the received tensors, as arrays
+    operation: str = "allreduce"  # "allreduce", or one of `NAMES`
+    ranks: tuple[int, ...] = ()  # ranks that take part; empty: all; on other ranks, `run` does nothing
 
 
 def prepare_in_place(values: Values, run: Callable[[], Any], ranks: tuple[int, ...] = ()) -> Prepared:

@@ -60,37 +60,21 @@ class Places(Protocol):
 class Group:
     """Ranks of one contender.
 
-    Parameters
-    ----------
-    name : str
-        Name for messages and for the log file.
-    ranks : int
-        World size.
-    module : str
-        Module to run as `python -m module`; its `main` uses `benchmarks.common.worker`.
-    arguments : sequence of str
-        Arguments for the module, after those of this class.
-    launcher : {"plain", "engine", "mpi", "mpich", "impi"}
-        `plain` starts processes with torchrun's variables, `engine` uses `python -m engine.launch`, `mpi` Open MPI's
-        mpirun, and the last two those of MPICH and Intel MPI, in an environment that is made at the first use.
-    processors : sequence of int
-        Processors that the ranks divide among them.
-    variables : mapping of str to str, optional
-        Further environment variables, also for the launcher.
-    places : Places, optional
-        Hosts of the ranks; by default all on this host.
+    Each runs `python -m module`, whose `main` uses `benchmarks.common.worker`. `plain` starts processes with torchrun's
+    variables, `engine` uses `python -m engine.launch`, `mpi` Open MPI's mpirun. `mpich` and `impi` are those of MPICH
+    and Intel MPI, in an environment that is made at the first use.
     """
 
     def __init__(
         self,
-        name: str,
-        ranks: int,
+        name: str,  # used in messages and for the log file
+        ranks: int,  # world size
         module: str,
-        arguments: Sequence[str],
+        arguments: Sequence[str],  # the module's, after those of this class
         launcher: Launcher,
-        processors: Sequence[int],
-        variables: Mapping[str, str] | None = None,
-        places: Places | None = None,
+        processors: Sequence[int],  # processors that the ranks divide among them
+        variables: Mapping[str, str] | None = None,  # further environment variables, also for the launcher
+        places: Places | None = None,  # hosts of the ranks; None: all on this host
     ) -> None:
         self.name = name
         self.ranks = ranks

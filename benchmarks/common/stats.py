@@ -56,12 +56,8 @@ def bootstrap_interval(
 ) -> Interval:
     """Estimate by a percentile bootstrap over rounds, which are resampled as a whole (Efron 1979).
 
-    Parameters
-    ----------
-    rounds : array, shape (rounds, variants)
-        Figure per round and variant. The variants of a round ran next to each other, so they stay together.
-    statistic : callable
-        Function that maps an array of shape (..., rounds, variants) to one of shape (...).
+    Figures have the shape (rounds, variants): the variants of a round ran next to each other, so they stay together.
+    `statistic` maps an array of shape (..., rounds, variants) to one of shape (...).
     """
     draws = np.random.default_rng(seed).integers(len(rounds), size=(RESAMPLES, len(rounds)))
     values = statistic(rounds[draws])

@@ -66,24 +66,14 @@ class Meeting:
 
 
 class GroupWorker:
-    """Rank of a group.
-
-    Attributes
-    ----------
-    rank, ranks : int
-        Rank and world size, from the launcher's variables.
-    options : argparse.Namespace
-        Parsed options, with the module's own.
-    meet : Meeting
-        Barrier of the group.
-    """
+    """Rank of a group; its rank and the world size are from the launcher's variables."""
 
     def __init__(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--socket", required=True)
         parser.add_argument("--page", type=Path, required=True)
         parser.add_argument("--processors", required=True)
         parser.add_argument("--crowd", type=int, help="ranks among which processors are divided, if not the world size")
-        self.options = parser.parse_args()
+        self.options = parser.parse_args()  # parsed options, with the module's own
         self.rank = _read_variable("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
         self.ranks = _read_variable("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
         processors = [int(p) for p in self.options.processors.split(",")]
@@ -91,7 +81,7 @@ class GroupWorker:
         crowd = self.options.crowd or self.ranks
         binding.bind_rank(self.rank, crowd, processors)
         crowded = crowd > len(processors)
-        self.meet = Meeting(self.options.page, self.rank, self.ranks, 0 if crowded else SPINS)
+        self.meet = Meeting(self.options.page, self.rank, self.ranks, 0 if crowded else SPINS)  # barrier of the group
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.connect(self.options.socket)
         threading.Thread(target=self._watch_controller, daemon=True, name="watch").start()

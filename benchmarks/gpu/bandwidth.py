@@ -70,12 +70,9 @@ SMALL = (TensorLayout(2, 5000), TensorLayout(60, 50))  # for the stand-in, which
 def measure_part(task: Task) -> dict[str, Any]:
     """Measure all layouts.
 
-    Returns
-    -------
-    dict
-        `copies`: by layout, bytes and bandwidth of cuMemcpyDtoDAsync in bytes per second. `rows`: a dict each, with
-        `layout`, `aligned`, `what`, `direction`, `bandwidth`, and `share` of the copy's. `aim`: target of the share,
-        None on the stand-in. `problems`: wrong results.
+    Returns `copies`: by layout, bytes and bandwidth of cuMemcpyDtoDAsync in bytes per second. `rows` have `layout`,
+    `aligned`, `what`, `direction`, `bandwidth`, and `share` of the copy's. `aim` is the target of the share, None on
+    the stand-in, and `problems` are wrong results.
     """
     device = CudaDriver()
     aim = None if task.here["stand_in"] else AIM

@@ -27,11 +27,8 @@ AGAIN = ("allreduce of", "optimizer", "as halves", "groups", "values")
 def measure_part(task: Task) -> dict[str, Any]:
     """Run the cases with one rank, and with two if possible.
 
-    Returns
-    -------
-    dict
-        `worlds`: for each number of ranks, `where` they were, and `cases` with `OK`, `OVER` or an error for each; or
-        `skipped`.
+    Returns `worlds`: for each number of ranks, `where` they were, and `cases` with `OK`, `OVER` or an error for each;
+    or `skipped`.
     """
     found: dict[str, Any] = {"worlds": {}, "problems": []}
     for size, where, variables in ranks.list_worlds(task.here, (2, 1), found["worlds"]):

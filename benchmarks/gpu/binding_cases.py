@@ -61,10 +61,7 @@ class BindingRank:
     def compare_devices(self, act: Callable[[str], Any], off: float = 0.0) -> None:
         """Act on the device and in host memory, and compare the results.
 
-        Raises
-        ------
-        Wrong
-            Results are not equal or, if `off` is not 0, differ by more than that.
+        Raises `Wrong` if they are not equal or, if `off` is not 0, differ by more than that.
         """
         got = [each.detach().clone().cpu() for each in _flatten_results(act(self.device))]
         wanted = [each.detach().clone().cpu() for each in _flatten_results(act(self.peer))]

@@ -24,13 +24,7 @@ def add_options(add: Callable[..., Any]) -> None:
 
 
 def run_command(options: argparse.Namespace, console: Console) -> None:
-    """Measure, and show the tables.
-
-    Raises
-    ------
-    SystemExit
-        Invalid options, or failed parts, which are named.
-    """
+    """Measure, and show the tables; raise SystemExit for invalid options, or failed parts, which are named."""
     only = tuple(filter(None, options.only.split(",")))
     try:
         path = run.run(run.GpuSettings(only, options.minutes, options.quick), console, options.merge)

@@ -22,10 +22,8 @@ Rows = list[dict[str, Any]]
 def measure_part(task: Task) -> dict[str, Any]:
     """Measure all groups of calls.
 
-    Returns
-    -------
-    dict
-        `groups`: for each group, a list of rows with `name` and a `Summary` in seconds; or a text why it was skipped.
+    Returns `groups`: for each group, a list of rows with `name` and a `Summary` in seconds; or a text why it was
+    skipped.
     """
     groups: dict[str, Rows | str] = {}
     found: dict[str, Any] = {"groups": groups, "problems": []}

@@ -61,13 +61,7 @@ class CudaDriver:
         self.call_driver("cuStreamCreateWithPriority", ctypes.byref(self.stream), 1, 0)
 
     def call_driver(self, name: str, *arguments: Any) -> None:
-        """Call a function of the driver.
-
-        Raises
-        ------
-        DriverError
-            The call failed; the text has the function's name and its error code.
-        """
+        """Call a function of the driver; raise `DriverError` with its name and its error code if it fails."""
         if code := getattr(self.library, name)(*arguments):
             raise DriverError(f"{name} returned {get_code_name(self.library, code)}")
 

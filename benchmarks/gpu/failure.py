@@ -34,13 +34,10 @@ MODULE = "benchmarks.gpu.failure"
 def measure_part(task: Task) -> dict[str, Any]:
     """Measure both cases.
 
-    Returns
-    -------
-    dict
-        `again`: for each world of one rank, the seconds of `init`, `first` (an allreduce, which opens the GPU) and
-        `shutdown`, and `used`, bytes of device memory afterwards. `growth`: bytes from the second world to the last.
-        `lost`: seconds from the death of rank 1 until rank 0 `heard` of it, until its device was at `rest`, and until
-        it had reduced `alone`; or `skipped`.
+    Returns `again`: for each world of one rank, seconds of `init`, `first` (an allreduce, which opens the GPU) and
+    `shutdown`, and `used`, bytes of device memory afterwards. `growth` is bytes from the second world to the last.
+    `lost` is seconds from the death of rank 1 until rank 0 `heard` of it, its device was at `rest`, and it had reduced
+    `alone`; or `skipped`.
     """
     found: dict[str, Any] = {"problems": []}
     try:

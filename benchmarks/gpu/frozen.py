@@ -36,12 +36,9 @@ MODULE = "benchmarks.gpu.frozen"
 def measure_part(task: Task) -> dict[str, Any]:
     """Measure worlds of one rank and of two, then models.
 
-    Returns
-    -------
-    dict
-        `worlds`: for each size, `where` the ranks were, and the result of `FrozenRank.measure_ways` or why it was
-        `skipped`.
-        `workloads`: result of `frozen_steps.measure_workloads`, or why it was skipped. `problems`: errors.
+    Returns `worlds`: for each size, `where` the ranks were, and the result of `FrozenRank.measure_ways` or why it was
+    `skipped`. `workloads` is the result of `frozen_steps.measure_workloads`, or why it was skipped, and `problems` are
+    errors.
     """
     worlds: dict[str, Any] = {}
     found: dict[str, Any] = {"worlds": worlds, "problems": []}
@@ -153,11 +150,8 @@ class FrozenRank:
     def measure_ways(self, samples: int) -> dict[str, Any]:
         """Measure the ways in turns.
 
-        Returns
-        -------
-        dict
-            `memory` and `rows`, as in `measure_freezing`. `ratios`: by way, the time until the device is done relative
-            to the unfrozen way, with intervals.
+        Returns `memory` and `rows`, as in `measure_freezing`. `ratios` is by way the time until the device is done
+        relative to the unfrozen way, with intervals.
         """
         made = self.measure_freezing()
         ways = dict(zip(WAYS, (self.submit, self.enqueue_pass, self.launch_graph), strict=True))

@@ -79,10 +79,7 @@ class GraphRecording:
 class FixedBatch(TrainingVariant):
     """Variant whose steps read one batch, into which the next ones are copied; frozen, or replayed, or both.
 
-    Parameters
-    ----------
-    recording : GraphRecording, optional
-        Capture of the steps, if they are replayed.
+    If steps are replayed, `recording` is their capture.
     """
 
     def __init__(self, name: str, workload: Any, batches: Any, device: str, recording: Any = None) -> None:
@@ -149,11 +146,8 @@ def measure_workload(
 ) -> dict[str, Any]:
     """Measure one workload in this process.
 
-    Returns
-    -------
-    dict
-        Description of the workload; `rounds`: seconds of a step, by variant; `ratios`: ratios of two variants' medians;
-        `differences`: differences of variants' parameters from DDP's after equally many steps.
+    Returns a description of the workload; `rounds`: seconds of a step, by variant; `ratios`: ratios of two variants'
+    medians; `differences`: differences of variants' parameters from DDP's after equally many steps.
     """
     end = time.monotonic() + seconds
     engine = training.join(where, device)

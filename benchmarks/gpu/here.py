@@ -21,13 +21,10 @@ SM = (75, 76, 16)  # device attributes: compute capability, major and minor; num
 
 
 def describe_machine() -> dict[str, Any]:
-    """Describe the machine.
+    """Describe the machine; if no GPU can be used, `none` is the reason.
 
-    Returns
-    -------
-    dict
-        `none`: the reason, if no GPU can be used. Otherwise `stand_in`, `cards`, `driver`, `cuda`, `nccl`,
-        `nccl_version`, `why_no_nccl`, `torch` and `why_no_torch`, the reason why PyTorch has no CUDA here.
+    Otherwise the result has `stand_in`, `cards`, `driver`, `cuda`, `nccl`, `nccl_version`, `why_no_nccl` and `torch`.
+    `why_no_torch` is the reason why PyTorch has no CUDA here.
     """
     try:
         library = driver.load_library()

@@ -35,10 +35,8 @@ BEYOND = 20_000_000  # number of float32 elements: more than a slab
 def measure_part(task: Task) -> dict[str, Any]:
     """Run the cases with one rank, and with two if possible.
 
-    Returns
-    -------
-    dict
-        `worlds`: for each number of ranks, `where` they were, and `rows` with an error for each column; or `skipped`.
+    Returns `worlds`: for each number of ranks, `where` they were, and `rows` with an error for each column; or
+    `skipped`.
     """
     found: dict[str, Any] = {"worlds": {}, "problems": []}
     for size, where, variables in ranks.list_worlds(task.here, (1, 2), found["worlds"]):

@@ -77,17 +77,10 @@ def get_common_time(some: Sequence[Interval], others: Sequence[Interval]) -> flo
 def analyse_trace(events: Sequence[Mapping[str, Any]]) -> dict[str, float] | None:
     """Analyse a trace of torch's profiler, in which backward passes are marked by `BACKWARD`.
 
-    Parameters
-    ----------
-    events : sequence of mapping
-        Field `traceEvents` of the trace; times are in us.
-
-    Returns
-    -------
-    dict or None
-        `work`: seconds of the engine's work on the device in a step. `backward`: share of it during the backward pass
-        as the device sees it, from the first kernel launched in the pass to the end of the last. `computing`: share
-        while one of the pass's kernels ran. None: the trace has no device events.
+    `events` is the trace's `traceEvents`, with times in us. Returns None for a trace without device events. Otherwise
+    `work` is seconds of the engine's work on the device in a step. `backward` is its share during the backward pass as
+    the device sees it. That pass lasts from the first kernel launched in it to the end of the last. `computing` is the
+    share while one of the pass's kernels ran.
     """
     device = [each for each in events if each.get("cat") in DEVICE]
     if not device:

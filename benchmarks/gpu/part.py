@@ -25,24 +25,12 @@ class Skipped(Exception):
 
 @dataclass(frozen=True)
 class Task:
-    """Task of a part.
+    """Task of a part."""
 
-    Attributes
-    ----------
-    here : dict
-        Result of `here.describe_machine`.
-    end : float
-        Time by `time.monotonic` at which the part should have ended; it is killed somewhat later.
-    quick : bool
-        Whether to use few samples and small sizes.
-    tell : callable
-        Callback that stores the results so far, a dict with all of them each time.
-    """
-
-    here: dict[str, Any]
-    end: float
-    quick: bool
-    tell: Callable[[dict[str, Any]], None]
+    here: dict[str, Any]  # result of `here.describe_machine`
+    end: float  # time by `time.monotonic` at which the part should have ended; it is killed somewhat later
+    quick: bool  # whether to use few samples and small sizes
+    tell: Callable[[dict[str, Any]], None]  # stores the results so far, a dict with all of them each time
 
     @property
     def left(self) -> float:

@@ -8,22 +8,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class GpuPart:
-    """Part of the benchmark, measured by `benchmarks/gpu/<module>.py`.
-
-    Attributes
-    ----------
-    module : str
-    title : str
-    weight : float
-        Share of the time, relative to the weights of the other parts.
-    needs : tuple of str
-        Prerequisites: "nccl", "torch" (with CUDA).
-    """
+    """Part of the benchmark, measured by `benchmarks/gpu/<module>.py`."""
 
     module: str
     title: str
-    weight: float
-    needs: tuple[str, ...] = ()
+    weight: float  # share of the time, relative to the weights of the other parts
+    needs: tuple[str, ...] = ()  # prerequisites: "nccl", "torch" (with CUDA)
 
     def find_lack(self, here: dict[str, Any]) -> str:
         """Return why the part cannot be measured here; empty if it can."""

@@ -45,13 +45,7 @@ def get_ordinal(rank: int, here: Mapping[str, Any]) -> int:
 
 
 def find_placement(here: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
-    """Return where two ranks can run, and the variables that they need.
-
-    Raises
-    ------
-    Skipped
-        Two ranks cannot run on this machine.
-    """
+    """Return where two ranks can run, and the variables that they need; raise `Skipped` if they cannot run here."""
     if len(here["cards"]) > 1:
         return "on two GPUs", {}
     if here["nccl_version"] // 100 >= OLDEST_SHARING[0] * 100 + OLDEST_SHARING[1]:
@@ -109,10 +103,7 @@ class Ranks:
     def end(self, seconds: float, killed: Sequence[int] = ()) -> None:
         """Wait until all ranks have exited normally, or by SIGKILL if in `killed`.
 
-        Raises
-        ------
-        RankProcessError
-            A rank did not; the text has its last lines.
+        Raises `RankProcessError`, with the last lines of a rank, if one did not.
         """
         deadline = time.monotonic() + max(seconds, 1.0)
         for rank, process in enumerate(self.processes):

@@ -70,19 +70,9 @@ def error(
 ) -> float:
     """Return the error of a result of floats, at its worst element.
 
-    Parameters
-    ----------
-    got : array
-    given : sequence of array
-        Input values by rank.
-    wire : str
-        Dtype on the wire, if it is another one.
-
-    Returns
-    -------
-    float
-        Error in distances between neighbouring numbers (of `wire`), at the largest of the values and the result.
-        Infinity if one is a NaN or an infinity and the other is not.
+    Its unit is the distance of neighbouring numbers (of `wire`) at the largest of the values and the result. Infinity
+    if one is a NaN or an infinity and the other is not. `given` holds the input values by rank; `wire` is the dtype on
+    the wire, if it is another one.
     """
     values = [widen_values(each, dtype) * prescale for each in given]
     wanted = {

@@ -34,21 +34,11 @@ LAST_LINES = 60
 
 @dataclass(frozen=True)
 class GpuSettings:
-    """Parts to measure, and their duration.
+    """Parts to measure, and their duration."""
 
-    Attributes
-    ----------
-    only : tuple of str
-        Names of parts; empty: all.
-    minutes : float
-        Minutes for all parts together. Each gets its share, and what earlier ones have left.
-    quick : bool
-        Whether to use few samples and small sizes.
-    """
-
-    only: tuple[str, ...] = ()
-    minutes: float = 8.0
-    quick: bool = False
+    only: tuple[str, ...] = ()  # names of parts; empty: all
+    minutes: float = 8.0  # all parts together; each gets its share, and what earlier ones have left
+    quick: bool = False  # whether to use few samples and small sizes
 
     def check(self) -> None:
         """Raise ValueError for parts that do not exist, and for a time that is not positive."""
@@ -65,11 +55,7 @@ class NoGpuError(RankError):
 def run(settings: GpuSettings, console: Console, merge: bool = False) -> Path:
     """Measure, and write `out/gpu.json` after each part; on the stand-in, `out/gpu-stand-in.json`.
 
-    With `merge`, parts of the last run that are not measured now are kept.
-
-    Raises
-    ------
-    NoGpuError
+    Parts of the last run that are not measured now are kept with `merge`. Raises `NoGpuError`.
     """
     settings.check()
     importlib.import_module("engine.native")  # updates a build in place here, where no time limit applies

@@ -13,11 +13,8 @@ from benchmarks.gpu.part import Skipped, Task
 def measure_part(task: Task) -> dict[str, Any]:
     """Run every litmus program.
 
-    Returns
-    -------
-    dict
-        `counts`: number of programs by outcome. `skipped`: programs, with what they lack. `problems`: failed programs,
-        with the place. `unfinished`: number of programs that were not run.
+    Returns `counts`: number of programs by outcome; `skipped`: programs, with what they lack; `problems`: failed
+    programs, with the place; `unfinished`: number of programs that were not run.
     """
     times = task.pick_amount(1, 2)
     counts = {"ok": 0, "skipped": 0, "failed": 0, "not run": 0}

@@ -32,10 +32,7 @@ TOLERANCE = 1e-2
 def measure_part(task: Task) -> dict[str, Any]:
     """Measure every workload in a process of its own.
 
-    Returns
-    -------
-    dict
-        `workloads`: result of `compare_variants`, by name. `problems`: errors.
+    Returns `workloads`: result of `compare_variants`, by name; and `problems`: errors.
     """
     from benchmarks.gpu.training import WORKLOADS
 
@@ -62,20 +59,11 @@ def measure_part(task: Task) -> dict[str, Any]:
 def compare_variants(block: Callable[[str, int], float], warm: float, rounds: int, end: float) -> dict[str, Any]:
     """Measure the variants in turns; each round begins with another one.
 
-    Parameters
-    ----------
-    block : callable
-        Function that takes steps of a variant, and returns the seconds of one step.
-    warm : float
-        Seconds of a step, from which the number of steps in a block is derived.
-    end : float
-        Deadline by `time.monotonic`, after which no round begins except the first two.
+    `block` takes steps of a variant, and returns the seconds of one. `warm`, the seconds of a step, decides how many a
+    block has. After `end`, by `time.monotonic`, no round begins except the first two.
 
-    Returns
-    -------
-    dict
-        `steps`: steps of a block. `rounds`: seconds of a step, by variant. `ratio`: the engine's median to DDP's.
-        `overheads`: seconds of both above the floor. Ratio and overheads have intervals.
+    Returns `steps` of a block; `rounds`: seconds of a step, by variant; `ratio`: the engine's median to DDP's; and
+    `overheads`: seconds of both above the floor. Ratio and overheads have intervals.
     """
     steps = int(min(MOST, max(2, BLOCK / warm)))
     taken: dict[str, list[float]] = {name: [] for name in VARIANTS}
@@ -115,10 +103,7 @@ def measure_workload(name: str, where: Path, rounds: int, seconds: float, device
 def run_rank(train: Callable[[str, Path, int, float], dict[str, Any]]) -> None:
     """Run as the rank that the command line describes, and write its measurements.
 
-    Parameters
-    ----------
-    train : callable
-        Function of the workload's name, the directory, the number of rounds and the seconds.
+    `train` gets the workload's name, the directory, the number of rounds and the seconds.
     """
     where, seconds, rounds, name = sys.argv[1:]
     told = train(name, Path(where), int(rounds), float(seconds))

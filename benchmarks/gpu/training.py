@@ -41,19 +41,13 @@ WORKLOADS: dict[str, Workload] = {w.name: w for w in (ResNetOnGpu(), GPTOnGpu(),
 
 
 class WorkloadBench:
-    """Variants of a workload on one device, each with a model of its own.
-
-    Parameters
-    ----------
-    device : str
-        Device "cuda:0"; "cpu" in tests.
-    """
+    """Variants of a workload on one device, each with a model of its own."""
 
     def __init__(self, workload: Workload, names: Sequence[str], device: str) -> None:
         generator = torch.Generator().manual_seed(1)
         batches = [workload.draw_batch(generator) for _ in range(BATCHES)]
         on_device = [(inputs.to(device), targets.to(device)) for inputs, targets in batches]
-        self.device = device
+        self.device = device  # "cuda:0"; "cpu" in tests
         self.variants = {name: TrainingVariant(name, workload, on_device, device) for name in names}
 
     def synchronize(self) -> None:

@@ -28,16 +28,8 @@ time.sleep(3600)
 def measure_idle_job(places: HostPlaces, seconds: float) -> list[dict[str, Any]]:
     """Start a job by `enginerun`, and measure the processor time of all its processes while it is idle.
 
-    Parameters
-    ----------
-    places : HostPlaces
-    seconds : float
-        Duration of the measurement.
-
-    Returns
-    -------
-    list of dict
-        `where`: the number of a host, or "launcher". `cores`: seconds of processor time per second.
+    The measurement lasts `seconds`. Rows have `where`: the number of a host, or "launcher"; and `cores`: seconds of
+    processor time per second.
     """
     command = [*places.get_launch_prefix(), sys.executable, "-m", "engine.launch", *places.launch_options()]
     log = paths.get_output_path("logs/hosts-idle.log")

@@ -49,13 +49,7 @@ CABLES = {
 class HostPlaces:
     """Placement of equally many ranks on each of some hosts, with consecutive ranks per host.
 
-    Parameters
-    ----------
-    hosts : Hosts
-    per_host : int
-        Ranks on each host.
-    agent : Path
-        Program that runs a command on another host, like ssh.
+    The program `agent` runs a command on another host, like ssh.
     """
 
     def __init__(self, hosts: Hosts, per_host: int, agent: Path) -> None:

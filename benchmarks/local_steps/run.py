@@ -25,57 +25,28 @@ WORKER = "benchmarks.local_steps.worker"
 
 @dataclass(frozen=True)
 class LocalStepSettings:
-    """Measurements to make.
+    """Measurements to make: the throughput, and the loss of trainings."""
 
-    Attributes
-    ----------
-    parts : tuple of str
-        Among `PARTS`.
-    rate : str
-        Rate of the cable between the two hosts, in the form of tc(8).
-    parameters : int
-        Number of parameters of the model whose throughput is measured, a multiple of a million.
-    compute : float
-        Seconds that a step computes.
-    every, fragments, delay, compression
-        Options of `OuterOptimizer` for the throughput.
-    rounds : int
-        Rounds in which the variants take turns.
-    steps, batch : int
-        Inner steps of each training, and samples of a rank in a step.
-    synchronous_steps : int
-        Number of them with averaged gradients, before the local ones begin.
-    loss_every, loss_delay : int
-        Inner steps between synchronisations of the trainings, and for which one travels.
-    lr, momentum : float
-        Options of the outer optimizer of the trainings.
-    inner_lr : float
-        Learning rate of AdamW, in both ways to train.
-    seeds : tuple of int
-        Seeds of the trainings.
-    timeout : float
-        Longest time of a part in seconds.
-    """
-
-    parts: tuple[str, ...] = PARTS
-    rate: str = "100mbit"
+    parts: tuple[str, ...] = PARTS  # among `PARTS`
+    rate: str = "100mbit"  # rate of the cable between the two hosts, in the form of tc(8)
+    # Number of parameters of the model whose throughput is measured, a multiple of a million
     parameters: int = 4_000_000
-    compute: float = 0.1
-    every: int = 40
+    compute: float = 0.1  # seconds that a step computes
+    every: int = 40  # option of `OuterOptimizer` for the throughput, like the next three
     fragments: int = 4
     delay: int = 8
     compression: str = "bf16"
-    rounds: int = 5
-    steps: int = 600
-    synchronous_steps: int = 200
-    batch: int = 8
-    loss_every: int = 10
-    loss_delay: int = 1
-    lr: float = 0.7
+    rounds: int = 5  # rounds in which the variants take turns
+    steps: int = 600  # inner steps of each training
+    synchronous_steps: int = 200  # number of them with averaged gradients, before the local ones begin
+    batch: int = 8  # samples of a rank in a step
+    loss_every: int = 10  # inner steps between synchronisations of the trainings
+    loss_delay: int = 1  # inner steps for which a synchronisation travels
+    lr: float = 0.7  # option of the outer optimizer of the trainings, like the next one
     momentum: float = 0.5
-    inner_lr: float = 3e-3
-    seeds: tuple[int, ...] = (1, 2, 3)
-    timeout: float = 3600.0
+    inner_lr: float = 3e-3  # learning rate of AdamW, in both ways to train
+    seeds: tuple[int, ...] = (1, 2, 3)  # seeds of the trainings
+    timeout: float = 3600.0  # longest time of a part in seconds
 
     def check(self) -> None:
         """Raise ValueError if the throughput's model is not made of whole matrices."""

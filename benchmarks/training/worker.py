@@ -98,11 +98,8 @@ class TrainingRank:
     def time_block(self, request: dict[str, Any]) -> dict[str, Any]:
         """Meet the other ranks once, and take untimed and timed steps.
 
-        Returns
-        -------
-        dict
-            `seconds` of each timed step, and `processor`: seconds of all threads of this rank per step, including the
-            writing at a timeline's end.
+        Returns `seconds` of each timed step, and `processor`: seconds of all threads of this rank per step, including
+        the writing at a timeline's end.
         """
         step, clock = self._variants[request["variant"]].step, time.perf_counter
         with instrument_block("timeline" if request["variant"] == "engine_timeline" else request.get("watched", "")):

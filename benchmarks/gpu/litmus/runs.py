@@ -16,19 +16,11 @@ HUNG = 30.0  # seconds; a program ends itself after 20, unless it hangs in the d
 
 @dataclass(frozen=True)
 class LitmusRun:
-    """Result of a program.
-
-    Attributes
-    ----------
-    outcome : str
-        "ok", "skipped" (this machine lacks a prerequisite) or "failed".
-    text : str
-        Violated expectation, or missing prerequisite.
-    """
+    """Result of a program."""
 
     name: str
-    outcome: str
-    text: str
+    outcome: str  # "ok", "skipped" (this machine lacks a prerequisite) or "failed"
+    text: str  # violated expectation, or missing prerequisite
 
 
 def build_programs(where: Path) -> Path:
