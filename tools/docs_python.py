@@ -28,17 +28,9 @@ MODULES = (
 
 @dataclass(frozen=True)
 class Definition:
-    """Definition of a public name.
+    """Definition of a public name."""
 
-    Attributes
-    ----------
-    module : str
-        Module that defines it.
-    name : str
-    node : ast.stmt
-    """
-
-    module: str
+    module: str  # module that defines it
     name: str
     node: ast.stmt
 

@@ -24,19 +24,11 @@ class NotToBeHadError(Exception):
 
 @dataclass(frozen=True)
 class Environment:
-    """An environment, made at its first use.
-
-    Attributes
-    ----------
-    home : Path
-    installs : tuple of tuple of str
-        Arguments of each call of `pip install`, in order.
-    hidden : tuple of str
-        Outer packages that do not work with those installed: importing one is an `ImportError`.
-    """
+    """An environment, made at its first use."""
 
     home: Path
-    installs: tuple[tuple[str, ...], ...]
+    installs: tuple[tuple[str, ...], ...]  # arguments of each call of `pip install`, in order
+    # Outer packages that do not work with those installed: importing one is an `ImportError`
     hidden: tuple[str, ...] = ()
 
     @property
@@ -47,15 +39,7 @@ class Environment:
     def make_ready(self, timeout: float = 100.0) -> Path:
         """Make the environment unless it exists, and return its interpreter.
 
-        Parameters
-        ----------
-        timeout : float
-            Seconds that pip may take in all.
-
-        Raises
-        ------
-        NotToBeHadError
-            pip cannot get the packages, or not within the timeout.
+        Raises `NotToBeHadError` if pip cannot get the packages, or not within `timeout` seconds in all.
         """
         made = self.home / ".made"
         contents = "\n".join([sysconfig.get_path("purelib"), *map(" ".join, self.installs), *self.hidden])

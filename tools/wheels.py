@@ -11,22 +11,9 @@ from pathlib import Path
 def unpack_wheel(requirement: str, build: Path) -> Path:
     """Download a wheel once, and return the directory of its files.
 
-    Parameters
-    ----------
-    requirement : str
-        Requirement in pip's syntax. Without a version, the newest is taken, and kept as long as `build` exists.
-    build : Path
-        Directory that gets a subdirectory for each requirement.
-
-    Returns
-    -------
-    Path
-        Directory of the wheel's files.
-
-    Raises
-    ------
-    subprocess.CalledProcessError
-        pip found no wheel for this machine; its output gives the reason.
+    The requirement is in pip's syntax. Without a version, the newest is taken, and kept as long as `build` exists,
+    which gets a subdirectory for each requirement. Raises CalledProcessError, whose output gives pip's reason, if there
+    is no wheel for this machine.
     """
     folder = build / requirement.replace("==", "-")
     if not (folder / "whole").exists():

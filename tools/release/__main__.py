@@ -33,18 +33,10 @@ WORK = ROOT / "build" / "wheels"
 
 @dataclass(frozen=True)
 class Revision:
-    """Sources of a commit.
+    """Sources of a commit."""
 
-    Attributes
-    ----------
-    commit : str
-        Full name of the commit.
-    epoch : int
-        Its time: seconds since 1970.
-    """
-
-    commit: str
-    epoch: int
+    commit: str  # full name
+    epoch: int  # time of the commit: seconds since 1970
 
     def unpack_files(self, folder: Path) -> Path:
         """Write the files of the commit into a directory that is made anew."""
@@ -74,16 +66,7 @@ def _ask_git(*arguments: str) -> bytes:
 
 
 class Builder:
-    """Builder of wheels.
-
-    Parameters
-    ----------
-    revision : Revision
-    out : Path
-        Directory for wheels and lists.
-    jobs : int
-        Number of compilers that run at the same time.
-    """
+    """Builder of wheels; wheels and lists go to `out`, and `jobs` compilers run at the same time."""
 
     def __init__(self, revision: Revision, out: Path, jobs: int) -> None:
         self._revision = revision
@@ -93,12 +76,8 @@ class Builder:
     def build_wheel(self, target: Target) -> Path:
         """Build, check and describe one wheel.
 
-        Raises
-        ------
-        NoHeadersError
-            The headers of the target's Python cannot be had.
-        BadWheelError
-            The wheel is not what it should be.
+        Raises `NoHeadersError` if the headers of the target's Python cannot be had, and `BadWheelError` if the wheel is
+        not what it should be.
         """
         wheel = self._make_wheel(target, WORK, self._out)
         metadata = read_metadata(WORK / "source")
@@ -110,13 +89,7 @@ class Builder:
         return wheel
 
     def compare_builds(self, target: Target, wheel: Path) -> None:
-        """Build a wheel again in another directory, and compare the bytes.
-
-        Raises
-        ------
-        BadWheelError
-            They differ.
-        """
+        """Build a wheel again in another directory; raise `BadWheelError` if the bytes differ."""
         again = self._make_wheel(target, WORK / "again" / "in another directory", WORK / "again" / "dist")
         if again.read_bytes() != wheel.read_bytes():
             raise BadWheelError(f"{wheel.name}: two builds differ; compare it with {again}")

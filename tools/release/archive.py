@@ -38,24 +38,10 @@ def read_metadata(source: Path) -> StandardMetadata:
 
 
 def pack_wheel(site: Path, source: Path, target: Target, folder: Path, epoch: int) -> Path:
-    """Pack what was installed into a wheel.
+    """Pack what was installed into a wheel in `folder`, and return it.
 
-    Parameters
-    ----------
-    site : Path
-        Directory that holds what belongs into `site-packages`.
-    source : Path
-        Copy of the sources, for the metadata and the license.
-    target : Target
-    folder : Path
-        Directory for the wheel.
-    epoch : int
-        Time stamp of all files: seconds since 1970.
-
-    Returns
-    -------
-    Path
-        The wheel.
+    `site` holds what belongs into `site-packages`, and `source`, a copy of the sources, the metadata and the license.
+    All files have the time stamp `epoch`: seconds since 1970.
     """
     metadata = read_metadata(source)
     prefix = f"{metadata.name.replace('-', '_')}-{metadata.version}"

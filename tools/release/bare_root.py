@@ -48,21 +48,9 @@ class LeftOutError(Exception):
 
 
 class BareRoot:
-    """A bare Debian.
+    """A bare Debian with the Python and the machine of a wheel; what is fetched and unpacked is in `work`.
 
-    Parameters
-    ----------
-    target : Target
-        Wheel whose Python and machine the root has.
-    work : Path
-        Directory for what is fetched and unpacked.
-
-    Raises
-    ------
-    LeftOutError
-        There is no such Python, or no emulator.
-    NoDebianError
-        Packages cannot be had.
+    Raises `LeftOutError` if there is no such Python, or no emulator, and `NoDebianError` if packages cannot be had.
     """
 
     def __init__(self, target: Target, work: Path) -> None:
@@ -109,17 +97,9 @@ class BareRoot:
     def run(
         self, command: Sequence[str], binds: Mapping[Path, str], timeout: float, **variables: str
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command in the root.
+        """Run a command in the root, for at most `timeout` seconds, with `variables` as its environment.
 
-        Parameters
-        ----------
-        command : sequence of str
-        binds : mapping of Path to str
-            Directories of this machine, and where they are in the root.
-        timeout : float
-            Seconds.
-        **variables : str
-            Environment of the command.
+        `binds` maps directories of this machine to their places in the root.
         """
         mounts = [f"mount --bind {shlex.quote(str(each))} {self._make_place(place)}" for each, place in binds.items()]
         if self._private is not None:

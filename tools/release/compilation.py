@@ -48,26 +48,11 @@ def compile_target(
 ) -> Path:
     """Compile, and return the directory that holds what belongs into `site-packages`.
 
-    Parameters
-    ----------
-    target : Target
-    headers : Headers
-        Headers of the target's Python.
-    source : Path
-        Copy of the sources.
-    build : Path
-        Directory for the build, which is emptied.
-    cache : Path
-        Directory in which Cython's output is kept for other targets of the same sources.
-    jobs : int
-        Number of compilers that run at the same time.
-    progress : callable or None
-        Function that is called with the number of steps done and their total.
+    `source` is a copy of the sources, and `build` is emptied. `cache` keeps Cython's output for other targets of the
+    same sources. `jobs` compilers run at the same time. `progress` is called with the number of steps done and their
+    total.
 
-    Raises
-    ------
-    subprocess.CalledProcessError
-        meson or ninja failed; the output has been printed.
+    Raises CalledProcessError if meson or ninja failed; the output has been printed.
     """
     shutil.rmtree(build, ignore_errors=True)
     build.mkdir(parents=True)

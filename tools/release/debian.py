@@ -41,17 +41,9 @@ class NoDebianError(Exception):
 class PackageSource:
     """Packages of one release of Debian for one machine.
 
-    Parameters
-    ----------
-    home : Path
-        Directory for the lists and the packages of all releases; kept between runs.
-    release : str
-        Code name: "trixie".
-    machine : str
-        Processor as `uname -m` prints it.
+    `home` holds the lists and the packages of all releases, and is kept between runs. `release` is a code name such as
+    "trixie", and `machine` a processor as `uname -m` prints it.
 
-    Notes
-    -----
     apt refuses lists of an unfinished release that are older than a week, as those of a mirror that is a snapshot are.
     `WHEELS_OLD_LISTS=1` in the environment accepts them. Signatures are verified all the same.
     """
@@ -64,10 +56,7 @@ class PackageSource:
     def fetch_packages(self, packages: Sequence[str], dependencies: bool = False) -> list[Path]:
         """Download packages, with what they depend on if asked for, and return their files.
 
-        Raises
-        ------
-        NoDebianError
-            apt is missing, or refuses.
+        Raises `NoDebianError` if apt is missing, or refuses.
         """
         self._prepare()
         if not dependencies:

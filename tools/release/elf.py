@@ -18,30 +18,14 @@ _MACHINES = {"EM_X86_64": "x86_64", "EM_AARCH64": "aarch64"}
 
 @dataclass(frozen=True)
 class SharedLibrary:
-    """One shared library.
+    """One shared library."""
 
-    Attributes
-    ----------
-    name : str
-        Path in the wheel.
-    machine : str
-        Processor as `uname -m` prints it.
-    needed : tuple of str
-        Libraries that it links.
-    glibc : tuple of int
-        Newest version of glibc of which it uses a symbol.
-    searched : tuple of str
-        Directories that it names for the libraries (RPATH and RUNPATH).
-    sections : tuple of str
-        Names of the sections.
-    """
-
-    name: str
-    machine: str
-    needed: tuple[str, ...]
-    glibc: tuple[int, ...]
-    searched: tuple[str, ...]
-    sections: tuple[str, ...]
+    name: str  # path in the wheel
+    machine: str  # processor as `uname -m` prints it
+    needed: tuple[str, ...]  # libraries that it links
+    glibc: tuple[int, ...]  # newest version of glibc of which it uses a symbol
+    searched: tuple[str, ...]  # directories that it names for the libraries (RPATH and RUNPATH)
+    sections: tuple[str, ...]  # names of the sections
 
 
 def read_libraries(wheel: Path) -> list[SharedLibrary]:

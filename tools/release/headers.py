@@ -23,36 +23,17 @@ class NoHeadersError(Exception):
 
 @dataclass(frozen=True)
 class Headers:
-    """Headers of one Python.
+    """Headers of one Python."""
 
-    Attributes
-    ----------
-    version : str
-        Full version, as PY_VERSION has it: "3.14.8".
-    folders : tuple of Path
-        Directories in which a compiler looks, in order. The first has `Python.h`.
-    origin : str
-        Debian's package with its version, or the interpreter.
-    """
-
-    version: str
-    folders: tuple[Path, ...]
-    origin: str
+    version: str  # full version, as PY_VERSION has it: "3.14.8"
+    folders: tuple[Path, ...]  # directories in which a compiler looks, in order; the first has `Python.h`
+    origin: str  # Debian's package with its version, or the interpreter
 
 
 def find_headers(target: Target, work: Path) -> Headers:
     """Return the headers of a target's Python; fetch Debian's, or else take those of an interpreter on PATH.
 
-    Parameters
-    ----------
-    target : Target
-    work : Path
-        Directory for what is fetched.
-
-    Raises
-    ------
-    NoHeadersError
-        Neither has them.
+    Debian's are kept in `work`. Raises `NoHeadersError` if neither has them.
     """
     reasons = []
     for find in (_find_in_debian, _find_beside_interpreter):

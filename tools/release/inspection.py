@@ -25,18 +25,10 @@ class BadWheelError(Exception):
 def inspect_wheel(wheel: Path, target: Target, private: list[str]) -> str:
     """Check a wheel and describe it in a line.
 
-    Parameters
-    ----------
-    wheel : Path
-    target : Target
-        Python and machine that the wheel is for.
-    private : list of str
-        Texts that must not be in any file: directories of the machine that built it.
+    No file may have one of the `private` texts: directories of the machine that built it.
 
-    Raises
-    ------
-    BadWheelError
-        The wheel is not for this target, would not run on every machine of it, or tells where it was built.
+    Raises `BadWheelError` if the wheel is not for this target, would not run on every machine of it, or tells where it
+    was built.
     """
     problems = [*_check_files(wheel, private), *_check_libraries(wheel, target)]
     if wheel.stat().st_size > MOST_BYTES:

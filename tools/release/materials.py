@@ -23,17 +23,8 @@ _TOOLS = ("ziglang", "Cython", "meson", "ninja")
 def describe_materials(wheel: Path, metadata: StandardMetadata, headers: Headers, commit: str, epoch: int) -> str:
     """Return the bill of materials as JSON; equal wheels have equal ones.
 
-    Parameters
-    ----------
-    wheel : Path
-    metadata : StandardMetadata
-        Metadata of the project.
-    headers : Headers
-        Headers with which the wheel was compiled.
-    commit : str
-        Revision of the sources.
-    epoch : int
-        Time of the commit: seconds since 1970.
+    `headers` are those with which the wheel was compiled. `commit` is the revision of the sources, and `epoch` its
+    time: seconds since 1970.
     """
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
     itself = {

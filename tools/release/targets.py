@@ -12,18 +12,10 @@ GLIBC = (2, 28)
 
 @dataclass(frozen=True)
 class Target:
-    """One wheel.
+    """One wheel."""
 
-    Attributes
-    ----------
-    python : str
-        Version of CPython as "3.14"; "3.14t" is the free-threaded build.
-    machine : str
-        Processor as `uname -m` prints it.
-    """
-
-    python: str
-    machine: str
+    python: str  # version of CPython as "3.14"; "3.14t" is the free-threaded build
+    machine: str  # processor as `uname -m` prints it
 
     @property
     def version(self) -> str:
@@ -67,10 +59,7 @@ TARGETS = {target.name: target for machine in MACHINES for python in PYTHONS for
 def select_targets(names: list[str]) -> list[Target]:
     """Return the targets of the given names, Pythons (`cp311`) or machines (`aarch64`); all of them without a name.
 
-    Raises
-    ------
-    ValueError
-        No target has such a name.
+    Raises ValueError if no target has such a name.
     """
     chosen = []
     for name in names or ["all"]:

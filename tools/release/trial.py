@@ -78,18 +78,7 @@ class FailedTrialError(Exception):
 
 
 class WheelTrial:
-    """Trial of one wheel.
-
-    Parameters
-    ----------
-    target : Target
-    wheel : Path
-
-    Raises
-    ------
-    LeftOutError
-        It cannot run on this machine.
-    """
+    """Trial of one wheel; raises `LeftOutError` if it cannot run on this machine."""
 
     def __init__(self, target: Target, wheel: Path) -> None:
         self._target = target
@@ -100,13 +89,7 @@ class WheelTrial:
         self._with_torch = target.python == _TORCH_PYTHON and not self._emulated
 
     def carry_out(self) -> Iterator[str]:
-        """Yield a line for each thing that worked.
-
-        Raises
-        ------
-        FailedTrialError
-            One did not.
-        """
+        """Yield a line for each thing that worked; raise `FailedTrialError` if one did not."""
         subprocess.run(["rm", "-rf", self._folder], check=True)
         (self._folder / "env").mkdir(parents=True)
         (self._folder / "bare.py").write_text(_BARE)
