@@ -17,69 +17,35 @@ Columns = Mapping[str, tuple[str, str]]  # columns of a table: Grafana's field n
 
 @dataclass(frozen=True)
 class Query:
-    """Query of a panel, and the values of a healthy run.
+    """Query of a panel, and the values of a healthy run."""
 
-    Attributes
-    ----------
-    expr : str
-        PromQL expression with `$run`, `$rank` and `$__rate_interval`.
-    legend : str
-        Grafana's template of the series' name.
-    low, high : float
-        Bounds of all values of a healthy run.
-    expected : bool
-        Whether a healthy run of four ranks with the tuner has such series; if not, only a run with a failure has.
-    heatmap : bool
-        Whether the series are buckets of a histogram.
-    """
-
-    expr: str
-    legend: str = ""
-    low: float = 0.0
-    high: float = math.inf
+    expr: str  # PromQL expression with `$run`, `$rank` and `$__rate_interval`
+    legend: str = ""  # Grafana's template of the series' name
+    low: float = 0.0  # lower bound of all values of a healthy run
+    high: float = math.inf  # upper bound
+    # Whether a healthy run of four ranks with the tuner has such series; if not, only a run with a failure has
     expected: bool = True
-    heatmap: bool = False
+    heatmap: bool = False  # whether the series are buckets of a histogram
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Panel of a dashboard.
-
-    Attributes
-    ----------
-    kind : str
-    title, about : str
-        Heading, and the explanation for the reader.
-    unit : str
-        Grafana's name of the unit.
-    queries : tuple of Query
-    width, height : int
-        Size in Grafana's grid, which is 24 wide.
-    thresholds : tuple of (float, str)
-        Values from which a colour applies; below the first one it is `base`.
-    base : str
-    words : mapping of int to (str, str)
-        Text and colour of values that are codes.
-    top : float or None
-        End of the axis; None: automatic.
-    stacked : bool
-    columns : mapping
-        Columns of a table.
-    """
+    """Panel of a dashboard."""
 
     kind: Literal["stat", "timeseries", "heatmap", "states", "table"]
     title: str
-    about: str
-    unit: str
+    about: str  # explanation for the reader
+    unit: str  # Grafana's name of the unit
     queries: tuple[Query, ...]
-    width: int = 8
+    width: int = 8  # size in Grafana's grid, which is 24 wide
     height: int = 8
+    # Values from which a colour applies; below the first one it is `base`
     thresholds: tuple[tuple[float, str], ...] = ()
     base: str = "green"
-    words: Mapping[int, tuple[str, str]] = field(default_factory=dict)
-    top: float | None = None
+    words: Mapping[int, tuple[str, str]] = field(default_factory=dict)  # text and colour of values that are codes
+    top: float | None = None  # end of the axis; None: automatic
     stacked: bool = False
-    columns: Columns = field(default_factory=dict)
+    columns: Columns = field(default_factory=dict)  # columns of a table
 
 
 @dataclass(frozen=True)

@@ -31,18 +31,7 @@ _WORDS = {"and", "or", "unless", "offset", "bool", "inf", "nan"}
 
 
 def find_problems(expr: str) -> Iterator[str]:
-    """Yield the names in an expression that no code exports.
-
-    Parameters
-    ----------
-    expr : str
-        PromQL expression with Grafana's variables.
-
-    Yields
-    ------
-    str
-        Problem in one line.
-    """
+    """Yield each name in an expression with Grafana's variables that no code exports, as a problem in one line."""
     selectors, grouped = _parse(expr)
     known = {**{name: series.all_labels for name, series in SERIES.items()}, **list_recorded_series(), **BUILT_IN}
     if not selectors:

@@ -14,15 +14,7 @@ DASHBOARDS = (overview.DASHBOARD, ranks.DASHBOARD, engine.DASHBOARD, autotune.DA
 
 @dataclass(frozen=True)
 class Asked:
-    """Query of a panel, to be sent to Prometheus.
-
-    Attributes
-    ----------
-    dashboard, title, unit : str
-        Dashboard, title and unit of the panel.
-    query : Query
-        Query with its legend, its valid range, and whether a healthy run of four ranks with the tuner must have it.
-    """
+    """Query of a panel, to be sent to Prometheus."""
 
     dashboard: str
     title: str
@@ -33,14 +25,8 @@ class Asked:
     def make_expression(self, run: str, rank: str = ".*", interval: str = "1m") -> str:
         """Return the expression to send to Prometheus.
 
-        Parameters
-        ----------
-        run : str
-            Name of the run.
-        rank : str
-            Regular expression that matches the ranks.
-        interval : str
-            Replacement of `$__rate_interval`: at least four times the scrape interval.
+        `rank` is a regular expression that matches the ranks. `interval` replaces `$__rate_interval`, and is at least
+        four times the scrape interval.
         """
         expr = self.query.expr.replace("$run", run).replace("$rank", rank)
         return expr.replace("$__rate_interval", interval)
@@ -58,15 +44,7 @@ def list_panel_queries() -> Iterator[Asked]:
 
 
 def shorten_durations(rules: str, factor: float) -> str:
-    """Shorten every duration in a file of rules, for tests that cannot wait.
-
-    Parameters
-    ----------
-    rules : str
-        Text of a file of rules.
-    factor : float
-        Divisor of the durations; no duration becomes shorter than a second.
-    """
+    """Divide every duration in a file of rules by `factor`, to no less than a second, for tests that cannot wait."""
 
     def shorten_one(match: re.Match[str]) -> str:
         seconds = int(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]

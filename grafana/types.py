@@ -40,13 +40,7 @@ class Unavailable(Exception):
 
 
 def make_program(dashboards: list[dict[str, Any]]) -> str:
-    """Return the program that the compiler has to accept.
-
-    Parameters
-    ----------
-    dashboards : list of dict
-        Dashboards, as parsed from their files.
-    """
+    """Return the program with the dashboards, as parsed from their files, that the compiler has to accept."""
     names = [name for name, _ in KINDS.values()]
     imports = [f"import type * as {name} from '{TYPES.format(name.lower(), name)}';" for name in names]
     lines = [HEAD % "\n".join(imports)]
@@ -74,12 +68,7 @@ def make_program(dashboards: list[dict[str, Any]]) -> str:
 
 
 def compile_strictly(program: str) -> str:
-    """Compile the program and return the compiler's errors; empty if there are none.
-
-    Raises
-    ------
-    Unavailable
-    """
+    """Compile the program and return its errors, empty if there are none; raise `Unavailable` without a compiler."""
     WORK.mkdir(parents=True, exist_ok=True)
     with (WORK / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # its holder's commands have deadlines
