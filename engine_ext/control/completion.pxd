@@ -1,4 +1,4 @@
-"""Operations that end: their owners are told, and whoever waits; and why a world has ended."""
+"""Ends of operations: marks them done, wakes their waiters, and describes why a world has failed."""
 from libc.stdint cimport uint64_t
 
 from engine_ext.control.state cimport State
@@ -11,7 +11,7 @@ cdef void wake_waiters(State* e) noexcept nogil
 cdef void wake_any_waiter(State* e) noexcept nogil
 
 cdef enum:
-    FAILURE_TEXT_BYTES = 2048        # of the longest text: a reason, and what stands around it
+    FAILURE_TEXT_BYTES = 2048        # bytes of the longest failure text: a reason and the words around it
 
 cdef void describe_failure(State* e, char* text) noexcept nogil
 cdef void claim_await(State* e) noexcept nogil

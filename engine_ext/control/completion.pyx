@@ -1,4 +1,4 @@
-"""Operations that end: their owners are told, and whoever waits; and why a world has ended."""
+"""Ends of operations: marks them done, wakes their waiters, and describes why a world has failed."""
 from libc.stdint cimport uint32_t
 from libc.stdio cimport snprintf
 from libc.stdlib cimport malloc
@@ -21,14 +21,14 @@ from engine_ext.shared.segment cimport claimed, settle_claim
 
 
 cdef void raise_event(State* e, int event) noexcept nogil:
-    """Give the monitor thread, of which there is one for a world and its process sets, something to do."""
+    """Give the monitor thread an event. There is one thread for a world and its process sets."""
     cdef uint64_t one = 1
     or32(&e.world.events, <unsigned int>event)
     write(e.world.events_fd, &one, 8)
 
 
 cdef void complete_op(State* e, Op* op) noexcept nogil:
-    """Let go of an operation. Nothing may touch it afterwards: its owner frees it."""
+    """Mark an operation done. Its owner may free it at once, so nothing may touch it afterwards."""
     cdef Finished finished = <Finished>load_pointer(<void**>&op.finished)
     cdef void* head
     if load32_relaxed(&op.flags) & OP_STAND_IN:
@@ -37,10 +37,10 @@ cdef void complete_op(State* e, Op* op) noexcept nogil:
     if finished != NULL:
         conclude_call(e, op)
     if or32(&op.flags, OP_DONE) & OP_ABANDONED:
-        if load_pointer(<void**>&op.finished) != NULL:      # it may have come since: handles ask late (Handle.notify)
+        if load_pointer(<void**>&op.finished) != NULL:      # set late by Handle.notify, perhaps since the first look
             finishers_add(op)
             return
-        while True:                     # nobody holds a handle: for the next call that has the GIL (I9)
+        while True:                     # nobody holds it: the next call with the GIL frees it (I9)
             head = load_pointer(&e.deferred_free)
             op.next = <Op*>head
             if cas_pointer(&e.deferred_free, head, op):
@@ -48,7 +48,7 @@ cdef void complete_op(State* e, Op* op) noexcept nogil:
 
 
 cdef void conclude_call(State* e, Op* op) noexcept nogil:
-    """What is left to do for a native call while there is an engine: its end may be told when that is gone."""
+    """Do what a native call needs an engine for, before its end is reported: the engine may be gone then."""
     if op.status == Status.FAILED_WORLD and op.text == NULL:
         op.text = <char*>malloc(FAILURE_TEXT_BYTES)
         if op.text != NULL:
@@ -58,7 +58,7 @@ cdef void conclude_call(State* e, Op* op) noexcept nogil:
 
 
 cdef void end_step(State* e, int number) noexcept nogil:
-    """A step of optimizer `number` has ended."""
+    """Note that the optimizer `number` has ended a step."""
     pthread_mutex_lock(&e.lock)
     store_release(&e.segment.mine.steps, e.segment.mine.steps + 1)      # pairs with coordinator_step
     pthread_mutex_unlock(&e.lock)
@@ -66,7 +66,8 @@ cdef void end_step(State* e, int number) noexcept nogil:
 
 
 cdef void wake_waiters(State* e) noexcept nogil:
-    """Waiters that do not drive look whether theirs is done. The caller holds the role; a waiter that does is counted too."""
+    """Have waiters without the role look whether their operation is done. The caller holds the role; if it is a waiter, it is
+    counted, too."""
     full_fence(FENCE_DONE)                            # done before the look for waiters; pairs with the fence in driver_wait
     if load32_relaxed(&e.waiters) > <uint32_t>(load32_relaxed(&e.role) == Role.WAITER):
         door_ring(&e.local_door, DOOR_EVERYBODY)
@@ -74,7 +75,7 @@ cdef void wake_waiters(State* e) noexcept nogil:
 
 
 cdef void wake_any_waiter(State* e) noexcept nogil:
-    """The same, by a thread that never has the role: a waiter may have it, and sleep in it."""
+    """Have all waiters look, for a thread that never holds the role: a waiter may hold it, and sleep in it."""
     full_fence(FENCE_DONE)                            # done before the look for waiters; pairs with the fence in driver_wait
     if load32_relaxed(&e.waiters):
         door_ring(&e.local_door, DOOR_EVERYBODY)
@@ -83,21 +84,21 @@ cdef void wake_any_waiter(State* e) noexcept nogil:
 
 # ---- why a world has ended --------------------------------------------------------------------------------------------------
 
-# What has become of a world, in words: the class of engine_ext/errors.py that every call raises, a colon, and the message.
+# The failure of a world as text: the class of engine_ext/errors.py that every call raises, a colon, and the message.
 #
-# On several hosts ranks may fail in the same moment, so what a host claims is judged by the coordinator's host, where the first
-# claim is the verdict. A host that gets no answer for some seconds takes its own claim.
+# On several hosts ranks may fail at the same moment. So the coordinator's host judges what hosts claim, and the first claim that
+# it gets is the failure cause. A host that gets no answer for some seconds accepts its own claim.
 
 cdef enum:
-    CLAIM_NS = 3000000000     # how long the coordinator's host may take to answer a claim, on a machine with other work
-    LOOK_NS = 200000            # between two looks of a rank that is about to leave
+    CLAIM_NS = 3000000000     # time for the coordinator's host to answer a claim, on a machine with other work
+    LOOK_NS = 200000            # nanoseconds between two looks of a rank that is about to leave
 
 cdef const char* LEFT_HINT = (b". Did ranks make different numbers of steps? Give each as many batches, or let each call "
                               b"engine.join() after its last step")
 
 
 cdef void describe_failure(State* e, char* text) noexcept nogil:
-    """Write the text, of at most FAILURE_TEXT_BYTES: the first cause of the failure, or that the engine was shut down."""
+    """Write the failure as text, of at most FAILURE_TEXT_BYTES: its first cause, or that the engine was shut down."""
     cdef uint64_t word = load_acquire(e.segment.abort)      # pairs with abort_world
     cdef int culprit = <int>(word & 0xFFFF) - 1, cause = <int>(word >> 16 & 0xFFFF), reporter = <int>(word >> 32), at
     cdef const char* kind
@@ -128,7 +129,7 @@ cdef void describe_failure(State* e, char* text) noexcept nogil:
 
 
 cdef void claim_await(State* e) noexcept nogil:
-    """A failure is claimed on this host: have it judged. The caller holds the role."""
+    """Have a failure that is claimed on this host judged. The caller holds the role, and calls again until it is."""
     cdef uint64_t now = now_ns()
     network_relay(e.network)
     if e.claimed_at == 0:
@@ -138,12 +139,12 @@ cdef void claim_await(State* e) noexcept nogil:
 
 
 cdef uint64_t claim_deadline(State* e) noexcept nogil:
-    """When whoever drives has to look again at a claim, by the monotonic clock."""
+    """Return when the driver has to look at the claim again: nanoseconds, monotonic."""
     return after_ns(e.claimed_at, CLAIM_NS)
 
 
 cdef void claim_outwait(State* e) noexcept nogil:
-    """Wait until what this host claims is judged: a rank that leaves before would be taken for the cause."""
+    """Wait until this host's claim is judged: a rank that leaves earlier would be taken for the cause."""
     cdef uint64_t begun = now_ns()
     cdef timespec pause
     pause.tv_sec, pause.tv_nsec = 0, LOOK_NS

@@ -1,4 +1,4 @@
-"""Entries of tensors on a GPU: handed to its lane, and completed when that has enqueued them."""
+"""Entries of tensors on a GPU: handed to the GPU's lane, and completed when the lane has enqueued them."""
 from engine_ext.control.state cimport State
 from engine_ext.gpu.device cimport device
 from engine_ext.shared.layout cimport engine_entry

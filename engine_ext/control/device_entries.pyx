@@ -1,9 +1,9 @@
-"""Entries of tensors on a GPU: handed to its lane, and completed when that has enqueued them.
+"""Entries of tensors on a GPU: handed to the GPU's lane, and completed when the lane has enqueued them.
 
-Whoever drives passes such an entry at once, and never calls the GPU. From then on its operations are OP_TAKEN: nobody submits
-them again or looks whether other ranks lack them. The lane ends its items in the order of the schedule, on its own thread. It
-touches no operation once the world has failed: whoever has noted that, under the lock, has failed them, and their owners may
-free them. What becomes of their memory: `bindings/memory.pyx`.
+The driver passes such an entry at once, and never calls the GPU. From then on its operations are OP_TAKEN: nobody submits them
+again or looks whether other ranks lack them. The lane ends its items in the order of the schedule, on its own thread. It touches
+no operation once the world has failed: fail_everything has failed them under the lock, and their owners may free them.
+bindings/memory.pyx says when their memory is freed.
 """
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
@@ -34,9 +34,9 @@ from engine_ext.shared.layout cimport CAUSE_RAISED, ENTRY_NEEDS_PACK, Status, wi
 from engine_ext.shared.segment cimport abort_world, coordinates, place_of
 
 cdef enum:
-    ALIGNMENT = 16              # of a tensor in the slab: what the kernels read at once
+    ALIGNMENT = 16              # alignment in bytes of a tensor in the slab: the kernels read so much at once
 
-cdef uint64_t NO_TICKET_YET = <uint64_t>-1      # passed when nothing of ours runs on the device any more
+cdef uint64_t NO_TICKET_YET = <uint64_t>-1      # a ticket that counts as passed when nothing of ours runs on the device any more
 
 
 # ---- an item ----------------------------------------------------------------------------------------------------------------
@@ -52,7 +52,7 @@ cdef void free_item(device_item* item) noexcept nogil:
 
 
 cdef device_item* make_item(const State* e, const engine_entry* entry) noexcept nogil:
-    """An item with room for the operations in `batch`; NULL without memory."""
+    """Allocate an item with room for the operations in `batch`; NULL without memory."""
     cdef device_item* item = <device_item*>calloc(1, sizeof(device_item))
     cdef const Operation* operation = operation_of(&entry.meta)
     cdef size_t rows = 0, i
@@ -63,12 +63,12 @@ cdef device_item* make_item(const State* e, const engine_entry* entry) noexcept 
         op = e.batch[i]
         rows += op.meta.group + <size_t>ENGINE_DTYPES if op.meta.group else 1
     rows *= <size_t>e.segment.size if operation.parts else 1
-    # Of one rank alone it is the whole that it gets.
+    # A single rank gets the whole.
     item.work = DEVICE_REDUCE if operation.parts and e.segment.size == 1 else operation.work
     item.parts = <device_part*>calloc(rows, sizeof(device_part))
     item.sources = <device_row*>calloc(rows, sizeof(device_row))
     item.targets = <device_row*>calloc(rows, sizeof(device_row))
-    item.ready = <device_mark**>calloc(entry.items + 1, sizeof(device_mark*))       # and that of a result's room
+    item.ready = <device_mark**>calloc(entry.items + 1, sizeof(device_mark*))       # one more for the mark of a result's room
     item.ops = <void**>calloc(entry.items, sizeof(void*))
     if item.parts == NULL or item.sources == NULL or item.targets == NULL or item.ready == NULL or item.ops == NULL:
         free_item(item)
@@ -77,6 +77,7 @@ cdef device_item* make_item(const State* e, const engine_entry* entry) noexcept 
 
 
 cdef device_part* add_part(device_item* item, int dtype, int wire, int op) noexcept nogil:
+    """Append a part of one dtype that travels as `wire`, with the identity of the reduction `op`."""
     cdef device_part* part = &item.parts[item.n_parts]
     item.n_parts += 1
     part.dtype, part.wire, part.begin, part.end = dtype, wire, item.n_rows, item.n_rows
@@ -85,7 +86,7 @@ cdef device_part* add_part(device_item* item, int dtype, int wire, int op) noexc
 
 
 cdef void add_row(device_item* item, device_part* part, const char* source, const char* target, uint64_t nbytes) noexcept nogil:
-    """A tensor behind the part's last one, without a gap."""
+    """Append a tensor to a part, behind the last one and without a gap."""
     cdef device_row* row = &item.sources[item.n_rows]
     row.offset, row.bytes = part.bytes, nbytes // <uint64_t>dtype_bytes(part.dtype) * <uint64_t>dtype_bytes(part.wire)
     item.targets[item.n_rows] = row[0]
@@ -96,7 +97,8 @@ cdef void add_row(device_item* item, device_part* part, const char* source, cons
 
 
 cdef void add_group(device_item* item, const Op* op, int entry_wire) noexcept nogil:
-    """By dtype, and without gaps: a rank that has joined, and knows no more than the number of elements, has the same slab."""
+    """Append a group's tensors by dtype and without gaps. A rank that has joined knows only the numbers of elements, and has the
+    same slab."""
     cdef device_part* part
     cdef const Member* member
     cdef uint32_t k
@@ -114,7 +116,7 @@ cdef void add_group(device_item* item, const Op* op, int entry_wire) noexcept no
 
 
 cdef void add_share(const State* e, device_item* item, device_part* part, const Member* member, int rank) noexcept nogil:
-    """The rows of a tensor that a rank gets."""
+    """Append the rows of a tensor that `rank` gets."""
     cdef uint64_t rows = <uint64_t>member.rows, size = <uint64_t>e.segment.size, r = <uint64_t>rank
     cdef uint64_t first = r * (rows // size) + min(r, rows % size), last = (r + 1) * (rows // size) + min(r + 1, rows % size)
     cdef const char* source = member.source + first * member.row_bytes if member.source != NULL else NULL
@@ -123,7 +125,7 @@ cdef void add_share(const State* e, device_item* item, device_part* part, const 
 
 
 cdef void fill_scatter(const State* e, device_item* item, const engine_entry* entry) noexcept nogil:
-    """Of each dtype a part for every rank: its rows of every tensor."""
+    """Fill in a reduce-scatter: for each dtype, a part for every rank with its rows of every tensor."""
     cdef const Op* op = e.batch[0]
     cdef const Member* members = op.members
     cdef device_part* part
@@ -144,8 +146,8 @@ cdef void fill_scatter(const State* e, device_item* item, const engine_entry* en
 
 
 cdef uint64_t common_place(const State* e, const device_item* item, uint32_t items) noexcept nogil:
-    """Where the rows of an item's one part are wanted, if they have places that are as far apart as they are in the slab; else 0.
-    That is this rank's affair: how much of what travels together, and in which calls, does not depend on it."""
+    """Return the address at which the results of the item's one part lie as they do in the slab; 0: they do not. That is this
+    rank's affair: it changes neither what travels together nor the calls."""
     cdef uint64_t place = 0
     cdef const device_row* row
     cdef uint32_t i
@@ -165,7 +167,7 @@ cdef uint64_t common_place(const State* e, const device_item* item, uint32_t ite
 
 
 cdef void fill_item(const State* e, device_item* item, const engine_entry* entry) noexcept nogil:
-    """The plan of the operations in `batch`: the same on every rank but for addresses."""
+    """Fill in the plan of the operations in `batch`, which is equal on all ranks except for addresses."""
     cdef device_part* part = NULL
     cdef Op* op
     cdef int32_t i
@@ -178,7 +180,7 @@ cdef void fill_item(const State* e, device_item* item, const engine_entry* entry
         if part == NULL and item.work == DEVICE_REDUCE:
             part = add_part(item, op.meta.dtype, wire_dtype(entry.meta.wire, op.meta.dtype), entry.meta.op)
         elif part == NULL:
-            part = add_part(item, ENGINE_UINT8, ENGINE_UINT8, ENGINE_SUM)       # what is broadcast are bytes
+            part = add_part(item, ENGINE_UINT8, ENGINE_UINT8, ENGINE_SUM)       # a broadcast moves bytes
         part.bytes = (part.bytes + ALIGNMENT - 1) & ~<uint64_t>(ALIGNMENT - 1)
         add_row(item, part, op.source, op.target, op.nbytes)
     if item.n_parts == 1 and item.n_rows == <int>entry.items and item.work == DEVICE_REDUCE and not entry.meta.group:
@@ -186,7 +188,7 @@ cdef void fill_item(const State* e, device_item* item, const engine_entry* entry
 
 
 cdef bint plan_item(const State* e, device_item* item, const engine_entry* entry) noexcept nogil:
-    """What is done with the operations in `batch`. False without memory."""
+    """Plan what is done with the operations in `batch`. False without memory."""
     item.op, item.prescale, item.postscale = entry.meta.op, entry.meta.prescale, entry.meta.postscale
     item.root = place_of(&e.segment, entry.meta.root)
     item.lacking = entry.flags & ENTRY_NEEDS_PACK != 0
@@ -203,13 +205,13 @@ cdef bint plan_item(const State* e, device_item* item, const engine_entry* entry
 
 
 cdef void mark_taken(State* e, device_item* item, const engine_entry* entry) noexcept nogil:
-    """Mark the operations in `batch` as the lane's. The caller holds the lock."""
+    """Mark the operations in `batch` as taken by the lane. The caller holds the lock."""
     cdef Op* op
     cdef uint64_t now = patience_at(e.clock, now_ns())
     cdef int32_t i
     for i in range(<int32_t>entry.items):
         op = e.batch[i]
-        if load32_relaxed(&op.flags) & OP_STAND_IN:     # the lane needs no more than its rows, and the next may come at once
+        if load32_relaxed(&op.flags) & OP_STAND_IN:     # the lane needs only its rows, and the next stand-in may come at once
             e.batch[i] = NULL
             table_finish(&e.table, op, Status.OK)
             table_dismiss(op)
@@ -225,7 +227,7 @@ cdef void mark_taken(State* e, device_item* item, const engine_entry* entry) noe
 
 
 cdef bint give_to_lane(State* e, const engine_entry* entry) noexcept nogil:
-    """Give the lane a BATCH whose operations are in `batch`. False without memory."""
+    """Hand a BATCH whose operations are in `batch` over to the lane. False without memory."""
     cdef device_item* item
     cdef device_queue* queue = e.queue
     item = make_item(e, entry)
@@ -242,7 +244,7 @@ cdef bint give_to_lane(State* e, const engine_entry* entry) noexcept nogil:
     mark_taken(e, item, entry)
     e.handed += 1
     e.world.device.push(e.world.device, item)
-    if load32_relaxed(&item.roomless):      # the lane waits for it, and ends it under the lock
+    if load32_relaxed(&item.roomless):      # the lane waits for the room, and ends the item under the lock
         want_room(e, item)
     pthread_mutex_unlock(&e.lock)
     if queue != NULL:
@@ -253,17 +255,18 @@ cdef bint give_to_lane(State* e, const engine_entry* entry) noexcept nogil:
 
 
 cdef void use_device(State* e, device* d) noexcept nogil:
-    """Hand over to this device from now on: the world's engine. It is closed before the engine is freed."""
+    """Hand entries over to this device from now on. Called for the world's engine; the device is closed before the engine is
+    freed."""
     d.owner = e
     observe_device(e, d.ordinal)
-    store_pointer(<void**>&d.failed, <void*>device_failed)      # pairs with the lane's look: the owner is in place
+    store_pointer(<void**>&d.failed, <void*>device_failed)      # pairs with the lane's look: the owner is set
     store_pointer(<void**>&d.went_on, <void*>device_went_on)    # likewise
     store_pointer(<void**>&d.sampled, <void*>device_sampled)    # likewise
     store_pointer(<void**>&e.device, d)                         # pairs with device_watch
 
 
 cdef void stop_device(State* e) noexcept nogil:
-    """The world has failed: nothing that is not enqueued yet will be."""
+    """Have the lane enqueue nothing more, because the world has failed."""
     if e.device != NULL and e.device.stop != NULL:
         e.device.stop(e.device)
 
@@ -271,7 +274,7 @@ cdef void stop_device(State* e) noexcept nogil:
 # ---- items whose results have no room yet: their sizes were not known before ------------------------------------------------
 
 cdef void want_room(State* e, device_item* item) noexcept nogil:
-    """Have somebody make room (`bindings/devices.pyx`). The caller holds the lock."""
+    """Ask a thread to make room for an item's results (bindings/devices.pyx). The caller holds the lock."""
     cdef device_item** last = &e.roomless
     while last[0] != NULL:
         last = &last[0].next_roomless
@@ -280,7 +283,7 @@ cdef void want_room(State* e, device_item* item) noexcept nogil:
 
 
 cdef void want_no_room(State* e, const device_item* item) noexcept nogil:
-    """The lane ends an item, with its room or without. The caller holds the lock."""
+    """Cancel that, because the lane ends the item, with room or without. The caller holds the lock."""
     cdef device_item** at = &e.roomless
     if e.finding_room == item:
         e.finding_room = NULL
@@ -293,7 +296,7 @@ cdef void want_no_room(State* e, const device_item* item) noexcept nogil:
 # ---- the lane's thread --------------------------------------------------------------------------------------------------------
 
 cdef void device_failed(device* d, const char* why) noexcept nogil:
-    """A kernel has failed, or the GPU is gone: nobody can go on."""
+    """End the world, because a kernel has failed or the GPU is gone. Called by the lane."""
     cdef State* e = <State*>d.owner
     abort_world(&e.segment, e.segment.rank, CAUSE_RAISED, why)
 
@@ -307,6 +310,7 @@ cdef void device_sampled(device* d, const device_sample* sample) noexcept nogil:
 
 
 cdef void return_marks(device* d, device_item* item) noexcept nogil:
+    """Release the marks of an item."""
     cdef int k
     for k in range(item.n_ready):
         d.unmark(d, item.ready[k])
@@ -322,14 +326,15 @@ cdef void describe_item(const device_item* item, char* text) noexcept nogil:
 
 
 cdef void name_ticket(State* world, uint64_t ticket, const char* text) noexcept nogil:
-    """Remember what travels with a ticket, for whoever tells that it does not end."""
+    """Remember what travels with a ticket, for a report that it does not end."""
     pthread_mutex_lock(&world.lock)
     memcpy(world.device.names[(ticket - 1) % DEVICE_OUTSTANDING], text, DEVICE_NAME)
     pthread_mutex_unlock(&world.lock)
 
 
 cdef void handle_item_end(device_item* item, const char* why) noexcept nogil:
-    """Complete the operations of an item that the lane has enqueued, or cannot enqueue."""
+    """Complete the operations of an item that the lane has enqueued (`why` NULL), or end the world because it cannot. Frees the
+    item."""
     cdef State* e = <State*>item.owner
     cdef char[DEVICE_NAME] name
     cdef bint complete_them

@@ -4,24 +4,26 @@ from libc.stdint cimport uint32_t, uint64_t
 from engine_ext.control.state cimport State
 from engine_ext.operations.op cimport Op, Record
 
-cdef struct Goal:           # what a caller waits for: one field is set
-    Op* op                  # until this operation is done
-    Record* record          # until nothing is in flight under this name, which is pinned
-    bint idle               # until nothing is in flight on this rank
-    uint32_t joins          # until so many joins have ended
-    uint64_t drained        # until the coordinator has read more bytes than this of the request ring
+# What a caller waits for: a union. is_goal_met tests the fields in this order, and the first that is set decides. A failure of
+# the world meets every goal; without a field that is set, `drained` counts as set.
+cdef struct Goal:
+    Op* op                  # met when this operation is done, whatever its status
+    Record* record          # met when nothing is in flight under this name, which is pinned by the caller
+    bint idle               # met when nothing is in flight on this rank and its backlog is empty
+    uint32_t joins          # met when at least so many joins have ended; 0: not set
+    uint64_t drained        # met when the coordinator has read more bytes than this of this rank's request ring
 
 cdef enum:
-    LABEL_BYTES = 48            # of the name that the engine gives to an operation without one
+    LABEL_BYTES = 48            # bytes of the generated name of an unnamed operation, with its final zero
 
-cdef struct Target:         # the name of a submission: a pinned record, or else the text by which to find or make it
-    Record* record
-    const char* text        # NULL, and no record: it has no name, and is the next of its kind; `label` says how it is called
+cdef struct Target:         # the name of a submission: a pinned record, or else the text by which to find or make the record
+    Record* record          # NULL: `text` counts
+    const char* text        # NULL, and no record: an unnamed operation, the next of its kind; its name goes into `label`
     uint32_t text_bytes
     char[LABEL_BYTES] label
 
 cdef enum:
-    NEVER = 0                   # of a time at which to look again: only others can bring news
+    NEVER = 0                   # a time at which to look again: there is none. Not the NEVER of monitor.pyx, 2^64 - 1
 
 cdef bint is_due(const State* e) noexcept nogil
 cdef bint drive_unattended(State* e) noexcept nogil

@@ -1,8 +1,8 @@
 """The driver's role, and the one wait (docs/architecture/protocol-waiting.md).
 
-The role is one word of each engine. The engine thread (engines.pyx) holds it, asleep, when nobody waits; a thread in a blocking
-call takes it over without waking it. What a pass touches (coordinator, executor, the entry in progress) belongs to the role's
-holder and needs no lock.
+The role is one word of each engine. While nobody waits, the engine thread (engines.pyx) holds it, asleep; a thread in a blocking
+call takes the role over without waking it. The state that a pass touches (coordinator, executor, the entry in progress) belongs
+to the role's holder and needs no lock.
 """
 from libc.stdint cimport int32_t
 from libc.string cimport memcpy, memset, strlen
@@ -46,18 +46,18 @@ cdef extern from "platform/cpu.h" nogil:
     void engine_float_leave(uint64_t theirs)
 
 cdef enum:
-    LOOK_AT_CLOCK = 8           # passes that move something between two looks, and spins: small operations have fewer
-    YIELD_CHUNKS = 2            # the same of an entry in progress: a small all-to-all has two
-    HANDED_BYTES = 1 << 20      # what is longer is not moved by a caller that does not wait: it would take more than a wake-up
-    YIELD_BYTES = 65536         # what is larger takes longer than a sleep: a core that computes would get all of each slice
-    TURN_PASSES = 8             # that move something, before the engine thread looks at the other engines of its process
-    STOP_POLL_NS = 1000000
+    LOOK_AT_CLOCK = 8           # passes that move something, or spins, between two looks at the clock: small ones take fewer
+    YIELD_CHUNKS = 2            # most chunks of a small entry in progress, for yielding: a small all-to-all has two
+    HANDED_BYTES = 1 << 20      # a caller that does not wait moves no longer entry: it would take more time than a wake-up
+    YIELD_BYTES = 65536         # a larger operation takes longer than a sleep: a core that computes would get all of each slice
+    TURN_PASSES = 8             # passes that move something before the engine thread looks at the other engines of its process
+    STOP_POLL_NS = 1000000      # nanoseconds between two tries to take the role, as the engine stops
 
 
 # ---- a pass -----------------------------------------------------------------------------------------------------------------
 
 cdef bint drive_once(State* e) noexcept nogil:
-    """All that can be done now, without waiting; whether it was anything. The caller holds the role."""
+    """Do all that can be done now, without waiting. Return whether anything was done. The caller holds the role."""
     cdef bint moved = False, stuck, held = network_held(e.network) != 0
     cdef uint64_t tail, drained
     cdef int32_t left
@@ -65,13 +65,13 @@ cdef bint drive_once(State* e) noexcept nogil:
         network_relay(e.network)
         if load32_relaxed(&e.failed):
             return False
-        # Who left has done its share of all that was scheduled: a call that needs nobody any more does not fail with it.
+        # A rank that left has done its share of all that was scheduled: a call that needs no other rank still succeeds.
         if world_left(&e.segment):
             run_schedule(e)
         network_send_failure_cause(e.network)
         fail_everything(e)
         return True
-    if load32_acquire(&e.parted):                   # pairs with end_for_left
+    if load32_acquire(&e.parted):                   # pairs with the compare-and-swap of end_for_left
         if load32_relaxed(&e.failed):
             return False
         fail_everything(e)
@@ -95,14 +95,14 @@ cdef bint drive_once(State* e) noexcept nogil:
         e.coordinator.drained = False
         store32_relaxed(&e.segment.coordinator.stuck, e.coordinator.append_again)
         observe_readiness(e)
-        # What announce_sleep publishes has changed: announce again before sleeping on it.
+        # The values that announce_sleep publishes have changed: announce them again before sleeping.
         moved |= waiting(&e.coordinator) != left or e.coordinator.append_again != stuck
-    if backlog_submit(e):                                   # before waiters of Python are told that there is room
+    if backlog_submit(e):                                   # before waiters of Python learn that there is room
         notify_leader(e, -1, 0, True)
         moved = True
     network_relay(e.network)
     drained = load_acquire(&e.segment.coordinator.drained[e.segment.rank])      # pairs with the coordinator's drain
-    if drained != e.drained:                                # no entry says so to a waiter that does not drive
+    if drained != e.drained:                                # no entry tells this to a waiter that does not drive
         e.drained = drained
         turns_retry(e)
         wake_waiters(e)
@@ -110,11 +110,11 @@ cdef bint drive_once(State* e) noexcept nogil:
         network_relay(e.network)
         moved = True
     observe_readiness(e)
-    return moved or (held and network_held(e.network) == 0)         # likewise what announce_sleep publishes
+    return moved or (held and network_held(e.network) == 0)         # this, too, changes what announce_sleep publishes
 
 
 cdef uint64_t compute_deadline(State* e) noexcept nogil:
-    """When the holder of the role has to look again by itself, in nanoseconds; NEVER if only others can bring news."""
+    """Return when the role's holder has to look again by itself: nanoseconds, monotonic; NEVER: only others can bring news."""
     cdef uint64_t when, stall, held
     if load32_relaxed(&e.failed):
         return NEVER
@@ -129,7 +129,8 @@ cdef uint64_t compute_deadline(State* e) noexcept nogil:
 
 
 cdef void announce_sleep(State* e, uint32_t door, uint32_t count) noexcept nogil:
-    """Say that this rank is about to sleep, on which door and at which count of it. The caller fences and looks again (I8)."""
+    """Announce that this rank is about to sleep on `door`, whose count is `count`. The caller then fences and looks again
+    (I8)."""
     cdef uint32_t asleep = door | count << SLEEP_COUNT_SHIFT
     network_rest(e.network)
     if e.entry != NULL:
@@ -150,7 +151,7 @@ cdef void announce_sleep(State* e, uint32_t door, uint32_t count) noexcept nogil
 
 
 cdef uint64_t remaining_ns(uint64_t when) noexcept nogil:
-    """Nanoseconds from now, for door_sleep: at least 1, and 0 for no limit."""
+    """Return the nanoseconds from now to `when`, as door_sleep wants them: at least 1; 0 for NEVER: no limit."""
     cdef uint64_t now
     if when == NEVER:
         return 0
@@ -161,35 +162,35 @@ cdef uint64_t remaining_ns(uint64_t when) noexcept nogil:
 # ---- the engine thread's turn -----------------------------------------------------------------------------------------------
 
 cdef bint is_due(const State* e) noexcept nogil:
-    """Whether this engine's door has been rung, or its time has come, since the engine thread last drove it."""
+    """Return whether this engine's door was rung, or its time has come, since the engine thread last drove it."""
     return e.moved or door_count(&e.segment.mine.door[SLEEP_ENGINE]) != e.driven_at or (e.due != NEVER and now_ns() >= e.due)
 
 
 cdef bint drive_unattended(State* e) noexcept nogil:
-    """Drive an engine in which nobody waits, unless somebody does meanwhile; whether it is due again at once. The engine thread
-    alone calls this."""
+    """Drive an engine in which nobody waits, until somebody does. Return whether it is due again at once. Called by the engine
+    thread alone."""
     cdef rank_page* mine = e.segment.mine
     cdef int passes = 0
     e.driven_at, e.due, e.moved = door_count(&mine.door[SLEEP_ENGINE]), NEVER, False
-    full_fence(FENCE_TAKE)                      # the door before the role; pairs with the fence in give_back
-    if cas32(&e.role, Role.ENGINE_ASLEEP, Role.ENGINE):         # or a waiter drives: it rings if it leaves something behind
+    full_fence(FENCE_TAKE)                      # the door is read before the role; pairs with the fence in give_back
+    if cas32(&e.role, Role.ENGINE_ASLEEP, Role.ENGINE):         # else a waiter drives, and rings if it leaves work behind
         store32_relaxed(&mine.asleep, 0)
         while passes < TURN_PASSES and drive_once(e) and not load32_relaxed(&e.waiters):
             passes += 1
         announce_sleep(e, SLEEP_ENGINE, e.driven_at)
-        full_fence(FENCE_ENGINE)                            # announcement before the look; pairs with the fence in wake()
+        full_fence(FENCE_ENGINE)                            # announced before the look; pairs with the fence in wake()
         e.moved = drive_once(e)
         stall_check(e)
         e.due = compute_deadline(e)
         store32_release(&e.role, Role.ENGINE_ASLEEP)
-        full_fence(FENCE_ROLE)                  # role given up before the look for waiters; pairs with driver_wait
+        full_fence(FENCE_ROLE)                  # role given back before the look for waiters; pairs with driver_wait
         if load32_relaxed(&e.waiters):
             door_ring(&e.local_door, DOOR_EVERYBODY)
     return e.moved
 
 
 cdef void driver_stop(State* e) noexcept nogil:
-    """Fail what is in flight, once the engine thread has left this engine, so that no thread of this process waits any longer; a
+    """Fail all operations in flight, once the engine thread has left this engine: no thread of this process waits any longer. A
     thread that drives gives the role back after its pass and does not take it again."""
     ring_both(&e.segment, e.segment.rank)
     while not cas32(&e.role, Role.ENGINE_ASLEEP, Role.ENGINE):
@@ -199,20 +200,21 @@ cdef void driver_stop(State* e) noexcept nogil:
 
 
 cdef void driver_answer(State* e) noexcept nogil:
-    """Nobody drives any more, and the rank has not left yet: answer a ping, as one does who sleeps again."""
+    """Answer a ping as a sleeper does. Called once nobody drives any more and the rank has not left yet."""
     store32_release(&e.segment.mine.asleep, SLEEP_ENGINE | door_count(&e.segment.mine.door[SLEEP_ENGINE]) << SLEEP_COUNT_SHIFT)
 
 
 # ---- submitting -------------------------------------------------------------------------------------------------------------
 
 cdef void driver_count_unnamed(State* e, int kind, uint64_t count) noexcept nogil:
-    """Say how many operations of a kind this rank has submitted without a name. The caller holds the lock, or all ranks join."""
+    """Publish the number of unnamed operations of a kind that this rank has submitted. The caller holds the lock, or all ranks
+    join."""
     store_relaxed(&e.unnamed[kind], count)
     store_relaxed(&e.segment.mine.unnamed[kind], count)
 
 
 cdef void driver_note_thread(State* e) noexcept nogil:
-    """Note whether one thread alone has used this engine: only then does its wait mean that nothing more comes from here."""
+    """Note whether a single thread has used this engine: only then does its wait mean that this rank submits nothing more."""
     cdef uint64_t thread = <uint64_t>pthread_self(), first
     cas(&e.caller, 0, thread)
     first = load_relaxed(&e.caller)
@@ -221,7 +223,7 @@ cdef void driver_note_thread(State* e) noexcept nogil:
 
 
 cdef void driver_note_done(State* e) noexcept nogil:
-    """Note that a thread of the engine's own will call a `done`, and that this may call any engine of this rank."""
+    """Note that a thread of the engine's own will call a `done` callback, which may call any engine of this rank."""
     cdef State* world = e.world
     cdef State* part
     if load32_relaxed(&world.calls_back):
@@ -237,14 +239,15 @@ cdef void driver_note_done(State* e) noexcept nogil:
 
 
 cdef void note_another_thread(State* e) noexcept nogil:
-    """Note that a wait of the first thread that has used this engine does not mean any more that nothing comes from here."""
+    """Note that a wait of this engine's first thread no longer means that this rank submits nothing more."""
     if not load32_relaxed(&e.many_threads):
         store32_relaxed(&e.many_threads, 1)
-        store_release(&e.segment.mine.stuck, 0)    # said by the first thread, of a rank with no other
+        store_release(&e.segment.mine.stuck, 0)    # the first thread wrote it, as the rank's only one
 
 
 cdef uint32_t driver_label(char* label, int kind, uint64_t number) noexcept nogil:
-    """The name of the operation of a kind that so many without a name came before, of at most LABEL_BYTES; its length."""
+    """Write the name of the unnamed operation of a kind that follows `number` others, in at most LABEL_BYTES. Return its
+    length."""
     cdef const char* begin = kind_name(kind)
     cdef uint32_t used = <uint32_t>strlen(begin), left = <uint32_t>(number % UNNAMED), unit = 1
     memcpy(label, begin, used)
@@ -261,7 +264,7 @@ cdef uint32_t driver_label(char* label, int kind, uint64_t number) noexcept nogi
 
 
 cdef int submit_unnamed(State* e, Target* target, Op* op, Record** record, uint64_t now) noexcept nogil:
-    """Bring an operation without a name: it takes the next number of its kind, unless it cannot be submitted."""
+    """Submit an unnamed operation. It takes the next number of its kind, and gives it back if it cannot be submitted."""
     cdef int kind = op.meta.kind, status
     cdef uint64_t number = load_relaxed(&e.unnamed[kind])
     target.text_bytes = driver_label(target.label, kind, number)
@@ -269,7 +272,7 @@ cdef int submit_unnamed(State* e, Target* target, Op* op, Record** record, uint6
     if record[0] == NULL:
         return Status.NO_MEMORY
     op.number = number + 1
-    # Before the operation is submitted: who sees that, or `stuck`, sees the number too.
+    # Published before the operation is submitted: a rank that sees the operation, or `stuck`, sees the number too.
     driver_count_unnamed(e, kind, number + 1)
     status = submit_record(e, record[0], op, now)
     if status != Status.OK:
@@ -278,11 +281,12 @@ cdef int submit_unnamed(State* e, Target* target, Op* op, Record** record, uint6
 
 
 cdef int submit_record(State* e, Record* record, Op* op, uint64_t now) noexcept nogil:
-    """Bring an operation, or put it into the backlog. Behind others there, which need a request, too, it is put at once. A call
-    that was refused because its name is in flight is told to the other ranks when that is over: theirs meets it then."""
+    """Submit an operation, or put it into the backlog. An operation that needs a request goes there at once if others wait there.
+    A call that was refused because its name is in flight is announced when that is over, and meets the other ranks' operations
+    then."""
     cdef bint patient = load32_relaxed(&op.flags) & OP_PATIENT != 0
     cdef int status
-    if record.queued:               # Python waits for what is in flight under the name, or else for room
+    if record.queued:               # Python waits for the operation in flight under the name, or else for room
         status = Status.DUPLICATE
         if op.number or record.queued == record.failing:
             if record.inflight == NULL:
@@ -303,9 +307,14 @@ cdef int submit_record(State* e, Record* record, Op* op, uint64_t now) noexcept 
 
 
 cdef int submit(State* e, Target* target, Op* op, int32_t* id, uint64_t now, uint32_t* recording) noexcept nogil:
-    """Bring an operation; the id it travels under, -1 for a request. On success it may be done and gone at once.
+    """Submit an operation. `id` receives the id under which it travels, -1 for a request.
 
-    With `recording` the caller is blocked from `now` on; it is what observe_wait_ends wants to know. Else `now` may be 0.
+    On success it may be done as soon as the lock is free. If it is abandoned (OP_ABANDONED), it may then be freed, so its caller
+    must not read it again. Any other is held by the caller, by its handle or its lingering native call, until the wait for it has
+    ended: it may be read after this.
+
+    `recording` not NULL: the caller is blocked from `now` on, and `recording` receives the value for observe_wait_ends. NULL:
+    `now` may be 0.
     """
     cdef Record* record = target.record
     cdef int status
@@ -330,7 +339,7 @@ cdef int submit(State* e, Target* target, Op* op, int32_t* id, uint64_t now, uin
 
 
 cdef Record* driver_pin(State* e, const char* text, uint32_t text_bytes) noexcept nogil:
-    """The record of a name, kept until driver_unpin; NULL without memory."""
+    """Return the record of a name, pinned until driver_unpin; NULL without memory."""
     cdef Record* record
     pthread_mutex_lock(&e.lock)
     record = table_record(&e.table, text, text_bytes)
@@ -341,6 +350,7 @@ cdef Record* driver_pin(State* e, const char* text, uint32_t text_bytes) noexcep
 
 
 cdef void driver_unpin(State* e, Record* record) noexcept nogil:
+    """Unpin a record, which frees it if nothing else refers to it."""
     pthread_mutex_lock(&e.lock)
     record.pins -= 1
     table_release(&e.table, record)
@@ -348,11 +358,11 @@ cdef void driver_unpin(State* e, Record* record) noexcept nogil:
 
 
 cdef void notify_leader(State* e, int32_t id, uint64_t nbytes, bint awaited) noexcept nogil:
-    """Wake the leader only if it sleeps and this may be what it sleeps for (protocol, rule 10). `nbytes` is the tensor's, also
-    where it travels compressed: only how soon is at stake."""
+    """Wake the leader if it sleeps and this submission may be what it waits for (protocol, rule 10). `nbytes` is the uncompressed
+    size: it affects only how soon the leader is woken."""
     cdef uint32_t asleep
     cdef int r
-    full_fence(FENCE_SUBMIT)                                # as in wake(): the bit before the look at `asleep`
+    full_fence(FENCE_SUBMIT)                                # the bit is written before the look at `asleep`, as in wake()
     asleep = load32_relaxed(&e.segment.pages[e.segment.leader].asleep)
     if asleep == 0 or (id >= 0 and not table_brought_by_all(&e.table, id)):
         return
@@ -362,13 +372,14 @@ cdef void notify_leader(State* e, int32_t id, uint64_t nbytes, bint awaited) noe
             if id >= 0 and bit(e.segment.pages[r].awaited, id):
                 break
         else:
-            return                              # the cycle ends soon enough
+            return                              # the end of the cycle comes soon enough
     store_relaxed(&e.brought_bytes, 0)
     wake_unfenced(&e.segment, e.segment.leader, 0)
 
 
 cdef int driver_submit(State* e, Target* target, Op* op) noexcept nogil:
-    """Bring an operation and return at once."""
+    """Submit an operation and return at once. On success it may already be freed if it is abandoned, so its fields are read
+    before."""
     cdef bint awaited = op.awaited
     cdef uint64_t nbytes = op.nbytes
     cdef int32_t id = -1
@@ -376,14 +387,15 @@ cdef int driver_submit(State* e, Target* target, Op* op) noexcept nogil:
     if status == Status.OK:
         notify_leader(e, id, nbytes, awaited)
         if load32_relaxed(&e.table.released):
-            wake(&e.segment, e.segment.rank, 0)     # what it waits for may have come before it was there
+            wake(&e.segment, e.segment.rank, 0)     # room that it waits for may have come before it was in the backlog
     return status
 
 
 cdef int driver_call(State* e, Target* target, Op* op, uint64_t ns) noexcept nogil:
-    """Bring an operation and wait for it, at most `ns`: OK when it is done, TICK, or why it was not submitted.
+    """Submit an operation and wait for it, at most `ns`. Return OK when it is done, TICK, or why it was not submitted.
 
-    The role is taken before the bit is set, so that the coordinator finds this rank awake and wakes nobody.
+    The role is taken before the bit is set, so the coordinator finds this rank awake and wakes nobody. The caller's handle, or
+    its lingering native call, holds `op` until this returns: it is read after it is done.
     """
     cdef uint64_t tick = now_ns() + ns
     cdef uint64_t theirs, ended
@@ -403,7 +415,7 @@ cdef int driver_call(State* e, Target* target, Op* op, uint64_t ns) noexcept nog
             if not coordinates(&e.segment):
                 notify_leader(e, id, op.nbytes, True)
             drive_until(e, &goal, tick)
-        ended = e.entry_ended           # just now, if an entry has completed it
+        ended = e.entry_ended           # the time just now, if an entry has completed it
         give_back(e)
         add32(&e.waiters, <uint32_t>-1)
         engine_float_leave(theirs)
@@ -414,15 +426,18 @@ cdef int driver_call(State* e, Target* target, Op* op, uint64_t ns) noexcept nog
         add32(&e.waiters, <uint32_t>-1)
         status = driver_submit(e, target, op)
     if status == Status.OK and not is_goal_met(e, &goal):
-        ns = age_ns(tick, now_ns())             # what is left of it
+        ns = age_ns(tick, now_ns())             # the rest of the time
         return driver_wait(e, &goal, ns) if ns else Status.TICK
     return status
 
 
 cdef int driver_hand_in(State* e, Target* target, Op* op) noexcept nogil:
-    """Bring an operation for which nobody waits here: OK, or why it was not submitted. Where this rank coordinates, and nobody
-    drives, this thread does all that can be done at once: so what other ranks wait for needs no thread of this one to wake up.
-    What is long is left to the engine thread."""
+    """Submit an operation for which nobody waits here. Return OK, or why it was not submitted.
+
+    On the coordinator's rank, while nobody drives, this thread does all that can be done at once: then no thread of this rank has
+    to wake up for the other ranks. Longer entries are left to the engine thread. The caller holds `op` by a handle: it is read
+    after it is submitted.
+    """
     cdef uint64_t theirs
     cdef Goal goal
     cdef int32_t id = -1
@@ -431,7 +446,7 @@ cdef int driver_hand_in(State* e, Target* target, Op* op) noexcept nogil:
     goal.op = op
     if (max(op.nbytes, op.memory_bytes) <= HANDED_BYTES and coordinates(&e.segment)
             and cas32(&e.role, Role.ENGINE_ASLEEP, Role.WAITER)):
-        add32(&e.waiters, 1)            # give_back counts it
+        add32(&e.waiters, 1)            # give_back expects the caller to be counted
         theirs = engine_float_enter()
         store32_relaxed(&e.segment.mine.asleep, 0)
         status = submit(e, target, op, &id, 0, NULL)
@@ -445,17 +460,19 @@ cdef int driver_hand_in(State* e, Target* target, Op* op) noexcept nogil:
 
 
 cdef inline bint is_in_long_entry(const State* e) noexcept nogil:
-    """Whether the entry in progress moves more than can be waited for. The caller holds the role."""
+    """Return whether the entry in progress moves more than a caller that does not wait may move. The caller holds the role."""
     return e.entry != NULL and e.entry.bytes > HANDED_BYTES
 
 
 # ---- waiting ----------------------------------------------------------------------------------------------------------------
 
 cdef inline bint is_done(Op* op) noexcept nogil:
-    return load32_acquire(&op.flags) & OP_DONE      # pairs with complete_op(): results are in place
+    """Return whether `op` is done. The caller holds the operation."""
+    return load32_acquire(&op.flags) & OP_DONE      # pairs with complete_op(): the results are in place
 
 
 cdef inline bint is_goal_met(State* e, const Goal* goal) noexcept nogil:
+    """Return whether a goal is met: the first field of Goal that is set decides."""
     if goal.op != NULL:
         return is_done(goal.op)
     if load32_relaxed(&e.failed):
@@ -470,17 +487,17 @@ cdef inline bint is_goal_met(State* e, const Goal* goal) noexcept nogil:
 
 
 cdef void give_back(State* e) noexcept nogil:
-    """Return the role to the sleeping engine thread; wake it only if something is left to do."""
+    """Give the role back to the sleeping engine thread, and wake that thread only if something is left to do."""
     cdef bint busy = e.entry != NULL or load32_relaxed(&e.table.released) != 0 or network_held(e.network) != 0 or (
         coordinates(&e.segment) and (waiting(&e.coordinator) or e.coordinator.append_again))
     cdef uint64_t cursor = e.segment.mine.cursor
     cdef uint32_t count = door_count(&e.segment.mine.door[SLEEP_ENGINE])
-    # The engine thread sleeps at this count, or at an earlier one and then it is on its way. Or at a later one, when a ring
-    # that was meant for an earlier sleep comes only now: nobody would ring for this announcement then, so it is called.
+    # The engine thread sleeps at this count, or at an earlier one and is about to wake up. It may also sleep at a later one, when
+    # a ring for an earlier sleep comes only now. Nobody would ring for this announcement then, so this thread rings.
     announce_sleep(e, SLEEP_ENGINE, count)
     store32_release(&e.role, Role.ENGINE_ASLEEP)
-    full_fence(FENCE_GIVE_BACK)     # announced and given back before the look; pairs with wake() and driver_wait
-    if load32_relaxed(&e.waiters) > 1:              # one of them may take the role, or be on its way out
+    full_fence(FENCE_GIVE_BACK)     # announced and given back before the looks; pairs with wake() and driver_wait
+    if load32_relaxed(&e.waiters) > 1:              # one of them may take the role, or be about to leave
         door_ring(&e.local_door, DOOR_EVERYBODY)
     if (busy or door_count(&e.segment.mine.door[SLEEP_ENGINE]) != count
             or load_acquire(&e.segment.coordinator.tail) != cursor or load_acquire(e.segment.abort) != 0
@@ -490,23 +507,23 @@ cdef void give_back(State* e) noexcept nogil:
 
 
 cdef inline bint is_small(const State* e, const Goal* goal) noexcept nogil:
-    """Whether a caller waits for so little that the other ranks need the processor for less time than a sleep costs."""
+    """Return whether a caller waits for so little that the other ranks need the processor for less time than a sleep costs."""
     if goal.op == NULL or goal.op.nbytes > YIELD_BYTES:
         return False
-    # An all-to-all says by its chunks alone how long it is.
+    # Only the chunks of an all-to-all tell how long it is.
     return e.entry == NULL or (e.entry.bytes <= YIELD_BYTES and e.executor.end - e.executor.first <= YIELD_CHUNKS)
 
 
 cdef void drive_until(State* e, const Goal* goal, uint64_t tick) noexcept nogil:
     """Drive until the goal is met or the time `tick` has come. The caller holds the role.
 
-    Before it sleeps it spins, where each rank has a processor. Where ranks share processors it yields: whoever it waits for
-    may be ready to run on this very processor, and gets it for the price of a system call instead of a sleep and a wake-up.
+    Before it sleeps it spins, where each rank has a processor. Where ranks share processors it yields: the thread that it waits
+    for may be ready to run on this processor, and gets it for a system call instead of a sleep and a wake-up.
     """
     cdef rank_page* mine = e.segment.mine
     cdef uint64_t spin_end = 0, when
     cdef uint32_t door, moves = 0, spins = 0
-    while not is_goal_met(e, goal) and not load32_acquire(&e.stop):     # pairs with driver_stop
+    while not is_goal_met(e, goal) and not load32_acquire(&e.stop):     # pairs with engines_leave
         if drive_once(e):
             spin_end = 0
             moves += 1
@@ -516,7 +533,7 @@ cdef void drive_until(State* e, const Goal* goal, uint64_t tick) noexcept nogil:
         if e.spin_ns:
             if spin_end == 0:
                 spin_end = now_ns() + e.spin_ns
-            spin_pause()                # one at a time: some processors take 50 ns for it
+            spin_pause()                # one pause for each look: some processors take 50 ns for it
             spins += 1
             if spins % LOOK_AT_CLOCK or now_ns() < spin_end:
                 continue
@@ -530,7 +547,7 @@ cdef void drive_until(State* e, const Goal* goal, uint64_t tick) noexcept nogil:
         spin_end = 0
         door = door_count(&mine.door[SLEEP_WAITER])
         announce_sleep(e, SLEEP_WAITER, door)
-        full_fence(FENCE_CALLER)                                # pairs with the fence in wake()
+        full_fence(FENCE_CALLER)                                # announced before the look; pairs with the fence in wake()
         if not drive_once(e) and not is_goal_met(e, goal) and not load32_acquire(&e.stop):      # the door was read before
             if now_ns() >= tick:
                 store32_relaxed(&mine.asleep, 0)
@@ -541,13 +558,13 @@ cdef void drive_until(State* e, const Goal* goal, uint64_t tick) noexcept nogil:
             door_sleep(&mine.door[SLEEP_WAITER], door, remaining_ns(tick if when == NEVER else min(when, tick)))
             store32_relaxed(&mine.asleep, 0)
             if now_ns() >= tick and door_count(&mine.door[SLEEP_WAITER]) == door and drive_once(e):
-                observe_late_wake(e)            # nobody rang, and yet there was something to do
+                observe_late_wake(e)            # nobody rang, although there was something to do
         else:
             store32_relaxed(&mine.asleep, 0)
 
 
 cdef int driver_wait(State* e, const Goal* goal, uint64_t ns) noexcept nogil:
-    """Wait for the goal, at most `ns`: OK when it is met, whatever came of it, or TICK."""
+    """Wait for the goal, at most `ns`. Return OK when it is met, even if its operation has failed, or TICK."""
     cdef uint64_t begun, tick, theirs
     cdef uint32_t door, recording
     if is_goal_met(e, goal):
@@ -558,7 +575,7 @@ cdef int driver_wait(State* e, const Goal* goal, uint64_t ns) noexcept nogil:
     theirs = engine_float_enter()
     add32(&e.waiters, 1)
     while not is_goal_met(e, goal):
-        full_fence(FENCE_WAITER)                                # counted as a waiter before the look at the role
+        full_fence(FENCE_WAITER)                                # counted before the look at the role; pairs with give_back
         door = door_count(&e.local_door)
         if not load32_acquire(&e.stop) and cas32(&e.role, Role.ENGINE_ASLEEP, Role.WAITER):
             store32_relaxed(&e.segment.mine.asleep, 0)
@@ -575,15 +592,15 @@ cdef int driver_wait(State* e, const Goal* goal, uint64_t ns) noexcept nogil:
 
 
 cdef void wake_timed_leader(State* e) noexcept nogil:
-    """Somebody waits now: a leader that sleeps until the end of a cycle has to reconsider."""
+    """Wake a leader that sleeps until the end of a cycle: somebody waits now."""
     wake(&e.segment, e.segment.leader, SLEEP_CYCLE | SLEEP_RELAY)
 
 
 cdef void driver_await(State* e, Op* op) noexcept nogil:
-    """Publish that a thread waits for `op`: its batch closes at once."""
+    """Publish that a thread waits for `op`, so that its batch closes at once."""
     cdef bint news = False
     pthread_mutex_lock(&e.lock)
-    if op.record != NULL and not op.awaited:        # NULL: finished, perhaps not yet marked done
+    if op.record != NULL and not op.awaited:        # NULL: finished, perhaps not marked done yet
         table_await(&e.table, op, True)
         news = True
     pthread_mutex_unlock(&e.lock)
@@ -592,7 +609,8 @@ cdef void driver_await(State* e, Op* op) noexcept nogil:
 
 
 cdef int driver_join(State* e, uint32_t* join) noexcept nogil:
-    """Bring nothing from now on until all have joined: OK and the number of the join, or TICK while something is in flight."""
+    """Submit nothing from now on until all ranks have joined. Return OK and the number of the join, or TICK while something is in
+    flight."""
     cdef int status = Status.OK
     pthread_mutex_lock(&e.lock)
     if load32_relaxed(&e.failed):
@@ -605,7 +623,7 @@ cdef int driver_join(State* e, uint32_t* join) noexcept nogil:
         join[0] = load32_relaxed(&e.segment.joins) + 1
         e.joined = True
         store_relaxed(&e.segment.mine.joined_at, to_coordinator_time(&e.segment, now_ns()))
-        # Release: all that this rank has submitted, which is done, comes before; pairs with see_joined.
+        # Release: this rank's submissions, all of which are done, come before; pairs with see_joined.
         store_release(&e.segment.mine.joined, join[0])
         store_release(&e.segment.mine.waits, e.segment.mine.waits + 1)
     pthread_mutex_unlock(&e.lock)
@@ -615,10 +633,10 @@ cdef int driver_join(State* e, uint32_t* join) noexcept nogil:
 
 
 cdef void driver_wait_for_all(State* e, bint on) noexcept nogil:
-    """Publish that a thread of this rank waits for all that the rank has in flight, or no longer does."""
+    """Publish that one more thread of this rank waits for all that the rank has in flight, or that it no longer does."""
     cdef rank_page* mine = e.segment.mine
     pthread_mutex_lock(&e.lock)
-    # Release: who sees it sees all that was submitted before; pairs with cannot_fill, and with tell_up.
+    # Release: a rank that sees it sees all earlier submissions; pairs with find_ended, and with send_up.
     store32_release(&mine.wait_all, mine.wait_all + (1 if on else -1))
     store_release(&mine.waits, mine.waits + 1)      # pairs with the coordinator's acquire
     pthread_mutex_unlock(&e.lock)

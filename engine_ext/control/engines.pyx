@@ -1,8 +1,8 @@
-"""The engines of one process, its world's and its process sets', and the one thread that drives those in which nobody waits.
+"""The engines of one process, of its world and its process sets, and the one thread that drives them while nobody waits.
 
-The engine thread is started with the world's engine and ends with the last of them. It never takes the GIL, never spins, and
-sleeps without a timeout unless a batch is open or an entry is in progress. It sleeps at one door for all engines: whoever rings
-an engine's own door, which says for which of them there is news, rings that door next (segment.pxd: ring).
+The engine thread is started with the world's engine and ends with the last engine. It never takes the GIL and never spins. It
+sleeps without a timeout unless a batch is open or an entry is in progress. It sleeps at one door for all engines: a thread that
+rings an engine's own door, which tells the engines with news apart, rings that door next (segment.pxd: ring).
 """
 from libc.errno cimport ESHUTDOWN
 from libc.stdint cimport uint32_t, uint64_t
@@ -18,16 +18,16 @@ cdef extern from "platform/cpu.h" nogil:
     uint64_t engine_float_enter()
 
 cdef enum:
-    LEAVE_POLL_NS = 1000000
+    LEAVE_POLL_NS = 1000000    # nanoseconds between two looks whether the engine thread still drives an engine that leaves
 
 
 cdef inline State* next_engine(State* world, State* e) noexcept nogil:
-    """The engine that comes after `e`: the world's is the first. The caller holds the world's lock."""
+    """Return the engine after `e`; the world's is the first. The caller holds the world's lock."""
     return world.sets if e == world else e.next_set
 
 
 cdef bint is_over(State* world) noexcept nogil:
-    """Whether the last engine has left."""
+    """Return whether the last engine has left."""
     cdef bint over
     pthread_mutex_lock(&world.lock)
     over = load32_acquire(&world.stop) != 0 and world.sets == NULL
@@ -36,8 +36,8 @@ cdef bint is_over(State* world) noexcept nogil:
 
 
 cdef State* find_due(State* world, State* last) noexcept nogil:
-    """The next engine behind `last`, or of all if that is NULL, for which there is news; NULL: there is none. It does not leave
-    before the next call. One that left while it was driven has nothing behind it, and has rung."""
+    """Return the next engine after `last` (NULL: from the first on) that is due, or NULL. The engine stays until the next call of
+    this. An engine that left while it was driven has no successor here; its door was rung, so the search starts again."""
     cdef State* e
     pthread_mutex_lock(&world.lock)
     e = world if last == NULL else next_engine(world, last)
@@ -49,7 +49,7 @@ cdef State* find_due(State* world, State* last) noexcept nogil:
 
 
 cdef uint64_t find_earliest(State* world) noexcept nogil:
-    """When the first engine is due by itself, in nanoseconds; NEVER if none is."""
+    """Return when the first engine is due by itself: nanoseconds, monotonic; NEVER: none is."""
     cdef uint64_t earliest = NEVER
     cdef State* e = world
     pthread_mutex_lock(&world.lock)
@@ -62,6 +62,7 @@ cdef uint64_t find_earliest(State* world) noexcept nogil:
 
 
 cdef void* engine_thread(void* argument) noexcept nogil:
+    """Run the engine thread: drive engines that are due, until the last one has left."""
     cdef State* world = <State*>argument
     cdef State* e
     cdef uint32_t* door = &world.segment.mine.door[DOOR_THREAD]
@@ -69,8 +70,8 @@ cdef void* engine_thread(void* argument) noexcept nogil:
     cdef bint moved
     engine_float_enter()
     while True:
-        count = door_count(door)        # before the engines' own doors: pairs with ring
-        if is_over(world):              # and before this: pairs with engines_leave
+        count = door_count(door)        # read before the engines' own doors: pairs with ring
+        if is_over(world):              # read after the count: pairs with engines_leave
             break
         moved = False
         e = find_due(world, NULL)
@@ -83,18 +84,18 @@ cdef void* engine_thread(void* argument) noexcept nogil:
 
 
 cdef int engines_enter(State* e) noexcept nogil:
-    """Have the engine thread drive an engine; it is started with the world's. Returns 0 or an errno."""
+    """Have the engine thread drive an engine; the thread is started with the world's. Return 0 or an errno."""
     cdef State* world = e.world
     cdef int status
     e.driven_at = door_count(&e.segment.mine.door[SLEEP_ENGINE])
     announce_sleep(e, SLEEP_ENGINE, e.driven_at)
-    e.moved = True                      # the first look, for what came before
+    e.moved = True                      # the first look is for what came before
     if e == world:
         status = engine_thread_start(&e.thread, engine_thread, e)
         e.threaded = status == 0
         return status
     pthread_mutex_lock(&world.lock)
-    status = ESHUTDOWN if load32_acquire(&world.stop) else 0        # another thread has closed the world since
+    status = ESHUTDOWN if load32_acquire(&world.stop) else 0        # set if another thread has closed the world meanwhile
     if status == 0:
         e.next_set, world.sets, e.many_threads = world.sets, e, world.calls_back        # pairs with driver_note_done
     pthread_mutex_unlock(&world.lock)
@@ -103,8 +104,8 @@ cdef int engines_enter(State* e) noexcept nogil:
 
 
 cdef void engines_leave(State* e) noexcept nogil:
-    """Have the engine thread leave an engine, which it does after its turn there; with the last one it ends. Then end what is in
-    flight."""
+    """Have the engine thread leave an engine, after its turn there if it is driving it, and then fail what is in flight. With the
+    last engine the thread ends, and is joined."""
     cdef State* world = e.world
     cdef State** link = &world.sets
     cdef bint last, driven = True

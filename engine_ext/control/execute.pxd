@@ -1,4 +1,4 @@
-"""What each entry of the schedule does on this rank."""
+"""Execution of the schedule on this rank, entry by entry."""
 from engine_ext.control.state cimport State
 
 cdef bint run_schedule(State* e) noexcept nogil

@@ -1,4 +1,4 @@
-"""Read the schedule in order; execute its entries; complete operations. The caller holds the driver's role."""
+"""Read the schedule in order, execute its entries, and complete operations. The caller holds the driver's role."""
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcmp, memcpy
@@ -39,7 +39,8 @@ from engine_ext.transport.arena cimport arena_privatise
 
 
 cdef void fail_everything(State* e) noexcept nogil:
-    """The world has failed: complete all that is in flight with that, and share nothing any more."""
+    """Complete all operations in flight as failed, because this engine's world has failed or is left. Nothing is shared in the
+    arena any more."""
     cdef Op* op
     cdef State* part
     cdef uint64_t failed = 0, word = load_acquire(e.segment.abort)
@@ -49,16 +50,16 @@ cdef void fail_everything(State* e) noexcept nogil:
     store32_release(&e.failed, 1)       # under the lock: no submission comes after this loop, and the lane completes nothing more
     while e.table.inflight != NULL or e.table.failures != NULL:
         op = e.table.inflight if e.table.inflight != NULL else e.table.failures
-        failed += not fails(op) and not load32_relaxed(&op.flags) & OP_TAKEN       # that was counted when it was handed over
+        failed += not fails(op) and not load32_relaxed(&op.flags) & OP_TAKEN       # a taken one was counted as it was handed over
         table_finish(&e.table, op, Status.FAILED_WORLD)
         complete_op(e, op)
     while e.backlog != NULL:
         complete_op(e, backlog_take(e))
     part = e.sets
-    while part != NULL:                 # whoever sleeps in a process set of this rank
+    while part != NULL:                 # for threads that sleep in a process set of this rank
         ring_both(&part.segment, part.segment.rank)
         part = part.next_set
-    e.roomless = e.finding_room = NULL  # whoever makes room touches no operation any more
+    e.roomless = e.finding_room = NULL  # the thread that makes room touches no operation any more
     pthread_mutex_unlock(&e.lock)
     if word:
         stop_device(e)
@@ -68,8 +69,8 @@ cdef void fail_everything(State* e) noexcept nogil:
 
 
 cdef bint collect_batch(State* e, const engine_entry* entry) noexcept nogil:
-    """Collect the operations of an entry's members in `batch`. False: this rank does not have one, for which there was no
-    memory, or which is a defect of ours. The caller holds the lock."""
+    """Collect this rank's operations for an entry's members in `batch`. Return False if one is missing: for want of memory, or by
+    a defect of the engine. The caller holds the lock."""
     cdef const int32_t* ids = entry_ids(entry)
     cdef Record* record
     cdef Op** batch
@@ -93,12 +94,12 @@ cdef bint collect_batch(State* e, const engine_entry* entry) noexcept nogil:
 
 
 cdef inline bint needs_exchange(const State* e, const engine_entry* entry) noexcept nogil:
-    """Whether ranks exchange sizes or members before an entry of tensors on a GPU is handed over."""
+    """Return whether ranks exchange sizes or members before an entry of tensors on a GPU is handed over."""
     return entry.flags & ENTRY_MEMBERS != 0 or exchanges_sizes(e, entry)
 
 
 cdef bint begin_batch(State* e, engine_entry* entry) noexcept nogil:
-    """Start a BATCH whose operations are in `batch`. False when memory is missing."""
+    """Start a BATCH whose operations are in `batch`. False without memory."""
     e.sending_members = entry.flags & ENTRY_MEMBERS != 0
     if e.sending_members:
         return members_send(e, entry)
@@ -106,7 +107,8 @@ cdef bint begin_batch(State* e, engine_entry* entry) noexcept nogil:
 
 
 cdef bint continue_batch(State* e, const engine_entry* entry) noexcept nogil:
-    """Continue a BATCH after the exchange: start its operation, or hand it over to the lane. False without memory."""
+    """Continue a BATCH after its exchange: start its operation, or hand it over to the lane. False without memory, or if a rank
+    sent sizes that cannot be."""
     if e.sending_members and not members_receive(e, entry):
         return False
     if entry.meta.device and not e.sending_members and not sizes_receive(e, entry):
@@ -117,25 +119,25 @@ cdef bint continue_batch(State* e, const engine_entry* entry) noexcept nogil:
 
 
 cdef bint plan_batch(State* e, const engine_entry* entry) noexcept nogil:
-    """Start the operation of a BATCH, whose members are there. False without memory."""
+    """Start the operation of a BATCH whose members are in `batch`. False without memory."""
     return operation_begin(operation_of(&entry.meta), &e.executor, e.batch, entry, place_of(&e.segment, entry.meta.root),
                            observes_stages(e, entry))
 
 
 cdef const char* end_batch(State* e, const engine_entry* entry) noexcept nogil:
-    """The executor is done: hand over what it has made. NULL, or why that is not possible."""
+    """Hand over the results, when the executor is done. Return NULL, or why that is not possible."""
     cdef const Operation* operation = operation_of(&entry.meta)
     return operation.finish(&e.executor, e.batch) if operation.finish != NULL else NULL
 
 
 cdef void finish_batch(State* e, const engine_entry* entry, int status) noexcept nogil:
-    """Complete every operation in `batch`."""
+    """Complete every operation in `batch` with `status`."""
     cdef int32_t i
     pthread_mutex_lock(&e.lock)
     observe_completions(e, entry)
     for i in range(<int32_t>entry.items):
         if entry.flags & ENTRY_ALIGN:
-            e.batch[i].meta.dims = entry.meta.dims      # for whoever waits for the barrier
+            e.batch[i].meta.dims = entry.meta.dims      # read by the thread that waits for the barrier
         table_finish(&e.table, e.batch[i], status)
     pthread_mutex_unlock(&e.lock)
     for i in range(<int32_t>entry.items):
@@ -144,7 +146,8 @@ cdef void finish_batch(State* e, const engine_entry* entry, int status) noexcept
 
 
 cdef void end_world(State* e, const char* reason) noexcept nogil:
-    """End the world for an entry that cannot go on: for want of memory here, or for wrong numbers of a rank."""
+    """End the world for an entry that cannot go on: for want of memory here (`reason`), or for wrong numbers of the rank at
+    fault."""
     cdef int culprit = e.executor.culprit
     e.executor.culprit = -1
     if culprit >= 0:
@@ -154,7 +157,7 @@ cdef void end_world(State* e, const char* reason) noexcept nogil:
 
 
 cdef void report_mismatch(State* e, const engine_entry* entry) noexcept nogil:
-    """An ERROR entry: the operation fails on every rank, and that is all that happens."""
+    """Execute an ERROR entry: its operation fails on every rank, and nothing else does."""
     cdef const char* body = <const char*>entry + sizeof(engine_entry)
     cdef Record* record
     cdef Op* op = NULL
@@ -174,9 +177,9 @@ cdef void report_mismatch(State* e, const engine_entry* entry) noexcept nogil:
             op.meta.root = entry.meta.root
         table_finish(&e.table, op, Status.FAILED_CALL if entry.meta.fault == FAULT_CALL else Status.MISMATCH)
     elif e.joined and entry.id >= 0:
-        table_toggle(&e.table, entry.id)            # as if this rank had submitted it
+        table_toggle(&e.table, entry.id)            # the bit then stands as if this rank had submitted the operation
     elif record != NULL:
-        table_release(&e.table, record)             # made above, for a rank that has joined
+        table_release(&e.table, record)             # made above, by a rank that has joined
     pthread_mutex_unlock(&e.lock)
     observe_mismatch(e, counts)
     if op != NULL:
@@ -185,7 +188,7 @@ cdef void report_mismatch(State* e, const engine_entry* entry) noexcept nogil:
 
 
 cdef void end_join(State* e, const engine_entry* entry) noexcept nogil:
-    """A JOINED entry: every rank has joined, and all go on together."""
+    """Execute a JOINED entry: every rank has joined, and all go on together."""
     pthread_mutex_lock(&e.lock)
     e.joined, e.last_joined = False, entry.id
     store_release(&e.segment.mine.joined, 0)        # before the cursor passes the entry: pairs with the coordinator's resume
@@ -195,7 +198,7 @@ cdef void end_join(State* e, const engine_entry* entry) noexcept nogil:
 
 
 cdef void note_knobs(State* e, const engine_entry* entry) noexcept nogil:
-    """What an entry says of the knobs in force. The caller holds the lock."""
+    """Note the knobs in force, as stamped on an entry. The caller holds the lock."""
     if entry.knobs.version != e.knobs.version:
         e.knobs_entry = entry.sequence
     e.knobs = entry.knobs
@@ -205,14 +208,14 @@ cdef void note_knobs(State* e, const engine_entry* entry) noexcept nogil:
 
 
 cdef void leave_entry(State* e, engine_entry* entry) noexcept nogil:
-    """Move the rank's cursor past an entry that is done."""
+    """Move the rank's cursor past an entry that is done, and note its end."""
     cdef uint64_t now
     pthread_mutex_lock(&e.lock)
     now = e.entry_ended = now_ns()
     observe_entry_ends(e, entry, now)
     pthread_mutex_unlock(&e.lock)
     if coordinates(&e.segment) and entry.type == ENTRY_BATCH and entry.algorithm == ALGORITHM_TWO_SHOT:
-        # Between hosts most of an entry may be waiting for the network, of which stores know nothing: there its work counts.
+        # Between hosts an entry may wait mostly for the network, which stores do not affect: there its own work counts.
         stores_measured(&e.coordinator.choosers[entry.meta.wire != 0], entry.bytes, entry.stores,
                         age_ns(now - e.entry_begun, e.traffic.waited))
     e.entry = NULL
@@ -220,7 +223,7 @@ cdef void leave_entry(State* e, engine_entry* entry) noexcept nogil:
 
 
 cdef bint execute_entry(State* e, engine_entry* entry, bint collected) noexcept nogil:
-    """Execute `entry`, or begin to; `collected`: its operations are in `batch`. False: it cannot be left yet."""
+    """Execute `entry`, or start it. `collected`: its operations are in `batch`. Return False if the cursor cannot pass it yet."""
     cdef int status = Status.OK
     if entry.type == ENTRY_BATCH:
         if collected and entry.meta.device and not e.opened:
@@ -254,12 +257,12 @@ cdef bint execute_entry(State* e, engine_entry* entry, bint collected) noexcept 
         if status == Status.NO_MEMORY:
             end_world(e, b"out of memory for a name, or the coordinator gave an id twice")
         if entry.type == ENTRY_EVICT:
-            wake(&e.segment, e.segment.leader, 0)      # an operation in flight went up as a request
+            wake(&e.segment, e.segment.leader, 0)      # an evicted operation in flight was sent as a request
     return status == Status.OK
 
 
 cdef bint run_schedule(State* e) noexcept nogil:
-    """Execute all that can be executed now; whether anything was."""
+    """Execute all that can be executed now. Return whether anything was."""
     cdef bint moved = False, collected
     cdef engine_entry* entry
     cdef const char* failure
@@ -305,23 +308,23 @@ cdef bint run_schedule(State* e) noexcept nogil:
             elif e.executor.active:
                 e.entry = entry
             else:
-                return moved            # an eviction without room for its request, or a failure: look again later
+                return moved            # an eviction without room for its request, or a failure: the next look tries again
         moved = True
     if moved and not coordinates(&e.segment):
-        wake(&e.segment, e.segment.leader, SLEEP_STUCK)    # the coordinator may wait for cursors to pass
+        wake(&e.segment, e.segment.leader, SLEEP_STUCK)    # the coordinator may wait for cursors
     return moved
 
 
 # ---- an entry beside what this rank has submitted ------------------------------------------------------------------------------
 
 cdef inline bint may_travel_as(const engine_meta* meta, int wire) noexcept nogil:
-    """Whether `wire` can be an entry's with an operation that was submitted so."""
+    """Return whether an operation with this metadata may travel in an entry with `wire`."""
     return meta.wire == wire or meta.wire == WIRE_TUNED8 or (meta.wire == WIRE_TUNED and wire != WIRE_FP8)
 
 
 cdef bint matches_entry(const State* e, const engine_entry* entry, const Op* op) noexcept nogil:
-    """Whether an operation of this rank is what the entry says. What was submitted without a tensor is what its name is defined
-    as: another rank may know better that it is sparse."""
+    """Return whether an operation of this rank is what the entry says. An operation without a tensor counts as its name's
+    definition: another rank may know that the tensor is sparse."""
     cdef const Operation* operation = operation_of(&entry.meta)
     cdef bint absent = op.source == NULL and op.nbytes > 0
     cdef engine_meta meta = op.record.meta if absent else op.meta
@@ -356,14 +359,14 @@ cdef bint matches_entry(const State* e, const engine_entry* entry, const Op* op)
 
 
 cdef bint entry_fits(State* e, const engine_entry* entry, bint collected) noexcept nogil:
-    """Whether an entry from another host goes with what this rank has submitted, so that it can execute it. `collected`: its
-    operations are in `batch`."""
+    """Return whether an entry from another host goes with what this rank has submitted, so that it can be executed. `collected`:
+    its operations are in `batch`."""
     cdef Record* record
     cdef bint known = True
     cdef uint32_t i
     if entry.type == ENTRY_BATCH or entry.type == ENTRY_SKIP:
         if not collected:
-            return e.joined             # for want of memory
+            return e.joined             # memory was missing
         for i in range(entry.items):
             if not matches_entry(e, entry, e.batch[i]):
                 return False

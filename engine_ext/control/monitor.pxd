@@ -1,4 +1,4 @@
-"""Sees ranks die: the native half of the monitor thread."""
+"""Detection of dead ranks and of GPUs that stand still: the native half of the monitor thread."""
 from libc.stdint cimport uint64_t
 
 from engine_ext.control.state cimport State

@@ -1,5 +1,5 @@
-"""The monitor blocks in poll() on the pidfds of all other ranks and on this process's event counter, until one of them speaks or
-an operation in flight, of the world or of a process set, may be overdue.
+"""The monitor thread's wait: poll() on the pidfds of all other ranks and on this process's eventfd, until one is readable or an
+operation in flight, of the world or of a process set, may be overdue.
 
 A socket's end of file does not come while a forked child of a dead rank lives, and a thread asleep on a futex cannot poll: hence
 pidfds, and a thread for them (protocol, rule 2). The thread itself is Python's; it calls monitor_wait without the GIL.
@@ -37,15 +37,15 @@ cdef extern from * nogil:
 
 
 cdef enum:
-    LONGEST_MS = 3600000
+    LONGEST_MS = 3600000    # longest timeout of one poll, in milliseconds
 
 
 cdef int look_after(State* e) noexcept nogil:
-    """Look after what is in flight in this process: how long until the next look, in milliseconds."""
+    """Watch the operations in flight in this process. Return the milliseconds until the next look."""
     cdef uint64_t seen = patience_look(e.clock)
     cdef uint64_t again = min(stall_watch(e, seen), device_watch(e, seen)), overdue = e.overdue_count
     cdef State* part
-    pthread_mutex_lock(&e.lock)         # no process set ends meanwhile
+    pthread_mutex_lock(&e.lock)         # held so that no process set ends meanwhile
     part = e.sets
     while part != NULL:
         again = min(again, stall_watch(part, seen))
@@ -59,7 +59,7 @@ cdef int look_after(State* e) noexcept nogil:
 
 
 cdef void wake_drivers(State* e) noexcept nogil:
-    """Have whoever drives in this process, in the world or in a process set, look at what it is in the middle of."""
+    """Wake the drivers in this process, of the world and its process sets, so that they look at their entries in progress."""
     cdef State* part
     wake(&e.segment, e.segment.rank, 0)
     pthread_mutex_lock(&e.lock)
@@ -71,7 +71,7 @@ cdef void wake_drivers(State* e) noexcept nogil:
 
 
 cdef int monitor_wait(State* e) noexcept nogil:
-    """Block until there is something for Python to do: a set of EVENT_*. A rank's death ends the world on the way."""
+    """Block until Python has something to do: return a set of EVENT_*. A rank that dies ends the world on the way."""
     cdef int n = e.segment.size, r
     cdef uint32_t events
     cdef uint64_t count
@@ -79,7 +79,7 @@ cdef int monitor_wait(State* e) noexcept nogil:
     if fds == NULL:
         return EVENT_CLOSED
     for r in range(n):
-        fds[r].fd = e.peers[r] if r != e.segment.rank else -1       # negative: poll looks past it
+        fds[r].fd = e.peers[r] if r != e.segment.rank else -1       # poll ignores negative descriptors
         fds[r].events = POLLIN
     fds[n].fd, fds[n].events = e.events_fd, POLLIN
     while True:
@@ -95,35 +95,35 @@ cdef int monitor_wait(State* e) noexcept nogil:
             read(e.events_fd, &count, 8)
         for r in range(n):
             if fds[r].fd >= 0 and fds[r].revents:
-                fds[r].fd = e.peers[r] = -2 - e.peers[r]            # once; the descriptor can still be told for closing
-                if load32_acquire(&e.segment.pages[r].left):        # pairs with the release in close: it said goodbye,
-                    wake_drivers(e)                                 # and may have ended before it rang
+                fds[r].fd = e.peers[r] = -2 - e.peers[r]            # once; the value still tells the descriptor to close
+                if load32_acquire(&e.segment.pages[r].left):        # pairs with the release in close: it left, and
+                    wake_drivers(e)                                 # it may have ended before it rang
                 else:
                     abort_world(&e.segment, r, CAUSE_DIED, b"its process ended without a word")
                     if r == e.segment.leader:
-                        settle_claim(&e.segment)                    # it would have told the coordinator's host
+                        settle_claim(&e.segment)                    # it would have sent the claim to the coordinator's host
     free(fds)
     return <int>events
 
 
 # ---- GPUs -------------------------------------------------------------------------------------------------------------------
 
-# Work that a GPU was given and does not end.
+# Work that was given to a GPU and does not end.
 #
-# It may wait for what the program computes before it, here or on another rank, as an operation that is not enqueued waits for a
-# rank that is late; so the same limits hold. The rank whose own GPU has not come to the work is late, and tells so of itself.
-# Those of the others wait in NCCL for it, and they tell only when nobody else has.
+# It may wait for what the program computes before it, here or on another rank, as an operation waits for a late rank. So the same
+# limits hold. A rank whose own GPU has not come to the work is late, and accuses itself. The GPUs of the other ranks wait for it
+# in NCCL; their ranks accuse only when no other rank has.
 
 cdef enum:
     TEXT_BYTES = 320
 
-cdef uint64_t NEVER = <uint64_t>-1
+cdef uint64_t NEVER = <uint64_t>-1       # as this process sees time pass: no look is due. The NEVER of driver.pxd is 0
 cdef uint64_t AGAIN_NS = 100000000       # between two attempts to accuse
-cdef uint64_t GRACE_NS = 10000000000     # in which whoever is late tells so itself: between hosts after pings
+cdef uint64_t GRACE_NS = 10000000000     # time for the late rank to accuse itself: between hosts that comes after pings
 
 
 cdef void describe_stall(State* e, const char* whose, uint64_t ticket, uint64_t ns, bint begun, char* text) noexcept nogil:
-    """Write what a GPU has not done for so long, and why that may be."""
+    """Write what a GPU has not done for `ns`, and why that may be. `whose`: "its" or "this rank's"."""
     cdef char[DEVICE_NAME] name
     pthread_mutex_lock(&e.lock)
     memcpy(name, e.device.names[(ticket - 1) % DEVICE_OUTSTANDING], DEVICE_NAME)
@@ -135,8 +135,8 @@ cdef void describe_stall(State* e, const char* whose, uint64_t ticket, uint64_t 
 
 
 cdef void watch_turns(State* e, uint64_t seen) noexcept nogil:
-    """End the world if the coordinator gives process sets no turns. It may be kept by an entry of host memory; of that others
-    tell, and sooner."""
+    """End the world if its coordinator gives process sets no turns. An entry of host memory may keep it; that is reported by
+    others, and earlier."""
     cdef char[TEXT_BYTES] text
     cdef uint64_t limit = after_ns(e.stall_limit_ns, GRACE_NS)
     if e.stall_limit_ns and turns_are_late(e, seen, limit):
@@ -145,8 +145,8 @@ cdef void watch_turns(State* e, uint64_t seen) noexcept nogil:
 
 
 cdef uint64_t device_watch(State* e, uint64_t seen) noexcept nogil:
-    """Look whether the GPU goes on, warn if it does not, and end the world when the stall limit is over. When to look again, as
-    this process sees time pass."""
+    """Check whether the GPU goes on: warn if it does not, and end the world when the stall limit is over. Return when to look
+    again, as this process sees time pass; NEVER (2^64 - 1): no look is due."""
     cdef char[TEXT_BYTES] text
     cdef device* d = <device*>load_pointer(<void**>&e.device)       # pairs with use_device
     cdef uint64_t passed, limit = e.stall_limit_ns

@@ -1,4 +1,4 @@
-"""Native calls: those that wait for room, and the threads on which they end."""
+"""Native calls: the backlog of those that wait for room, and the finisher threads on which calls end."""
 from libc.stdint cimport uint64_t
 
 from engine_ext.control.state cimport State

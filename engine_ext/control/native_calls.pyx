@@ -1,4 +1,5 @@
-"""Native calls (engine_ext/bindings/calls.h): the threads on which they end, and those that wait for room."""
+"""Native calls (engine_ext/bindings/calls.h): the finisher threads on which they end, and the backlog of those that wait for
+room."""
 from libc.stdint cimport uint64_t
 
 from engine_ext.control.observers cimport observe_submission
@@ -17,25 +18,26 @@ cdef extern from "platform/cpu.h" nogil:
     uint64_t engine_float_enter()
 
 cdef enum:
-    IDLE_SECONDS = 5
-    PATIENCE_NS = 1000000
+    IDLE_SECONDS = 5    # after so long without work a finisher ends, unless it is the last
+    PATIENCE_NS = 1000000    # after so long without a finisher that comes back, another is started
 
 cdef struct Finishers:
     pthread_mutex_t lock
-    pthread_cond_t news         # there is something on the queue
-    pthread_cond_t crowded      # more is on the queue than finishers are idle
-    Op* first                   # the queue, by `next`: operations that are done, oldest first
-    Op* last
-    int threads                 # that there are
-    int idle                    # of these, how many wait for news
-    int queued                  # operations on the queue
-    uint64_t taken              # operations that were ever taken from it
-    bint guarded                # whether there is a guard
+    pthread_cond_t news         # the queue is not empty
+    pthread_cond_t crowded      # the queue has more operations than there are idle finishers
+    Op* first                   # oldest of the queue, linked by `next`: operations that are done
+    Op* last                    # newest of the queue; valid while `first` is not NULL
+    int threads                 # number of finishers
+    int idle                    # number of finishers that wait for work
+    int queued                  # number of operations on the queue
+    uint64_t taken              # number of operations ever taken from the queue
+    bint guarded                # whether the thread of watch_finishers exists
 
 cdef Finishers pool
 
 
 cdef void* run_finisher(void* unused) noexcept nogil:
+    """Run a finisher: end operations until it has been idle for IDLE_SECONDS; the last one stays."""
     cdef timespec until
     cdef bint waited = False
     cdef Op* op
@@ -48,7 +50,7 @@ cdef void* run_finisher(void* unused) noexcept nogil:
             pool.taken += 1
             waited = False
             pthread_mutex_unlock(&pool.lock)
-            engine_float_enter()        # the thread that started this one, or the last call, may have left another state
+            engine_float_enter()        # the starting thread, or the last call, may have left another floating-point state
             op.finished(op)
             pthread_mutex_lock(&pool.lock)
         elif waited and pool.threads > 1:
@@ -65,7 +67,7 @@ cdef void* run_finisher(void* unused) noexcept nogil:
 
 
 cdef void* watch_finishers(void* unused) noexcept nogil:
-    """Start another finisher whenever something waits for one and none has come back for PATIENCE_NS."""
+    """Start another finisher whenever an operation waits for one and none has come back for PATIENCE_NS."""
     cdef timespec patience
     cdef uint64_t taken
     patience.tv_sec, patience.tv_nsec = 0, PATIENCE_NS
@@ -83,7 +85,8 @@ cdef void* watch_finishers(void* unused) noexcept nogil:
 
 
 cdef bint finishers_start() noexcept nogil:
-    """See to it that there are a finisher and a guard: whether there are. Called before every submission that may need them."""
+    """Start a finisher and the watching thread unless they exist. Return whether both do. Called before a submission that needs
+    them."""
     cdef bint there
     pthread_mutex_lock(&pool.lock)
     if pool.threads == 0:
@@ -96,7 +99,8 @@ cdef bint finishers_start() noexcept nogil:
 
 
 cdef void finishers_add(Op* op) noexcept nogil:
-    """Have an operation ended, which is done. There is a finisher; if no other can be started, the next that is free takes it."""
+    """Queue an operation that is done, to be ended by a finisher. One exists; if no other can be started, it takes the operation
+    later."""
     pthread_mutex_lock(&pool.lock)
     op.next = NULL
     if pool.first != NULL:
@@ -112,7 +116,8 @@ cdef void finishers_add(Op* op) noexcept nogil:
 
 
 cdef void finishers_forked() noexcept nogil:
-    """A forked child has none of the threads, and what they were about to end is the parent's. Also the first beginning."""
+    """Empty the pool. Called at import, and in a forked child, which has none of the threads; the queued operations are the
+    parent's."""
     cdef pthread_condattr_t attributes
     pthread_mutex_init(&pool.lock, NULL)
     pthread_condattr_init(&attributes)
@@ -129,13 +134,14 @@ finishers_forked()
 
 # ---- backlog ----------------------------------------------------------------------------------------------------------------
 
-# The backlog: operations of native calls that could not be submitted yet, since their callers cannot wait.
+# The backlog: operations of native calls that could not be submitted yet, because their callers cannot wait.
 #
-# An operation comes here when the request ring is full, when a failed call of its name is not settled yet, or when it has no name
-# and the one that it is given is still in flight; and the failure of a call that was refused because its name is. Whoever drives
-# submits it as soon as that is over, the oldest first. The engine's lock is held, except where it says otherwise.
+# An operation comes here when the request ring is full; when a failed call of its name is not settled yet; or when it has no name
+# and its generated name is still in flight. So does the failure of a call that was refused because its name is in flight. The
+# driver submits it as soon as that is over, oldest first. The engine's lock is held, except where a function says otherwise.
 
 cdef void backlog_add(State* e, Record* record, Op* op) noexcept nogil:
+    """Append an operation to the backlog, and pin its name."""
     op.record, op.next, op.previous = record, NULL, e.backlog_last
     op.submitted = now_ns()
     op.since = patience_at(e.clock, op.submitted)
@@ -152,7 +158,7 @@ cdef void backlog_add(State* e, Record* record, Op* op) noexcept nogil:
 
 
 cdef void unlink_op(State* e, Record* record, bint failing, Op* before, Op* after) noexcept nogil:
-    """Remove the operation between these two from the list."""
+    """Remove the operation between `before` and `after` from the backlog, and unpin its name."""
     if after != NULL:
         after.previous = before
     else:
@@ -168,7 +174,7 @@ cdef void unlink_op(State* e, Record* record, bint failing, Op* before, Op* afte
 
 
 cdef bint backlog_submit(State* e) noexcept nogil:
-    """Submit what there is room for: whether it was anything. Called by whoever drives, without the lock."""
+    """Submit the operations for which there is room. Return whether there was any. Called by the driver, without the lock."""
     cdef bint moved = False
     cdef Record* record
     cdef Op* op
@@ -180,7 +186,7 @@ cdef bint backlog_submit(State* e) noexcept nogil:
     op = e.backlog
     if op == NULL:
         store32_relaxed(&e.table.released, 0)
-    while op != NULL and e.table.released:      # not to the end: thousands may wait for a few names
+    while op != NULL and e.table.released:      # not always to the end: thousands may wait for a few names
         record, before, after = op.record, op.previous, op.next
         if record.inflight == NULL:
             if table_submit(&e.table, record, op, 0) != Status.OK:
@@ -197,14 +203,14 @@ cdef bint backlog_submit(State* e) noexcept nogil:
 
 
 cdef void drop_op(State* e, Op* op, int status) noexcept nogil:
-    """Remove an operation that will not be submitted."""
+    """Remove an operation that will not be submitted, and give it `status`."""
     unlink_op(e, op.record, fails(op), op.previous, op.next)
     op.record, op.status = NULL, status
 
 
 cdef Op* backlog_take_overdue(State* e, uint64_t seen) noexcept nogil:
-    """Take out an operation that has waited for longer than the stall limit for a failed call of its name to be settled; NULL:
-    none has. Calls without room for a request are not overdue by themselves: those before them are."""
+    """Remove and return an operation that has waited longer than the stall limit for a failed call of its name to be settled;
+    NULL: none has. An operation that lacks room for its request is not overdue by itself: those before it are."""
     cdef Op* op = e.backlog
     while op != NULL:
         if op.record.inflight != NULL and fails(op.record.inflight) and overdue_ns(seen, op.since, e.stall_limit_ns):
@@ -215,7 +221,7 @@ cdef Op* backlog_take_overdue(State* e, uint64_t seen) noexcept nogil:
 
 
 cdef Op* backlog_take(State* e) noexcept nogil:
-    """Take out the oldest, for the world has failed; NULL: there is none."""
+    """Remove and return the oldest operation, because the world has failed; NULL: the backlog is empty."""
     cdef Op* op = e.backlog
     if op != NULL:
         drop_op(e, op, Status.FAILED_WORLD)

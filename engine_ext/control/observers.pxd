@@ -1,11 +1,11 @@
-"""The one door to what watches the engine without changing it: flight record, timeline, counters, marks of steps.
+"""The one interface between the engine and its observers: flight record, timeline, counters, marks of steps.
 
-The engine tells an event here, by one call, and nothing that is told changes what it does. An observer that nobody has switched
-on costs one branch; hooks of submissions, waits and passes are inline for that. Each hook names its caller and says whether
-the engine's lock is held.
+The engine reports an event by one call here, and no observer changes what the engine does. An observer that is off costs one
+branch; hooks of submissions, waits and passes are inline for that reason. Each hook names its caller and says whether the
+engine's lock is held.
 
-A new observer keeps its state in State, and listens here and in observers.pyx. What the coordinator's observers are told stands
-in lateness.pxd, since the coordinator knows no State.
+A new observer keeps its state in State, and adds its calls here and in observers.pyx. The coordinator knows no State: its hooks
+are in lateness.pxd.
 """
 from libc.stdint cimport uint32_t, uint64_t
 
@@ -26,17 +26,17 @@ from engine_ext.shared.segment cimport coordinates
 
 cdef void observers_open(State* e, counters_page* page) noexcept nogil      # before the engine's thread is started
 cdef void observers_count(State* e, counters_page* page) noexcept nogil     # while nothing is in flight
-cdef void observers_name_group(State* e, const char* text, uint64_t nbytes) noexcept nogil   # of a part of the world
-cdef void observers_leave_group(State* e) noexcept nogil                    # nothing is in flight, and nothing follows
-cdef void observers_close(State* e) noexcept nogil                          # when nobody uses the engine any more
+cdef void observers_name_group(State* e, const char* text, uint64_t nbytes) noexcept nogil   # for a process set
+cdef void observers_leave_group(State* e) noexcept nogil                    # after its last operation
+cdef void observers_close(State* e) noexcept nogil                          # when no thread uses the engine any more
 
 # ---- tensors on a GPU, of the world and of its process sets: called by device_entries -------------------------------------
 
-cdef void observe_device(State* e, int ordinal) noexcept nogil                      # it is open
+cdef void observe_device(State* e, int ordinal) noexcept nogil                      # the device was opened
 cdef void observe_handover(State* e, const engine_entry* entry) noexcept nogil      # by the driver's role, without a lock
-cdef void observe_enqueued(State* world) noexcept nogil                             # an entry, by the lane
+cdef void observe_enqueued(State* world) noexcept nogil                             # an entry was enqueued; by the lane
 cdef void observe_passed(State* e, uint64_t entries) noexcept nogil                 # by the lane, without the lock
-cdef void observe_sample(State* e, const device_sample* sample) noexcept nogil      # as the last
+cdef void observe_sample(State* e, const device_sample* sample) noexcept nogil      # likewise
 
 # ---- an entry of the schedule: called by run_schedule, under the lock -------------------------------------------------------
 
@@ -45,24 +45,24 @@ cdef void observe_completions(State* e, const engine_entry* entry) noexcept nogi
 cdef void observe_entry_ends(State* e, const engine_entry* entry, uint64_t now) noexcept nogil
 
 cdef inline void observe_entry_waits(State* e) noexcept nogil:
-    """The entry in progress waits for other ranks. Called by run_schedule without the lock, as the next."""
+    """Note that the entry in progress waits for other ranks. Called by run_schedule without the lock, as the next hook."""
     if e.network != NULL:
         traffic_waits(&e.traffic, &e.executor, &e.segment)
 
 cdef inline void observe_entry_looks(State* e) noexcept nogil:
-    """It may be able to go on."""
+    """Note that the entry in progress may be able to go on."""
     if e.network != NULL:
         traffic_waited(&e.traffic, &e.segment, e.counters_page)
 
 cdef inline bint observes_stages(const State* e, const engine_entry* entry) noexcept nogil:
-    """Whether the timeline shows `entry`, and wants the times of its stages. Called without the lock, too."""
+    """Return whether the timeline shows `entry` and wants the times of its stages. May be called without the lock."""
     return entry.closed != 0 and load32_relaxed(&e.trace.recording.on)
 
 # ---- failures and stalls: called without the lock ---------------------------------------------------------------------------
 
 cdef void observe_mismatch(State* e, bint completed) noexcept nogil                         # by report_mismatch
 cdef void observe_failure(State* e, uint64_t word, uint64_t completed) noexcept nogil       # by fail_everything
-cdef void observe_warning(State* e) noexcept nogil                                          # by whoever finds a stall
+cdef void observe_warning(State* e) noexcept nogil                                          # by raise_warning
 cdef uint64_t observe_overdue(State* e, uint64_t operations, uint64_t seen) noexcept nogil  # by the monitor thread
 
 # ---- a step -----------------------------------------------------------------------------------------------------------------
@@ -70,14 +70,14 @@ cdef uint64_t observe_overdue(State* e, uint64_t operations, uint64_t seen) noex
 cdef void tell_step(State* e, int source) noexcept nogil
 
 cdef inline void observe_step(State* e, int source) noexcept nogil:
-    """The optimizer `source` has ended a step. Called by end_step, without the lock."""
+    """Note that the optimizer `source` has ended a step. Called by end_step, without the lock."""
     if load32_relaxed(&e.trace.recording.on) or e.counters_page != NULL or e.marks.ring != NULL:
         tell_step(e, source)
 
 # ---- groups -----------------------------------------------------------------------------------------------------------------
 
 cdef inline void tally_group(State* e, uint64_t* counts, uint64_t n) noexcept nogil:
-    """Count for a group that has a place, in one of the fields by places."""
+    """Add `n` to this engine's word of `counts`, an array by place, if the engine has a place."""
     cdef uint32_t place = load32_relaxed(&e.group_place)
     if place:
         tally(&counts[place - 1], n)
@@ -85,7 +85,8 @@ cdef inline void tally_group(State* e, uint64_t* counts, uint64_t n) noexcept no
 # ---- submissions ------------------------------------------------------------------------------------------------------------
 
 cdef inline void observe_submission(State* e, Op* op) noexcept nogil:
-    """This rank has submitted `op`, itself or as a stand-in. Called by submit and collect_batch under the lock."""
+    """Note that this rank has submitted `op`, itself or as a stand-in. Called by submit, backlog_submit and collect_batch, under
+    the lock."""
     if e.network != NULL:
         op.unblocked = load_relaxed(&e.world.unblocked)
     if e.counters_page != NULL and not fails(op):
@@ -97,10 +98,12 @@ cdef inline void observe_submission(State* e, Op* op) noexcept nogil:
 # ---- waits ------------------------------------------------------------------------------------------------------------------
 
 cdef inline bint observes_waits(const State* e) noexcept nogil:
+    """Return whether an observer wants waits to be noted."""
     return load32_relaxed(&e.trace.recording.on) or e.counters_page != NULL
 
 cdef inline uint32_t observe_call_begins(State* e, uint64_t now) noexcept nogil:
-    """A caller submits and waits, since `now`. Returns what observe_wait_ends wants to know. Called by submit under the lock."""
+    """Note that a caller submits and waits, since `now`. Return the value that observe_wait_ends needs. Called by submit under
+    the lock."""
     if not observes_waits(e):
         return 0
     if e.counters_page != NULL:
@@ -108,7 +111,7 @@ cdef inline uint32_t observe_call_begins(State* e, uint64_t now) noexcept nogil:
     return trace_wait_begins(&e.trace, now)
 
 cdef inline uint32_t observe_wait_begins(State* e, uint64_t now) noexcept nogil:
-    """As observe_call_begins, of a caller that has submitted before. Called by driver_wait without the lock."""
+    """Like observe_call_begins, for a caller that has submitted before. Called by driver_wait without the lock."""
     cdef uint32_t recording = 0
     if observes_waits(e):
         pthread_mutex_lock(&e.lock)
@@ -117,7 +120,8 @@ cdef inline uint32_t observe_wait_begins(State* e, uint64_t now) noexcept nogil:
     return recording
 
 cdef inline void observe_wait_ends(State* e, uint32_t recording, uint64_t begun, uint64_t now) noexcept nogil:
-    """A caller's wait since `begun` is over. Called by driver_call and driver_wait without the lock."""
+    """Note that a caller's wait since `begun` is over. `recording`: returned at its start. Called by driver_call and driver_wait
+    without the lock."""
     count_up(&e.counters.wait_ns, now - begun)
     store_relaxed(&e.world.unblocked, now)
     if recording or e.counters_page != NULL:
@@ -131,22 +135,22 @@ cdef inline void observe_wait_ends(State* e, uint32_t recording, uint64_t begun,
 # ---- the driver: called by the role's holder, without the lock --------------------------------------------------------------
 
 cdef inline bint something_ready(const State* e) noexcept nogil:
-    """Rank 0: whether a tensor that all ranks have submitted is not done."""
+    """Return whether some tensor that all ranks have submitted is not done. Called on rank 0."""
     return waiting(&e.coordinator) != 0 or load_relaxed(&e.segment.mine.cursor) != e.coordinator.writer.tail
 
 cdef inline void observe_readiness(State* e) noexcept nogil:
-    """What is ready on all ranks, and not done, may have changed. Called by drive_once, on every rank."""
+    """Note whether any tensor is ready on all ranks and not done. Called by drive_once, on every rank."""
     if load32_relaxed(&e.marks.timed) and coordinates(&e.segment):
         marks_busy(&e.marks, something_ready(e))
 
 cdef inline void observe_yield(State* e) noexcept nogil:
-    """A caller yields the processor."""
+    """Count that a caller yields the processor."""
     count_up(&e.counters.yields, 1)
 
 cdef inline void observe_sleep(State* e) noexcept nogil:
-    """A caller that drives sleeps."""
+    """Count that a caller with the role sleeps."""
     count_up(&e.counters.sleeps, 1)
 
 cdef inline void observe_late_wake(State* e) noexcept nogil:
-    """A tick has ended a caller's sleep, and yet there was something to do."""
+    """Count a sleep that ended by its timeout although there was something to do."""
     count_up(&e.counters.late, 1)

@@ -1,4 +1,4 @@
-"""What the observers do with an event. Who tells it, and whether the lock is held, stands in observers.pxd."""
+"""The reactions of the observers to events. observers.pxd says who reports each event, and whether the lock is held."""
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset, strncpy
 
@@ -24,7 +24,7 @@ from engine_ext.shared.layout cimport (
 from engine_ext.shared.segment cimport from_coordinator_time
 
 cdef enum:
-    COUNT_AGAIN_NS = 1000000000     # greatest age of the count of overdue operations
+    COUNT_AGAIN_NS = 1000000000     # nanoseconds after which the count of overdue operations is written again
 
 
 # ---- an engine's life -------------------------------------------------------------------------------------------------------
@@ -35,7 +35,7 @@ cdef void observers_open(State* e, counters_page* page) noexcept nogil:
     e.coordinator.timeline = &e.trace.recording
     store32_relaxed(&e.group_place, 0)
     if page != NULL and e.world == e:
-        for place in range(GROUPS):     # an earlier world's groups are no more
+        for place in range(GROUPS):     # groups of an earlier world have ended
             counters_name_group(page, place, b"", 0)
     observers_count(e, page)
 
@@ -51,7 +51,7 @@ cdef void observers_count(State* e, counters_page* page) noexcept nogil:
 
 
 cdef void observers_name_group(State* e, const char* text, uint64_t nbytes) noexcept nogil:
-    """Count the operations of this part of the world under a name, too, if one of the places for that is free."""
+    """Count this process set under a name of its own, too, if the page has a free place."""
     cdef uint32_t place
     pthread_mutex_lock(&e.world.lock)
     if e.counters_page != NULL and e.world != e and nbytes:
@@ -65,7 +65,7 @@ cdef void observers_name_group(State* e, const char* text, uint64_t nbytes) noex
 
 
 cdef void observers_leave_group(State* e) noexcept nogil:
-    """Free the place in which this part of the world was counted; a thread that is stuck in it may still count there."""
+    """Free the place in which this process set was counted. A thread that is stuck in the set may still count there."""
     cdef uint32_t place
     pthread_mutex_lock(&e.world.lock)
     place = load32_relaxed(&e.group_place)
@@ -75,13 +75,13 @@ cdef void observers_leave_group(State* e) noexcept nogil:
 
 
 cdef void count_completed(State* e, uint64_t operations) noexcept nogil:
-    """So many operations of this rank have ended. There is a page of counters."""
+    """Count operations of this rank that have ended. There is a page of counters."""
     tally(e.counters_page.completed, operations)
     tally_group(e, e.counters_page.group_completed, operations)
 
 
 cdef void observers_close(State* e) noexcept nogil:
-    """Free what the observers hold."""
+    """Free the memory of the observers."""
     trace_close(&e.trace)
     marks_close(&e.marks)
 
@@ -89,7 +89,7 @@ cdef void observers_close(State* e) noexcept nogil:
 # ---- an entry of the schedule -----------------------------------------------------------------------------------------------
 
 cdef void open_history_row(State* e, const engine_entry* entry) noexcept nogil:
-    """Begin a row of the flight record, open until the entry ends."""
+    """Begin a row of the flight record; it is open until the entry ends."""
     cdef Row* row = &e.history[e.rows % HISTORY]
     cdef Record* record
     memset(row, 0, sizeof(Row))
@@ -107,6 +107,7 @@ cdef void open_history_row(State* e, const engine_entry* entry) noexcept nogil:
 
 
 cdef void count_knobs(counters_page* page, const engine_knobs* knobs) noexcept nogil:
+    """Write the knobs in force into the page."""
     store_relaxed(page.knob_version, knobs.version)
     store_relaxed(page.fusion_threshold, knobs.fusion_threshold)
     store_relaxed(page.cycle_time_ns, <uint64_t>(knobs.cycle_time_ms * 1e6))
@@ -118,7 +119,7 @@ cdef void count_knobs(counters_page* page, const engine_knobs* knobs) noexcept n
 
 
 cdef void observe_entry_begins(State* e, const engine_entry* entry) noexcept nogil:
-    """This rank begins an entry of any type, at `entry_begun`."""
+    """Note that this rank begins an entry of any type, at `entry_begun`."""
     open_history_row(e, entry)
     e.traffic.waited = 0
     if load32_relaxed(&e.trace.recording.on):
@@ -130,14 +131,14 @@ cdef void observe_entry_begins(State* e, const engine_entry* entry) noexcept nog
 
 
 cdef inline uint64_t arrival_since(const State* e, const engine_entry* entry, const Op* op) noexcept nogil:
-    """From when on this rank was late with `op`: since the first rank had submitted it, or, if results came later here, since the
-    program had them. That they came later is the network's fault. 0: nobody knows."""
+    """Return the time from which this rank counts as late with `op`: the first rank's submission, or, if later, the time when
+    earlier results had reached the program here. Late results are the network's fault. 0: not known."""
     cdef uint64_t earliest = from_coordinator_time(&e.segment, entry.earliest)
     return max(earliest, op.unblocked) if earliest else 0
 
 
 cdef void count_compression(State* e, const engine_entry* entry) noexcept nogil:
-    """The operations in `batch` have travelled compressed. There is a page of counters."""
+    """Count what compression saved of the operations in `batch`, which have travelled compressed. There is a page of counters."""
     cdef int64_t saved = 0
     cdef uint32_t i
     for i in range(entry.items if entry.meta.wire != WIRE_FP8 or entry.algorithm == ALGORITHM_BLOCKS else 0):    # else float32
@@ -148,7 +149,7 @@ cdef void count_compression(State* e, const engine_entry* entry) noexcept nogil:
 
 
 cdef void observe_completions(State* e, const engine_entry* entry) noexcept nogil:
-    """The operations in `batch` are done, and about to lose their names."""
+    """Note that the operations in `batch` are done; they still have their names."""
     cdef const Op* last = e.batch[entry.items - 1]
     count_up(&e.counters.tensors, entry.items)
     if e.counters_page != NULL:
@@ -157,28 +158,28 @@ cdef void observe_completions(State* e, const engine_entry* entry) noexcept nogi
             count_compression(e, entry)
         if entry.earliest and not load32_relaxed(&last.flags) & OP_STAND_IN:
             counters_arrival(e.counters_page, arrival_since(e, entry, last), last.submitted, e.entry_begun)
-    if observes_stages(e, entry) and not entry.meta.device:     # whose stages only the device knows
+    if observes_stages(e, entry) and not entry.meta.device:     # only the device knows the stages of those
         trace_entry(&e.trace, entry, e.batch, &e.executor, e.entry_begun, from_coordinator_time(&e.segment, entry.closed))
     if e.marks.ring != NULL:
         marks_pass(&e.marks, e.batch, entry.items)
 
 
 cdef inline bint is_fusible(const engine_entry* entry) noexcept nogil:
-    """Whether the fusion threshold was meant for it."""
+    """Return whether the fusion threshold applies to an entry."""
     cdef const Operation* operation = operation_of(&entry.meta)
     return operation.reduces and not operation.alone
 
 
 cdef void count_group_entry(State* e, const engine_entry* entry, uint64_t ns) noexcept nogil:
-    """An entry has ended that moved data and took so long. There is a page of counters."""
+    """Count an entry of a group that moved data and took `ns`. There is a page of counters."""
     tally_group(e, e.counters_page.group_collectives, 1)
     tally_group(e, e.counters_page.group_bytes, entry.bytes)
-    if not entry.meta.device:           # of which this rank has only handed the work over
+    if not entry.meta.device:           # there this rank has only handed the work over
         tally_group(e, e.counters_page.group_ns, ns)
 
 
 cdef void observe_entry_ends(State* e, const engine_entry* entry, uint64_t now) noexcept nogil:
-    """This rank is done with an entry of any type."""
+    """Note that this rank has ended an entry of any type."""
     e.history[(e.rows - 1) % HISTORY].ended = now
     count_up(&e.counters.entries, 1)
     if e.network != NULL and e.counters_page != NULL:
@@ -198,17 +199,19 @@ cdef void observe_entry_ends(State* e, const engine_entry* entry, uint64_t now) 
 # ---- tensors on a GPU ---------------------------------------------------------------------------------------------------------
 
 cdef void observe_device(State* e, int ordinal) noexcept nogil:
+    """Note that the GPU is open, and count no work of an earlier world any more."""
     if e.counters_page != NULL:
         store_relaxed(e.counters_page.gpu, <uint64_t>ordinal + 1)
-        # What an earlier world has left undone is done by nobody.
+        # Work that an earlier world has left undone is never done.
         store_relaxed(e.counters_page.device_enqueued, load_relaxed(e.counters_page.device_entries))
         store_relaxed(e.counters_page.device_passed, load_relaxed(e.counters_page.device_entries))
 
 
 cdef void observe_handover(State* e, const engine_entry* entry) noexcept nogil:
+    """Count an entry that is handed over to the lane."""
     cdef State* world = e.world
     count_up(&e.counters.device_bytes, entry.bytes)
-    pthread_mutex_lock(&world.lock)     # its process sets hand over in other threads
+    pthread_mutex_lock(&world.lock)     # held because process sets hand over in other threads
     if world.counters_page != NULL:
         tally(world.counters_page.device_entries, 1)
         tally(world.counters_page.device_bytes, entry.bytes)
@@ -216,11 +219,13 @@ cdef void observe_handover(State* e, const engine_entry* entry) noexcept nogil:
 
 
 cdef void observe_enqueued(State* world) noexcept nogil:
+    """Count an entry that the lane has enqueued."""
     if world.counters_page != NULL:
         tally(world.counters_page.device_enqueued, 1)
 
 
 cdef void observe_passed(State* e, uint64_t entries) noexcept nogil:
+    """Count entries that the GPU has done."""
     pthread_mutex_lock(&e.lock)
     if e.counters_page != NULL:
         tally(e.counters_page.device_passed, entries)
@@ -228,6 +233,7 @@ cdef void observe_passed(State* e, uint64_t entries) noexcept nogil:
 
 
 cdef void count_sample(counters_page* page, const device_sample* sample) noexcept nogil:
+    """Add the stages that a sample has measured to the page."""
     cdef int stage
     for stage in range(STAGES):
         if sample.has >> stage & 1:
@@ -238,6 +244,7 @@ cdef void count_sample(counters_page* page, const device_sample* sample) noexcep
 
 
 cdef void observe_sample(State* e, const device_sample* sample) noexcept nogil:
+    """Count a sample and record it for the timeline."""
     pthread_mutex_lock(&e.lock)
     if e.counters_page != NULL:
         count_sample(e.counters_page, sample)
@@ -249,14 +256,14 @@ cdef void observe_sample(State* e, const device_sample* sample) noexcept nogil:
 # ---- failures and stalls ----------------------------------------------------------------------------------------------------
 
 cdef void observe_mismatch(State* e, bint completed) noexcept nogil:
-    """An operation has failed on every rank; `completed`: one that waited for it has ended here."""
+    """Count an operation that has failed on every rank. `completed`: this rank had one, which has ended."""
     if e.counters_page != NULL:
         tally(e.counters_page.mismatches, 1)
         count_completed(e, completed)
 
 
 cdef void observe_failure(State* e, uint64_t word, uint64_t completed) noexcept nogil:
-    """The engine ends, so many operations with it: the world has failed as the abort word says, or is left, which is 0."""
+    """Note that the engine has failed, with `completed` operations. `word`: the abort word; 0: the engine was shut down."""
     if e.counters_page == NULL:
         return
     count_completed(e, completed)
@@ -268,14 +275,14 @@ cdef void observe_failure(State* e, uint64_t word, uint64_t completed) noexcept 
 
 
 cdef void observe_warning(State* e) noexcept nogil:
-    """Something is overdue, and Python is about to report it."""
+    """Count a stall report, which Python is about to log."""
     if e.counters_page != NULL:
         tally(e.counters_page.stall_warnings, 1)
 
 
 cdef uint64_t observe_overdue(State* e, uint64_t operations, uint64_t seen) noexcept nogil:
-    """How many operations of this process are overdue at the time `seen`. When that has to be told again; the end of time: when
-    it has changed."""
+    """Note how many operations of this process are overdue at the time `seen`. Return when to note it again; 2^64 - 1: when it
+    has changed."""
     if e.counters_page == NULL:
         return <uint64_t>-1
     store_relaxed(e.counters_page.stalled, operations)
@@ -290,7 +297,7 @@ cdef void add_mark(State* e, int source) noexcept nogil:
 
 
 cdef void tell_step(State* e, int source) noexcept nogil:
-    """Somebody watches steps, and one has ended."""
+    """Report the end of a step to the observers that are on."""
     pthread_mutex_lock(&e.lock)
     if load32_relaxed(&e.trace.recording.on):
         trace_step(&e.trace, now_ns())

@@ -1,4 +1,4 @@
-"""What ranks tell each other of sizes before an entry is planned."""
+"""Exchange of sizes between ranks before an entry is planned."""
 from engine_ext.control.state cimport State
 from engine_ext.gpu.device cimport device_item
 from engine_ext.shared.layout cimport engine_entry

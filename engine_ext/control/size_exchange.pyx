@@ -1,4 +1,4 @@
-"""What ranks tell each other of sizes before an entry is planned: rows that move on GPUs, and the tensors of groups."""
+"""Exchange of sizes between ranks before an entry is planned: rows that move on GPUs, and the tensors of groups."""
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, malloc, realloc
 from libc.string cimport memcpy, memset
@@ -16,18 +16,18 @@ from engine_ext.shared.rows cimport largest_part
 
 
 cdef inline uint64_t sizes_of(const State* e, const engine_entry* entry) noexcept nogil:
-    """Number of integers that each rank sends the others first."""
+    """Return how many integers each rank sends the others before the entry."""
     return <uint64_t>(operation_of(&entry.meta).count_sizes(&entry.meta, e.segment.size)
                       if operation_of(&entry.meta).count_sizes != NULL else 0)
 
 
 cdef bint exchanges_sizes(const State* e, const engine_entry* entry) noexcept nogil:
-    """Whether ranks exchange sizes before an entry of tensors on a GPU is handed over."""
+    """Return whether ranks exchange sizes before an entry of tensors on a GPU is handed over."""
     return sizes_of(e, entry) != 0
 
 
 cdef bint sizes_send(State* e, const engine_entry* entry) noexcept nogil:
-    """Begin to exchange sizes. A rank that has joined, or has no tensor, sends zeros. False without memory."""
+    """Start the exchange of sizes. A rank that has joined, or has no tensor, sends zeros. False without memory."""
     cdef const int64_t* splits = e.batch[0].splits
     cdef uint64_t count = sizes_of(e, entry), all = count * <uint64_t>(e.segment.size + 1)
     cdef int64_t* sizes
@@ -45,7 +45,7 @@ cdef bint sizes_send(State* e, const engine_entry* entry) noexcept nogil:
 
 
 cdef bint sizes_receive(State* e, const engine_entry* entry) noexcept nogil:
-    """Check the sizes of all ranks once they have come; of wrong ones, the executor knows the rank."""
+    """Check the sizes of all ranks when they have arrived. False for wrong ones; `culprit` of the executor is then their rank."""
     cdef uint64_t count = sizes_of(e, entry), row_bytes = <uint64_t>bytes_of_row(&entry.meta), total, k
     cdef const int64_t* sizes = e.sizes
     cdef int r
@@ -61,7 +61,7 @@ cdef bint sizes_receive(State* e, const engine_entry* entry) noexcept nogil:
 
 
 cdef bint make_moves(device_item* item, uint64_t count, uint64_t size, bint sends) noexcept nogil:
-    """Allocate `count` transfers, in one piece of memory with the numbers of bytes. False without it."""
+    """Allocate `count` transfers for `size` ranks, in one piece of memory with their numbers of bytes. False without memory."""
     cdef uint64_t each = size * (2 if sends else 1), k
     cdef char* memory = <char*>calloc(1, count * (sizeof(device_transfer) + each * sizeof(uint64_t)))
     cdef uint64_t* numbers = <uint64_t*>(memory + count * sizeof(device_transfer))
@@ -76,7 +76,7 @@ cdef bint make_moves(device_item* item, uint64_t count, uint64_t size, bint send
 
 
 cdef void fill_exchange(const State* e, device_transfer* transfer, Op* op, uint64_t row_bytes) noexcept nogil:
-    """What comes from each rank, and what goes there."""
+    """Fill in the transfer of an all-to-all: the bytes that come from each rank and that go there."""
     cdef int size = e.segment.size, r
     transfer.source = <uint64_t>op.source
     for r in range(size):
@@ -86,7 +86,7 @@ cdef void fill_exchange(const State* e, device_transfer* transfer, Op* op, uint6
 
 
 cdef void fill_rows(const State* e, device_transfer* transfer, Op* op, const int64_t* rows, uint64_t row_bytes) noexcept nogil:
-    """The rows of each rank, of a tensor alone."""
+    """Fill in the transfer of a single gathered tensor: the bytes that come from each rank."""
     cdef int r
     transfer.source = <uint64_t>op.source
     for r in range(e.segment.size):
@@ -94,7 +94,8 @@ cdef void fill_rows(const State* e, device_transfer* transfer, Op* op, const int
 
 
 cdef void fill_member(const State* e, device_transfer* transfer, Op* op, uint32_t k, uint64_t numbers) noexcept nogil:
-    """The same, of tensor `k` of a group. A rank that has nothing does not know how long a row is, either."""
+    """Fill in the transfer of tensor `k` of a gathered group. The row length is the largest: a rank without a tensor does not
+    know it."""
     cdef int size = e.segment.size, r
     cdef int64_t* rows = op.row_counts + <uint64_t>k * <uint64_t>(size + 1)
     cdef const int64_t* sizes
@@ -107,7 +108,7 @@ cdef void fill_member(const State* e, device_transfer* transfer, Op* op, uint32_
 
 
 cdef bint add_moves(const State* e, device_item* item, const engine_entry* entry) noexcept nogil:
-    """What the operation in `batch` moves: the same on every rank but for addresses. False without memory."""
+    """Fill in what the operation in `batch` moves, which is equal on all ranks except for addresses. False without memory."""
     cdef Op* op = e.batch[0]
     cdef uint32_t group = entry.meta.group, k
     cdef uint64_t size = <uint64_t>e.segment.size, row_bytes = <uint64_t>bytes_of_row(&entry.meta)
@@ -125,15 +126,15 @@ cdef bint add_moves(const State* e, device_item* item, const engine_entry* entry
 
 # ---- groups of ranks that have joined ---------------------------------------------------------------------------------------
 
-# A group's tensors, sent to ranks that have joined.
+# Shapes of a group's tensors, sent to ranks that have joined.
 #
 # A rank that stands in knows how many tensors a group has, and how many elements of each dtype. That is not enough where each
-# tensor has rows or weights of its own: a grouped reduce-scatter, and Adasum. So such an entry has ENTRY_MEMBERS and begins with
-# a broadcast: a rank that has submitted the groups says what their tensors are. Then every rank plans the operation itself. While
-# no rank has joined nothing of this travels.
+# tensor has rows or weights of its own: a grouped reduce-scatter, and Adasum. Such an entry has ENTRY_MEMBERS and begins with a
+# broadcast, in which a rank that has submitted the groups sends the shapes. Then every rank plans the operation itself. While no
+# rank has joined, no shapes are sent.
 
 cdef bint members_send(State* e, const engine_entry* entry) noexcept nogil:
-    """Begin the broadcast. False without memory."""
+    """Start the broadcast of shapes. False without memory."""
     cdef bint tells = e.segment.rank == entry.id
     cdef uint64_t total = 0, nbytes
     cdef member_shape* shapes
@@ -158,8 +159,8 @@ cdef bint members_send(State* e, const engine_entry* entry) noexcept nogil:
 
 
 cdef bint members_receive(State* e, const engine_entry* entry) noexcept nogil:
-    """The broadcast is over: give the groups that this rank stands in for their tensors. False without memory, or if
-    what was sent of them cannot be."""
+    """End the broadcast: give the groups that this rank stands in for their tensors. False without memory, or if the shapes
+    cannot be; `culprit` of the executor is then their sender."""
     cdef const member_shape* shapes = e.member_shapes
     cdef int32_t i
     for i in range(<int32_t>entry.items):
@@ -174,7 +175,7 @@ cdef bint members_receive(State* e, const engine_entry* entry) noexcept nogil:
 
 
 cdef bint are_of(const member_shape* shapes, const engine_meta* meta) noexcept nogil:
-    """Whether a group can have such tensors: as many elements of each dtype as it says."""
+    """Return whether a group can have tensors of these shapes: as many elements of each dtype as `meta` says."""
     cdef uint64_t[ENGINE_DTYPES] found
     cdef uint64_t row_bytes
     cdef uint32_t k
@@ -194,7 +195,7 @@ cdef bint are_of(const member_shape* shapes, const engine_meta* meta) noexcept n
 
 
 cdef bint make_members(Op* op, const member_shape* shapes, int size) noexcept nogil:
-    """Tensors that are absent, all with the same memory for results that nobody wants. False without memory."""
+    """Give a group absent tensors, whose unwanted results share one piece of memory. False without memory."""
     cdef uint64_t longest = 1
     cdef uint64_t rows
     cdef Member* member
@@ -209,7 +210,7 @@ cdef bint make_members(Op* op, const member_shape* shapes, int size) noexcept no
         rows = largest_part(member.rows, size) if operation_of(&op.meta).parts else <uint64_t>member.rows
         longest = max(longest, rows * member.row_bytes)
     if op.meta.device:
-        return True             # where results go that nobody wants, the lane knows
+        return True             # the lane knows where unwanted results go
     op.target = op.memory = <char*>malloc(longest)
     for k in range(op.meta.group):
         op.members[k].target = op.memory

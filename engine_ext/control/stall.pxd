@@ -1,4 +1,4 @@
-"""Who keeps this rank from going on."""
+"""Stalls: finds ranks that keep this one from going on, and ends the world for them."""
 from libc.stdint cimport uint64_t
 
 from engine_ext.control.state cimport State

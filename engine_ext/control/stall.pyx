@@ -1,9 +1,10 @@
 """Stalls: ranks that keep this one from going on, and when that has lasted too long (docs/architecture/protocol-failure.md).
 
-An entry that stands still is watched by whoever drives; an operation that is not scheduled, by the thread that waits for it, and
-by the monitor thread, which also watches what nobody waits for.
+The driver watches an entry in progress. The thread that waits for an operation watches it while it is not scheduled; so does the
+monitor thread, which also watches operations for which nobody waits.
 
-`seen` is the time that this process has seen pass (platform/clock.h): a job that was suspended as a whole is not late.
+`seen` is the time that this process has seen pass (platform/clock.h): a job that was suspended as a whole is not late. "Never" is
+0 for limits and for stall_deadline, and 2^64 - 1 for stall_watch.
 """
 from libc.stdint cimport int32_t, uint32_t
 from libc.stdio cimport snprintf
@@ -34,17 +35,17 @@ from engine_ext.shared.segment cimport (
 
 cdef enum:
     TEXT_BYTES = REASON_BYTES
-    SHOWN = 63                      # bytes of a name that are shown in the middle of a text
-    AGAIN_NS = 100000000            # period of looks at an operation that is overdue by nobody's known fault
-    ANSWER_NS = 300000000           # how long rank 0 may take to report who waits for whom, before a rank blames by what it knows
-    GRACE_NS = 1000000000           # how long rank 0 may take to name the ranks that lack a new name; only it knows them
+    SHOWN = 63                      # most bytes of a name in the middle of a text
+    AGAIN_NS = 100000000            # period of looks at an operation that is overdue while no rank is known to be at fault
+    ANSWER_NS = 300000000           # time for rank 0 to report who waits for whom, before a rank blames by its own knowledge
+    GRACE_NS = 1000000000           # time for rank 0 to name the ranks that lack a new name, which it alone knows
     JOIN_GRACE_NS = 2000000000      # added to two stall limits: the longest that another rank's own wait can last
-    SHORTEST_STEP_NS = 250000000    # least step in which a process sees time pass: longer than the tick of a blocking call
+    SHORTEST_STEP_NS = 250000000    # least step in which a process sees time pass: longer than a tick
     LONGEST_STEP_NS = 15000000000   # greatest such step
 
 
 cdef void stall_open(State* e) noexcept nogil:
-    """Begin to see time pass, in steps that are short beside the limits on progress."""
+    """Begin to see time pass, in steps that are short compared with the limits on progress."""
     cdef uint64_t least = e.stall_limit_ns
     if least == 0 or 0 < e.stall_warning_ns < least:
         least = e.stall_warning_ns
@@ -53,9 +54,12 @@ cdef void stall_open(State* e) noexcept nogil:
 
 
 cdef bint stall_accuse(State* e, int culprit, const char* text, bint judges) noexcept nogil:
-    """End the world for a rank that stands still; whether that is done. Where ranks are on several hosts, that takes some seconds
-    and calls, in which all are asked whether they run: one that does not answer is to blame, whatever others seem to do. Who
-    `judges` sees the names of all ranks, and comes before those who know their own."""
+    """End the world for a rank that stands still. Return whether that is done; if not, call again.
+
+    On several hosts it takes some seconds and several calls, in which all ranks are asked whether they run. A rank that does not
+    answer is to blame, whatever others seem to do. `judges`: the caller sees the names of all ranks, and goes before callers that
+    know only their own.
+    """
     cdef Segment* world = &e.world.segment
     cdef int silent = ALL_ANSWER
     if e.world.network != NULL:
@@ -65,12 +69,12 @@ cdef bint stall_accuse(State* e, int culprit, const char* text, bint judges) noe
     elif silent >= 0:
         abort_world(world, silent, CAUSE_STALLED, b"its process answers nothing, as one that is stopped")
         if silent == world.leader:
-            settle_claim(world)             # it would have told the coordinator's host
+            settle_claim(world)             # that leader would have sent the claim to the coordinator's host
     return silent == ALL_ANSWER or silent >= 0
 
 
 cdef void raise_warning(State* e) noexcept nogil:
-    """Have Python report what is overdue."""
+    """Count a stall report, and have Python log it."""
     observe_warning(e)
     raise_event(e, EVENT_STALL)
 
@@ -79,16 +83,19 @@ cdef void stall_tell(State* e, const char* line) noexcept nogil:
     """Add a line to the next stall report, and wake the monitor thread to log it."""
     cdef size_t used
     pthread_mutex_lock(&e.lock)
-    used = strlen(e.overdue)            # and not read yet
+    used = strlen(e.overdue)            # lines that were not read yet
     snprintf(e.overdue + used, OVERDUE_BYTES - used, "%s\n", line)
     pthread_mutex_unlock(&e.lock)
     raise_warning(e)
 
 
 cdef void stall_check(State* e) noexcept nogil:
-    """Called by whoever drives, before it sleeps. Ends the world when a rank has left in the middle of an entry, or without what
-    this rank has in flight, or when the entry has stood still for the stall limit: the fault of the rank that has passed least
-    of it. On the coordinator also when some rank has not submitted a name for that long, or has left without it."""
+    """Look for stalls before the role's holder sleeps.
+
+    End the world when a rank has left in the middle of an entry, or without an operation in flight here; or when the entry has
+    stood still for the stall limit, which is the fault of the rank that has passed least of it. On the coordinator also when some
+    rank has not submitted a name for that long, or has left without it.
+    """
     if load32_relaxed(&e.failed) or claimed(&e.segment):
         return
     if e.entry != NULL:
@@ -99,7 +106,8 @@ cdef void stall_check(State* e) noexcept nogil:
 
 
 cdef void end_for_left(State* e, int culprit, const char* text) noexcept nogil:
-    """End the world for a rank that has left while it was needed; or a process set that ends alone, which whoever drives does."""
+    """End the world for a rank that has left while it was needed. A process set that ends alone is marked; its driver then fails
+    it."""
     if not e.ends_alone:
         abort_world(&e.segment, culprit, CAUSE_LEFT, text)
     elif cas32(&e.parted, 0, <uint32_t>(culprit + 1)):          # pairs with drive_once
@@ -108,20 +116,21 @@ cdef void end_for_left(State* e, int culprit, const char* text) noexcept nogil:
 
 
 cdef int who_left_it(State* e) noexcept nogil:
-    """A rank that has left and has not passed the entry in progress, or -1. Its words move no more once it has left."""
+    """Return a rank that has left and has not passed the entry in progress, or -1. A rank that has left writes no more words."""
     cdef int r
     for r in range(e.segment.size):
-        # `left` before how far it is: pairs with the release in close, which comes after the last chunk.
+        # `left` is read before its progress: pairs with the release in close, which comes after the last chunk.
         if r != e.segment.rank and load32_acquire(&e.segment.pages[r].left) and not executor_passed_by(&e.executor, r):
             return r
     return -1
 
 
 cdef void check_entry(State* e) noexcept nogil:
+    """End the world, or warn, if the entry in progress has stood still for too long or needs a rank that has left."""
     cdef char[TEXT_BYTES] text
     cdef int culprit = who_left_it(e)
     cdef uint64_t stood
-    cdef const Record* first = e.batch[0].record        # in flight until the entry is done
+    cdef const Record* first = e.batch[0].record        # valid: in flight until the entry is done
     cdef int shown = <int>min(first.name_bytes, <uint32_t>SHOWN)
     if culprit >= 0:
         snprintf(text, TEXT_BYTES, "'%.*s' was under way (schedule entry %llu), and it did not take part to its end",
@@ -142,7 +151,7 @@ cdef void check_entry(State* e) noexcept nogil:
 
 
 cdef bint all_are_aside(State* e) noexcept nogil:
-    """Whether this rank has operations in flight, and nobody minds if they are never done: receives of a set of two ranks."""
+    """Return whether all operations in flight on this rank, at least one, may remain undone: receives of a set of two ranks."""
     cdef bint aside
     cdef Op* op
     pthread_mutex_lock(&e.lock)
@@ -156,7 +165,8 @@ cdef bint all_are_aside(State* e) noexcept nogil:
 
 
 cdef void check_names(State* e) noexcept nogil:
-    """On the coordinator: look for names that some rank has not submitted. New ones it sees itself; of others a rank tells it."""
+    """Look for names that some rank has not submitted. Called on the coordinator, which sees new names itself; ranks tell it of
+    overdue others."""
     cdef Coordinator* c = &e.coordinator
     cdef char[TEXT_BYTES] text
     cdef char[TEXT_BYTES] all
@@ -177,7 +187,7 @@ cdef void check_names(State* e) noexcept nogil:
                 end_for_left(e, culprit, text)
             return
     for r in range(e.segment.size):
-        word = load32_acquire(&e.segment.pages[r].overdue)      # pairs with say_overdue: its bit is seen too
+        word = load32_acquire(&e.segment.pages[r].overdue)      # pairs with say_overdue: the rank's bit is seen too
         if culprit < 0 and word & 1:
             text[0], culprit = 0, wait_report_absentee(c, r, <int32_t>(word >> 1) - 1)
     if culprit >= 0:
@@ -190,13 +200,13 @@ cdef void check_names(State* e) noexcept nogil:
 
 
 cdef void report_names(State* e, uint64_t seen) noexcept nogil:
-    """Report names that some rank has not submitted: while a name is new, other ranks know neither who lacks it nor why."""
+    """Report names that some rank has not submitted. While a name is new, no other rank knows who lacks it, or why."""
     cdef char[OVERDUE_BYTES] text
     cdef uint32_t word
     cdef bint news = False, mine = False
     cdef int r
     if wait_report_overdue(&e.coordinator, seen, e.stall_warning_ns, text, OVERDUE_BYTES - TEXT_BYTES):
-        text[strlen(text) - 1] = 0          # the end of its last line
+        text[strlen(text) - 1] = 0          # cuts the newline of the last line
         news = True
         stall_tell(e, text)
     for r in range(e.segment.size):
@@ -213,14 +223,14 @@ cdef void report_names(State* e, uint64_t seen) noexcept nogil:
 
 
 cdef inline bint has_not_submitted(State* e, int rank, int32_t id) noexcept nogil:
-    """Whether `rank`, which has not joined, has not submitted `id` as often as this rank."""
+    """Return whether `rank`, which has not joined, has submitted `id` less often than this rank."""
     return (visible(&e.segment, rank) and not away(&e.segment, rank)
             and bit(e.segment.pages[rank].ready, id) != bit(e.segment.mine.ready, id))
 
 
 cdef Op* longest_waiting(State* e) noexcept nogil:
-    """The operation in flight that this rank submitted first, but for those that all have submitted and a lane has taken; NULL:
-    there is none. The caller holds the lock."""
+    """Return the operation that this rank submitted first, without those that the GPU's lane has taken (all ranks have submitted
+    them); or NULL. The caller holds the lock."""
     cdef Op* op = e.table.inflight
     cdef Op* oldest = NULL
     while op != NULL:
@@ -231,16 +241,17 @@ cdef Op* longest_waiting(State* e) noexcept nogil:
 
 
 cdef bint is_in_flight(State* e, Op** op) noexcept nogil:
-    """Whether `op`, or for NULL the one that has waited longest, is still in flight. The caller holds the lock."""
+    """Return whether `op` is still in flight. NULL is replaced by the operation that has waited longest. The caller holds the
+    lock."""
     if op[0] == NULL:
         op[0] = longest_waiting(e)
         return op[0] != NULL
-    # NULL: finished, perhaps not yet marked done
+    # NULL: finished, perhaps not marked done yet
     return op[0].record != NULL and op[0].record.inflight == op[0] and not load32_relaxed(&op[0].flags) & OP_TAKEN
 
 
 cdef uint64_t stall_deadline(State* e) noexcept nogil:
-    """When whoever drives has to call stall_check again, by the monotonic clock; 0: there is nothing to watch."""
+    """Return when the driver has to call stall_check again: nanoseconds, monotonic; 0: nothing has to be watched."""
     cdef uint64_t when = 0, still = e.stall_limit_ns
     if coordinates(&e.segment) and e.coordinator.open != NULL:
         when = coordinator_look_at(&e.coordinator, e.stall_warning_ns, e.stall_limit_ns)
@@ -255,8 +266,8 @@ cdef uint64_t stall_deadline(State* e) noexcept nogil:
 
 
 cdef int who_left(State* e, const Op* op) noexcept nogil:
-    """A rank that has left without submitting `op`, or without scheduling it; or -1. A failed call under a new name takes every
-    rank, and is over before a rank that has heard of it leaves."""
+    """Return a rank that has left without submitting `op`, or without scheduling it; or -1. A failed call under a new name needs
+    every rank, and is over before a rank that knows of it leaves."""
     cdef int32_t id = op.record.id
     cdef int r
     for r in range(e.segment.size):
@@ -267,9 +278,9 @@ cdef int who_left(State* e, const Op* op) noexcept nogil:
 
 
 cdef int left_without(State* e, const Op* op, char* text) noexcept nogil:
-    """A rank that has left and that `op` needs, and why in `text`; or -1. The caller holds the lock."""
+    """Return a rank that has left and that `op` needs, with the reason in `text`; or -1. The caller holds the lock."""
     cdef int culprit = -1 if load32_relaxed(&op.flags) & OP_ASIDE else who_left(e, op)
-    # With entries to execute nobody is to blame yet: stall_check watches over those. A rank that has left appends no more.
+    # While entries remain to be executed no rank is to blame: stall_check watches those. A rank that has left appends no more.
     if culprit < 0 or load_acquire(&e.segment.mine.cursor) != load_acquire(&e.segment.coordinator.tail):
         return -1
     describe_lack(e, op, culprit, text)
@@ -277,28 +288,29 @@ cdef int left_without(State* e, const Op* op, char* text) noexcept nogil:
 
 
 cdef void describe_lack(State* e, const Op* op, int culprit, char* text) noexcept nogil:
+    """Write what `culprit` has not done for `op`: scheduled or submitted it."""
     snprintf(text, TEXT_BYTES, "'%.*s' was not %s by it", <int>op.record.name_bytes, op.record.name,
              b"scheduled" if culprit == COORDINATOR and (op.record.id < 0 or not has_not_submitted(e, culprit, op.record.id))
              else b"submitted")
 
 
 cdef void stall_look_for_left(State* e) noexcept nogil:
-    """End the world when a rank has left that something in flight needs, whether a thread waits for it or not. Called before
-    whoever drives sleeps, and after a native call was submitted: a rank that leaves wakes all others."""
+    """End the world when a rank has left that an operation in flight needs, whether a thread waits for it or not. Called before
+    the driver sleeps, and after a native call was submitted: a rank that leaves wakes all others."""
     cdef char[TEXT_BYTES] text
     cdef int culprit = -1
     cdef Op* op
-    if load32_acquire(&e.segment.header.departures) == 0:       # pairs with close: who has left is seen to have
+    if load32_acquire(&e.segment.header.departures) == 0:       # pairs with close: the ranks that count there have set `left`
         return
     pthread_mutex_lock(&e.lock)
     op = e.table.inflight
     while op != NULL and culprit < 0:
-        if not load32_relaxed(&op.flags) & OP_TAKEN:                        # all have submitted that
+        if not load32_relaxed(&op.flags) & OP_TAKEN:                        # all ranks have submitted that
             culprit = left_without(e, op, text)
         op = op.next
     op = e.backlog
     while op != NULL and culprit < 0:
-        if op.record.inflight != NULL and fails(op.record.inflight):        # behind others it is they that are looked at
+        if op.record.inflight != NULL and fails(op.record.inflight):        # behind a failed call, which is looked at instead
             culprit = left_without(e, op.record.inflight, text)
         op = op.next
     pthread_mutex_unlock(&e.lock)
@@ -308,13 +320,15 @@ cdef void stall_look_for_left(State* e) noexcept nogil:
 
 
 cdef void say_overdue(State* e, const Op* op, bint limit) noexcept nogil:
-    """Tell the coordinator of an overdue operation with an id; new names it knows. The caller holds the lock, and wakes it."""
+    """Tell the coordinator of an overdue operation with an id; it knows new names itself. The caller holds the lock, and wakes
+    the leader afterwards."""
     if op.record.id >= 0:
         store32_release(&e.segment.mine.overdue, <uint32_t>(op.record.id + 1) << 1 | limit)
 
 
 cdef bint has_asked_coordinator(State* e, const Op* op, uint64_t seen) noexcept nogil:
-    """Whether rank 0 has been asked about the overdue `op`, and has had time to answer. The caller holds the lock."""
+    """Return whether rank 0 was asked about the overdue `op` and has had time to answer; ask it the first time. The caller holds
+    the lock."""
     if e.asked_for != op.submitted:
         e.asked_for, e.asked_at = op.submitted, seen
         say_overdue(e, op, True)
@@ -322,7 +336,7 @@ cdef bint has_asked_coordinator(State* e, const Op* op, uint64_t seen) noexcept 
 
 
 cdef int who_withholds(State* e, const Op* op, uint64_t seen) noexcept nogil:
-    """The rank to blame for the overdue `op`; -1: rank 0 has not had time to answer yet."""
+    """Return the rank to blame for the overdue `op`; -1: rank 0 has not had time to answer yet."""
     cdef int32_t id = op.record.id
     cdef int culprit = -1, r
     if not has_asked_coordinator(e, op, seen):
@@ -331,13 +345,13 @@ cdef int who_withholds(State* e, const Op* op, uint64_t seen) noexcept nogil:
         for r in range(e.segment.size):
             if has_not_submitted(e, r, id) and (culprit < 0 or (elsewhere(&e.segment, culprit) and not elsewhere(&e.segment, r))):
                 culprit = r
-        return culprit if culprit >= 0 else COORDINATOR     # none lacks it, and it is not scheduled
-    return COORDINATOR              # a new name: only the coordinator knows who has not requested it. It does not answer
+        return culprit if culprit >= 0 else COORDINATOR     # every rank has submitted it, and it is not scheduled
+    return COORDINATOR              # a new name: only the coordinator knows who lacks it, and it does not answer
 
 
 cdef void stall_look_after(State* e, Op* op) noexcept nogil:
-    """Called between two ticks of a wait for `op`; NULL: for whichever has waited longest. Ends the world when a rank that it
-    needs has left, or when some rank has not submitted `op` for longer than the stall limit."""
+    """Look after a wait for `op` (NULL: the operation that has waited longest), between two ticks. End the world when a rank that
+    it needs has left, or when some rank has not submitted it for longer than the stall limit."""
     cdef char[TEXT_BYTES] text
     cdef uint64_t seen = patience_look(e.clock)
     cdef int culprit = -1
@@ -347,7 +361,7 @@ cdef void stall_look_after(State* e, Op* op) noexcept nogil:
         culprit = left_without(e, op, text)
         if (culprit < 0 and overdue_ns(seen, op.since, e.stall_limit_ns)
                 and load_acquire(&e.segment.mine.cursor) == load_acquire(&e.segment.coordinator.tail)):
-            # The rank that lacks `op` may itself wait for one that a third rank lacks: that one was submitted here earlier.
+            # The rank that lacks `op` may wait itself for one that a third rank lacks: that one was submitted here earlier.
             op = longest_waiting(e)
             culprit, stalled = who_withholds(e, op, seen), True
             if culprit >= 0:
@@ -359,15 +373,15 @@ cdef void stall_look_after(State* e, Op* op) noexcept nogil:
         reported = True
         end_for_left(e, culprit, text)
     if not reported:
-        # Rank 0 knows which ranks lack a name, and looks when it is woken. As for the others: a wake-up that was lost after all
-        # would cost them a tick, not the stall limit.
+        # Rank 0 knows which ranks lack a name, and looks when it is woken. The others are woken, too: a lost wake-up then costs
+        # them a tick, not the stall limit.
         wake_others(&e.segment, 0)
         if e.segment.rank == e.segment.leader and load32_relaxed(&e.segment.mine.overdue):
-            wake(&e.segment, e.segment.leader, 0)              # who drives, here
+            wake(&e.segment, e.segment.leader, 0)              # the driver of this rank
 
 
 cdef void give_up_waiting(State* e, uint64_t seen) noexcept nogil:
-    """End native calls that have waited for longer than the stall limit for a failed call of their name to be settled."""
+    """End native calls that have waited longer than the stall limit for a failed call under their name to be settled."""
     cdef Op* op
     while True:
         pthread_mutex_lock(&e.lock)
@@ -379,15 +393,15 @@ cdef void give_up_waiting(State* e, uint64_t seen) noexcept nogil:
 
 
 cdef bint waits_in_a_call(const State* e) noexcept nogil:
-    """Whether it is not its device that the GPU's lane waits for: of that tells monitor.pyx, which knows who is late."""
+    """Return whether the GPU's lane waits in a call, and not for the device or for a turn: monitor.pyx reports those."""
     cdef const device* d = e.world.device
     if e.queue != NULL and load_relaxed(&e.queue.handed) > load_relaxed(&e.queue.given):
-        return False                        # but for its turn, of which that tells, too
+        return False                        # it may wait for its turn
     return load_acquire(&d.passed) >= load_acquire(&d.enqueued)         # pairs with lane_look
 
 
 cdef void accuse_lane(State* e) noexcept nogil:
-    """The GPU's lane has not come back with an item within the stall limit: this rank tells so of itself."""
+    """End the world for this rank, whose GPU lane has not finished an item within the stall limit."""
     cdef char[TEXT_BYTES] text
     cdef const char* call = <const char*>load_pointer(&e.world.device.call)
     snprintf(text, TEXT_BYTES, "%s has not returned for %g s: the driver or the GPU hangs, or NCCL waits for another rank",
@@ -396,9 +410,8 @@ cdef void accuse_lane(State* e) noexcept nogil:
 
 
 cdef uint64_t stall_watch(State* e, uint64_t seen) noexcept nogil:
-    """Look after all that this rank has in flight, whether a thread waits for it or not: report what is overdue, once, and end
-    the world when the stall limit is over. When to look again, as this process sees time pass; the end of time if it never
-    has to."""
+    """Look after all operations in flight on this rank, whether a thread waits for them or not. Report overdue ones once, and end
+    the world when the stall limit is over. Return when to look again, as this process sees time pass; 2^64 - 1: never."""
     cdef uint64_t oldest = 0, taken = 0, unreported = 0, again = <uint64_t>-1
     cdef uint32_t overdue = 0
     cdef bint news
@@ -409,7 +422,7 @@ cdef uint64_t stall_watch(State* e, uint64_t seen) noexcept nogil:
         return again
     give_up_waiting(e, seen)
     pthread_mutex_lock(&e.lock)
-    op = e.table.inflight                       # newest first
+    op = e.table.inflight                       # the list is newest first, so the last one seen is the oldest
     while op != NULL:
         if load32_relaxed(&op.flags) & OP_TAKEN:
             taken = op.taken if taken == 0 else min(taken, op.taken)
@@ -422,7 +435,7 @@ cdef uint64_t stall_watch(State* e, uint64_t seen) noexcept nogil:
         op = op.next
     news = unreported != 0 and overdue_ns(seen, unreported, e.stall_warning_ns)
     if news:
-        e.reported, unreported = seen, 0        # a report tells all that is in flight
+        e.reported, unreported = seen, 0        # one report covers all that is in flight
         if e.segment.mine.overdue & 1 == 0:
             say_overdue(e, first, False)
     pthread_mutex_unlock(&e.lock)
@@ -430,13 +443,13 @@ cdef uint64_t stall_watch(State* e, uint64_t seen) noexcept nogil:
     if news:
         if not coordinates(&e.segment):
             raise_warning(e)
-        # Rank 0, which may know more, reports what it has in flight when it has looked.
+        # Rank 0 may know more, and reports what it has in flight after it has looked.
         wake(&e.segment, e.segment.leader, 0)
     if oldest and overdue_ns(seen, oldest, e.stall_limit_ns):
         stall_look_after(e, NULL)
     if taken and overdue_ns(seen, taken, e.stall_limit_ns) and waits_in_a_call(e):
         accuse_lane(e)
-    # An operation submitted from now on cannot be overdue sooner than this.
+    # An operation submitted from now on is not overdue before this.
     if e.stall_warning_ns:
         again = after_ns(unreported if unreported else seen, e.stall_warning_ns)
     if e.stall_limit_ns:
@@ -447,8 +460,8 @@ cdef uint64_t stall_watch(State* e, uint64_t seen) noexcept nogil:
 
 
 cdef void stall_join(State* e, uint64_t begun) noexcept nogil:
-    """A wait for other ranks to join, since `begun`, has lasted a tick. It may last, as long as they go on; not when nothing
-    happens any more or one of them has left."""
+    """Look after a wait for other ranks to join, which began at `begun` and has lasted a tick. It may last as long as the others
+    go on, but not when nothing happens any more or one of them has left."""
     cdef char[TEXT_BYTES] text
     cdef uint64_t quiet = age_ns(patience_look(e.clock), max(begun, load_relaxed(&e.executor.progressed)))
     cdef int missing = -1, at_fault = -1, r
@@ -460,7 +473,7 @@ cdef void stall_join(State* e, uint64_t begun) noexcept nogil:
             return
         if missing < 0:
             missing = r
-        # Who waits itself is kept from joining, and says by whom when its own limit is over; if it does not, it is the one.
+        # A rank that waits itself cannot join, and reports who keeps it when its own limit is over. Otherwise it is at fault.
         if at_fault < 0 and load32_relaxed(&e.segment.pages[r].blocked) == 0:
             at_fault = r
     if at_fault < 0 and quiet >= after_ns(after_ns(e.stall_limit_ns, e.stall_limit_ns), JOIN_GRACE_NS):

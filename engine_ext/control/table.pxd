@@ -1,4 +1,4 @@
-"""Names on one rank: which are known to the coordinator by an id, and which are in flight."""
+"""Names on one rank: the ids by which the coordinator knows them, and the operations in flight under them."""
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 
 from engine_ext.coordinator.names cimport Names
@@ -12,10 +12,12 @@ cdef struct Table:
     const patience* clock
     Names names
     Record** by_id
-    Op* inflight        # all operations in flight, newest first; stored as a record's
-    Op* failures        # calls that failed here: nobody waits for them
+    Op* inflight        # list of all operations in flight, newest first; heads are stored like a record's `inflight`
+    Op* failures        # list of failed calls that this rank announces; no thread waits for them
     uint64_t inflight_count
-    uint32_t released   # atomic: names under which nothing is in flight any more, and operations of the backlog can be submitted
+    # Atomic, written under the lock: how often a name with operations in the backlog became free, or an operation came to the
+    # backlog for want of room alone, since backlog_submit last tried all; 0: it has nothing to try.
+    uint32_t released
 
 cdef int table_open(Table* table, Segment* segment, const patience* clock) noexcept nogil
 cdef void table_close(Table* table) noexcept nogil

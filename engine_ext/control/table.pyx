@@ -16,6 +16,7 @@ from engine_ext.shared.segment cimport away, bit, to_coordinator_time, visible
 
 
 cdef int table_open(Table* table, Segment* segment, const patience* clock) noexcept nogil:
+    """Initialize a table; OK or NO_MEMORY. The caller closes it in both cases."""
     memset(table, 0, sizeof(Table))
     table.segment, table.clock = segment, clock
     table.by_id = <Record**>calloc(IDS, sizeof(Record*))
@@ -23,13 +24,14 @@ cdef int table_open(Table* table, Segment* segment, const patience* clock) noexc
 
 
 cdef void table_close(Table* table) noexcept nogil:
+    """Free all names."""
     names_close(&table.names, NULL, NULL)
     free(table.by_id)
     memset(table, 0, sizeof(Table))
 
 
 cdef Record* table_record(Table* table, const char* name, uint32_t name_bytes) noexcept nogil:
-    """The record of `name`, made if it is new; NULL without memory."""
+    """Return the record of `name`, made if it is new; NULL without memory."""
     cdef Named* named = names_find(&table.names, name, name_bytes)
     if named == NULL:
         named = names_add(&table.names, name, name_bytes, sizeof(Record))
@@ -37,21 +39,21 @@ cdef Record* table_record(Table* table, const char* name, uint32_t name_bytes) n
 
 
 cdef void table_release(Table* table, Record* record) noexcept nogil:
-    """Forget a name that nothing refers to any more."""
+    """Free the record of a name that nothing refers to any more; else do nothing."""
     if record.id < 0 and record.inflight == NULL and record.pins == 0:
         names_remove(&table.names, <Named*>record)
 
 
 cdef engine_request* room_for_request(const Table* table, uint32_t bytes, uint64_t* head) noexcept nogil:
-    """Where a request of so many bytes goes on this rank's ring, and the ring's new head behind it; NULL when the coordinator has
-    to drain the ring first."""
+    """Return the place for a request of `bytes` on this rank's ring, and in `head` the ring's head behind it. NULL when the
+    coordinator has to drain the ring first."""
     cdef rank_page* page = table.segment.mine
-    cdef uint64_t tail = load_acquire(&table.segment.coordinator.drained[table.segment.rank])  # pairs with the drain's release
+    cdef uint64_t tail = load_acquire(&table.segment.coordinator.drained[table.segment.rank])  # pairs with requests_drain
     cdef uint64_t begin = page.request_head
     cdef uint32_t left = REQUEST_BYTES - <uint32_t>(begin % REQUEST_BYTES)
     if begin + bytes + (left if left < bytes else 0) - tail > REQUEST_BYTES:
         return NULL
-    if left < bytes:            # does not fit before the end: say so, and go on at the start
+    if left < bytes:            # it does not fit before the ring's end: mark that, and go on at the start
         (<uint32_t*>(page.requests + begin % REQUEST_BYTES))[0] = 0
         begin += left
     head[0] = begin + bytes
@@ -59,7 +61,7 @@ cdef engine_request* room_for_request(const Table* table, uint32_t bytes, uint64
 
 
 cdef int write_request(Table* table, Record* record, Op* op) noexcept nogil:
-    """Put the full request on this rank's ring; NO_ROOM when the coordinator has to drain it first."""
+    """Write the full request to this rank's ring; OK, or NO_ROOM when the coordinator has to drain it first."""
     cdef uint64_t head = 0
     cdef uint32_t text_bytes = <uint32_t>strlen(op.text) if fails(op) else 0
     cdef uint32_t bytes = (<uint32_t>sizeof(engine_request) + record.name_bytes + text_bytes + 7) & ~<uint32_t>7
@@ -74,12 +76,12 @@ cdef int write_request(Table* table, Record* record, Op* op) noexcept nogil:
     if text_bytes:
         memcpy(<char*>request + sizeof(engine_request) + record.name_bytes, op.text, text_bytes)
     op.requested = True
-    store_release(&table.segment.mine.request_head, head)   # pairs with the coordinator's acquire
+    store_release(&table.segment.mine.request_head, head)   # pairs with requests_drain
     return Status.OK
 
 
 cdef int table_request_turn(Table* table, int number) noexcept nogil:
-    """Ask for a turn of that process set: OK or NO_ROOM."""
+    """Request a turn for the process set `number`: OK or NO_ROOM."""
     cdef rank_page* page = table.segment.mine
     cdef uint64_t head = 0
     cdef engine_request* request = room_for_request(table, <uint32_t>sizeof(engine_request), &head)
@@ -87,13 +89,14 @@ cdef int table_request_turn(Table* table, int number) noexcept nogil:
         return Status.NO_ROOM
     memset(request, 0, sizeof(engine_request))
     request.bytes, request.turn = <uint32_t>sizeof(engine_request), number
-    store_release(&page.request_head, head)                 # pairs with the coordinator's acquire
-    store_release(&page.arrivals, page.arrivals + 1)        # the same: a reason to scan
+    store_release(&page.request_head, head)                 # pairs with requests_drain
+    store_release(&page.arrivals, page.arrivals + 1)        # pairs with coordinator_step: a reason to look
     return Status.OK
 
 
 cdef int announce_op(Table* table, Record* record, Op* op) noexcept nogil:
-    """Announce that this rank is ready: a request if the coordinator cannot know the metadata, the bit if there is one."""
+    """Announce that this rank is ready: by a request if the coordinator cannot know the metadata, and by the bit if the name has
+    one. OK or NO_ROOM."""
     cdef rank_page* page = table.segment.mine
     cdef int32_t id = record.id
     cdef uint64_t mask
@@ -114,16 +117,16 @@ cdef int announce_op(Table* table, Record* record, Op* op) noexcept nogil:
             store_relaxed(&page.rows[id], <uint64_t>op.rows)
         if load32_relaxed(&table.segment.coordinator.recording):
             store_relaxed(&page.brought[id], to_coordinator_time(table.segment, op.submitted))
-        # Release: rows, absent, the time, the request and the tensor itself are visible to whoever sees the bit.
+        # Release: a rank that sees the bit sees rows, absent, the time, the request and the tensor itself.
         store_release(&page.ready[id >> 6], page.ready[id >> 6] ^ mask)
     if op.awaited:
         table_await(table, op, True)
-    store_release(&page.arrivals, page.arrivals + 1)        # pairs with the coordinator's acquire: a reason to scan
+    store_release(&page.arrivals, page.arrivals + 1)        # pairs with coordinator_step: a reason to look
     return Status.OK
 
 
 cdef int table_submit(Table* table, Record* record, Op* op, uint64_t now) noexcept nogil:
-    """Bring `op` under `record`'s name; `now` is the time, if it is known. On success the engine holds `op` until OP_DONE."""
+    """Submit `op` under the name of `record`. `now`: the current time, or 0. On success the engine holds `op` until OP_DONE."""
     cdef int status
     if record.inflight != NULL:
         return Status.AFTER_FAILURE if fails(record.inflight) else Status.DUPLICATE
@@ -140,11 +143,12 @@ cdef int table_submit(Table* table, Record* record, Op* op, uint64_t now) noexce
 
 
 cdef inline Op** list_of(Table* table, const Op* op) noexcept nogil:
+    """Return the head of the list for an operation: failures or operations in flight."""
     return &table.failures if fails(op) else &table.inflight
 
 
 cdef void link_op(Table* table, Op* op) noexcept nogil:
-    """Put an operation at the head of the list of operations in flight, or of that of failed calls."""
+    """Insert an operation at the head of its list."""
     cdef Op** head = list_of(table, op)
     op.previous, op.next = NULL, head[0]
     if head[0] != NULL:
@@ -154,13 +158,14 @@ cdef void link_op(Table* table, Op* op) noexcept nogil:
 
 
 cdef void table_toggle(Table* table, int32_t id) noexcept nogil:
-    """Bring the bit of `id` to the phase that an entry has given it, for a rank that has submitted nothing."""
+    """Toggle the bit of `id` to the phase that an entry has given it, on a rank that has submitted nothing."""
     cdef rank_page* page = table.segment.mine
     store_release(&page.ready[id >> 6], page.ready[id >> 6] ^ <uint64_t>1 << (id & 63))
 
 
 cdef bint table_stand_in(Table* table, Record* record) noexcept nogil:
-    """Bring, for a rank that has joined, what changes nothing: an absent tensor, or no rows. False without memory."""
+    """Submit, on a rank that has joined, an operation that changes nothing: an absent tensor, or no rows. False without
+    memory."""
     cdef Op* op = <Op*>calloc(1, sizeof(Op))
     if op == NULL:
         return False
@@ -176,7 +181,7 @@ cdef bint table_stand_in(Table* table, Record* record) noexcept nogil:
 
 
 cdef void table_dismiss(Op* op) noexcept nogil:
-    """Free what table_stand_in made, and what the entry added."""
+    """Free an operation that table_stand_in made, with what the entry added to it."""
     free(op.memory)
     free(op.row_counts)
     free(op.splits)
@@ -185,7 +190,7 @@ cdef void table_dismiss(Op* op) noexcept nogil:
 
 
 cdef void table_await(Table* table, Op* op, bint on) noexcept nogil:
-    """Publish that a thread of this rank waits for `op`, or no longer does."""
+    """Publish that a thread of this rank waits for `op`, or that none does any longer."""
     cdef rank_page* page = table.segment.mine
     cdef int32_t id = op.record.id
     op.awaited = on
@@ -201,14 +206,14 @@ cdef void table_await(Table* table, Op* op, bint on) noexcept nogil:
 
 
 cdef inline void clear_overdue(Table* table, int32_t id) noexcept nogil:
-    """Clear `overdue` if it names `id`, under which nothing is in flight any more."""
+    """Clear the word `overdue` if it names `id`, under which nothing is in flight any more."""
     cdef rank_page* page = table.segment.mine
     if page.overdue >> 1 == <uint32_t>(id + 1) and page.overdue:
         store32_release(&page.overdue, 0)
 
 
 cdef void table_finish(Table* table, Op* op, int status) noexcept nogil:
-    """Take `op` off its name. The caller sets OP_DONE afterwards, the last touch of the operation."""
+    """Remove `op` from its name, with `status`. The caller sets OP_DONE afterwards, as its last access to the operation."""
     cdef Record* record = op.record
     if op.awaited:
         table_await(table, op, False)
@@ -219,7 +224,7 @@ cdef void table_finish(Table* table, Op* op, int status) noexcept nogil:
         store_pointer(<void**>list_of(table, op), op.next)
     if op.next != NULL:
         op.next.previous = op.previous
-    op.next, op.record = NULL, NULL         # the record may go now
+    op.next, op.record = NULL, NULL         # the record may be freed now
     table.inflight_count -= not fails(op)
     store_pointer(<void**>&record.inflight, NULL)
     record.fresh = False
@@ -231,7 +236,8 @@ cdef void table_finish(Table* table, Op* op, int status) noexcept nogil:
 
 
 cdef bint table_define(Table* table, int32_t id, const char* name, uint32_t name_bytes, const engine_meta* meta) noexcept nogil:
-    """A DEFINE entry: from now on `name` travels as bit `id`. False without memory, or if the id or the name has another."""
+    """Execute a DEFINE entry: from now on `name` travels as bit `id`. False without memory, or if the id or the name has another
+    partner."""
     cdef Record* record = table_record(table, name, name_bytes)
     cdef Op* op
     if record == NULL or (record.id >= 0 and record.id != id) or (table.by_id[id] != NULL and table.by_id[id] != record):
@@ -248,7 +254,8 @@ cdef bint table_define(Table* table, int32_t id, const char* name, uint32_t name
 
 
 cdef int table_evict(Table* table, int32_t id) noexcept nogil:
-    """An EVICT entry: the id is about to mean something else. What was submitted under it goes up again as a request."""
+    """Execute an EVICT entry: the id is about to get another name. An operation in flight under it is sent again as a request.
+    OK, or NO_ROOM: try again."""
     cdef Record* record = table.by_id[id]
     cdef rank_page* page = table.segment.mine
     cdef uint64_t mask = <uint64_t>1 << (id & 63)
@@ -256,11 +263,12 @@ cdef int table_evict(Table* table, int32_t id) noexcept nogil:
     if record == NULL:
         return Status.OK
     op = record.inflight
-    if op != NULL and not load32_relaxed(&op.flags) & OP_TAKEN:     # what a lane has taken was scheduled: it is only not done
-        # Changed metadata has gone up as a request already, which the coordinator read, or will, after it forgot the id.
+    if op != NULL and not load32_relaxed(&op.flags) & OP_TAKEN:     # a taken one was scheduled: it is only not done
+        # An operation with changed metadata was sent as a request already: the coordinator reads that after it has forgotten the
+        # id.
         if not op.requested and write_request(table, record, op) != Status.OK:
             return Status.NO_ROOM
-        store_release(&page.ready[id >> 6], page.ready[id >> 6] ^ mask)     # taken back: equal to the phase again
+        store_release(&page.ready[id >> 6], page.ready[id >> 6] ^ mask)     # taken back: the bit equals the phase again
         store_release(&page.arrivals, page.arrivals + 1)
     if bit(page.awaited, id):
         store_relaxed(&page.awaited[id >> 6], page.awaited[id >> 6] ^ mask)
@@ -273,12 +281,12 @@ cdef int table_evict(Table* table, int32_t id) noexcept nogil:
 
 
 cdef bint table_brought_by_all(Table* table, int32_t id) noexcept nogil:
-    """Whether every rank that has not joined, and that this one sees, has toggled the bit of `id` as often as this one: the
-    arrival that completes a set."""
+    """Return whether every rank that this one sees, and that has not joined, has toggled the bit of `id` as often as this one.
+    This rank's submission then completes the name. True without an id."""
     cdef uint64_t mine
     cdef int r
     if id < 0:
-        return True             # a request: only the coordinator can tell
+        return True             # only the coordinator knows who has requested a name
     mine = load_relaxed(&table.segment.mine.ready[id >> 6])
     for r in range(table.segment.size):
         if r != table.segment.rank and visible(table.segment, r) and not away(table.segment, r) and (

@@ -1,6 +1,6 @@
-"""The records of a rank's timeline: a ring in the process's own memory, and totals.
+"""Records of a rank's timeline: a ring in the process's own memory, and totals.
 
-Written under the engine's lock, read without it (tracer.pyx) by one thread at a time.
+Written under the engine's lock; read without it by one thread at a time (tracer.pyx).
 """
 from libc.stdint cimport int32_t, uint32_t, uint64_t, uint8_t
 
@@ -16,12 +16,12 @@ cdef enum:
     TRACE_RING = 1 << 21        # bytes of the ring
 
 cdef enum RecordType:
-    RECORD_PAD = 0              # the reader goes on at the ring's start
-    RECORD_NAME = 1             # NameRecord, then the text
-    RECORD_ENTRY = 2            # EntryRecord, then its TensorRecords
-    RECORD_WAIT = 3             # SpanRecord: some caller was blocked
-    RECORD_STEP = 4             # SpanRecord: from the end of one step to the next
-    RECORD_SAMPLE = 5           # SampleRecord, then its device_slices
+    RECORD_PAD = 0              # padding: the reader goes on at the ring's start
+    RECORD_NAME = 1             # NameRecord, followed by the text
+    RECORD_ENTRY = 2            # EntryRecord, followed by its TensorRecords
+    RECORD_WAIT = 3             # SpanRecord: a time in which some caller was blocked
+    RECORD_STEP = 4             # SpanRecord: the time from the end of one step to the end of the next
+    RECORD_SAMPLE = 5           # SampleRecord, followed by its device_slices
 
 cdef struct RecordHead:
     uint32_t bytes              # length of the whole record, a multiple of 8
@@ -38,39 +38,39 @@ cdef struct SpanRecord:
 cdef struct EntryRecord:
     RecordHead head
     uint64_t sequence, nbytes, closed, started, ended
-    uint64_t[3] first, last, spent      # by stage, as stage_first .. of Executor; 0 for a stage that had nothing to do
+    uint64_t[3] first, last, spent      # by stage, as Executor.stage_first, _last and _spent; 0: the stage had nothing to do
     uint32_t items
     uint8_t type, kind, algorithm, wire
 
-cdef struct TensorRecord:       # `items` of them follow an EntryRecord
+cdef struct TensorRecord:       # `items` of these follow an EntryRecord
     uint64_t submitted, nbytes
-    uint64_t arrival            # the rank that was last, and its lateness, packed: see lateness.pxd
+    uint64_t arrival            # rank that submitted last and its lateness, packed: see arrival_last in segment.pxd
     uint32_t name, unused
 
-cdef struct SampleRecord:       # of an entry on a GPU
+cdef struct SampleRecord:       # a sampled entry on a GPU
     RecordHead head
     uint64_t sequence, nbytes, error_ns
     uint64_t slices
 
-cdef struct Totals:             # of a recording, whether all of it has lines in the file or not
+cdef struct Totals:             # totals of a recording, including what has no lines in the file
     uint64_t entries, tensors, nbytes, steps
-    uint64_t busy_ns            # time in entries
-    uint64_t blocked_ns         # time in which some caller was blocked
-    uint64_t exposed_ns         # time in which both held
-    uint64_t dropped            # records for which the ring had no room
+    uint64_t busy_ns            # nanoseconds in entries
+    uint64_t blocked_ns         # nanoseconds in which some caller was blocked
+    uint64_t exposed_ns         # nanoseconds in which both held
+    uint64_t dropped            # number of records for which the ring had no room
 
 cdef struct Trace:
-    Recording recording         # in progress, or the last one
-    uint32_t recordings         # recordings that were ever begun
-    char* ring                  # TRACE_RING bytes; NULL: no recording was ever begun
-    uint64_t head               # atomic: bytes ever written; the reader acquires
-    uint64_t tail               # atomic: bytes ever read; the writer acquires
-    uint32_t names              # numbers ever given to names
-    uint32_t names_before       # of these, numbers given in earlier recordings
-    Totals totals               # the times in it are 0: `overlap` has them
-    Overlap overlap             # since this recording began
-    uint64_t step_begun         # when the last step ended, or the recording began
-    TokenBucket spans               # lines for waits and steps
+    Recording recording         # the recording in progress, or else the last one
+    uint32_t recordings         # number of recordings ever begun
+    char* ring                  # malloc'ed, TRACE_RING bytes; NULL: no recording was ever begun
+    uint64_t head               # atomic: bytes ever written, by the lock's holder with release; the reader acquires
+    uint64_t tail               # atomic: bytes ever read, by the reader with release; the writer acquires
+    uint32_t names              # number of names ever numbered: the last number given
+    uint32_t names_before       # value of `names` when this recording began; smaller numbers belong to earlier recordings
+    Totals totals               # its times are 0 while recording: `overlap` has them
+    Overlap overlap             # overlap since this recording began
+    uint64_t step_begun         # end of the last step, or start of the recording
+    TokenBucket spans               # budget of lines for waits, steps and samples
 
 cdef int trace_start(Trace* t, uint64_t now, uint64_t rate, uint64_t saved) noexcept nogil
 cdef void trace_stop(Trace* t, uint64_t now) noexcept nogil
@@ -86,29 +86,29 @@ cdef void trace_step(Trace* t, uint64_t now) noexcept nogil
 cdef Totals trace_totals(Trace* t, uint64_t now) noexcept nogil
 
 cdef enum:
-    MARKS = 4096                # marks that are remembered
-    SOURCE_TRAFFIC = -1         # source of a mark that the traffic has made, and no optimizer
+    MARKS = 4096                # number of marks that are remembered
+    SOURCE_TRAFFIC = -1         # `source` of a mark that traffic has made, not an optimizer
 
 cdef struct Mark:
     uint64_t time               # nanoseconds, monotonic
-    uint64_t waited             # nanoseconds for which callers were blocked in the engine, since its start
-    uint64_t busy               # nanoseconds in which a tensor was ready on all ranks and not done, while `timed`; else 0
+    uint64_t waited             # nanoseconds for which callers were blocked in the engine since its start
+    uint64_t busy               # with `timed`: nanoseconds in which some tensor was ready on all ranks and not done; else 0
     uint64_t nbytes             # bytes of all batches since the engine's start
     uint32_t knob_version       # version of the knobs on the last entry before the mark
-    int32_t source              # number of the optimizer whose step has ended, or SOURCE_TRAFFIC
+    int32_t source              # number of the optimizer that has ended a step, or SOURCE_TRAFFIC
 
 cdef struct Marks:
     Mark* ring                  # malloc'ed, MARKS of them; NULL: nobody tunes
     uint64_t count              # marks ever written: the last is at (count - 1) % MARKS
-    # Marks of the traffic, where no optimizer marks steps: at most one of `anchor` and `window` is set.
-    Record* anchor              # pinned: every `every`-th end of this tensor is a mark; NULL: none is
-    uint32_t window             # every so many tensors there is a mark; 0: there is none
-    uint32_t every
+    # Marks that traffic makes where no optimizer marks steps: at most one of `anchor` and `window` is set.
+    Record* anchor              # pinned name: every `every`-th end of an operation of this name makes a mark; NULL: no anchor
+    uint32_t window             # number of tensors after which there is a mark; 0: no window
+    uint32_t every              # with `anchor`: number of its ends for one mark
     uint32_t passed             # ends of the anchor, or tensors, since the last mark
-    bint due                    # whether the entry in progress ends with a mark
-    uint32_t timed              # atomic: whether busy time is counted
-    uint64_t busy               # nanoseconds of busy periods that are over
-    uint64_t since              # nanoseconds, monotonic: when the current busy period began; 0: there is none
+    bint due                    # whether the entry in progress ends with a mark; written by the driver's role
+    uint32_t timed              # atomic: whether `busy` is counted
+    uint64_t busy               # nanoseconds of the busy periods that have ended
+    uint64_t since              # start of the busy period in progress, nanoseconds, monotonic; 0: there is none
 
 cdef int marks_open(Marks* m) noexcept nogil
 cdef void marks_close(Marks* m) noexcept nogil

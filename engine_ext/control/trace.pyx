@@ -1,6 +1,7 @@
-"""Recording for the timeline. Off, it costs its callers one branch; on, how much is recorded is bounded by a rate.
+"""Recording for the timeline. While it is off, it costs its callers one branch; while it is on, a rate bounds how much is
+recorded.
 
-Which entries are recorded the coordinator decides (lateness.pyx), so that all ranks record the same ones; totals count every
+The coordinator decides which entries are recorded (lateness.pyx), so that all ranks record the same ones; totals count every
 entry. A record is written when its entry is done, under the engine's lock. `head` and `tail` make the ring a queue between the
 lock's holder and the one reader.
 """
@@ -21,11 +22,11 @@ from engine_ext.platform.token_bucket cimport bucket_has
 from engine_ext.shared.layout cimport ENTRY_BATCH
 
 cdef enum:
-    SHORTEST_WAIT = 10000       # ns: shorter waits are counted, and not drawn
+    SHORTEST_WAIT = 10000       # nanoseconds: shorter waits are counted and not drawn
 
 
 cdef int trace_start(Trace* t, uint64_t now, uint64_t rate, uint64_t saved) noexcept nogil:
-    """Begin a recording, with the lines of `saved` nanoseconds in hand. The reader has read all of the last one. -1 without
+    """Begin a recording, with a budget saved up over `saved` nanoseconds. The reader has read all of the last one. -1 without
     memory."""
     if t.ring == NULL:
         t.ring = <char*>malloc(TRACE_RING)
@@ -38,11 +39,12 @@ cdef int trace_start(Trace* t, uint64_t now, uint64_t rate, uint64_t saved) noex
     t.recording.saved_since = age_ns(now, saved)
     t.spans.level, t.spans.filled = 0, t.recording.saved_since
     store_relaxed(&t.recording.rate, rate)
-    store32_release(&t.recording.on, t.recordings)        # pairs with the coordinator's acquire: what it reads is in place
+    store32_release(&t.recording.on, t.recordings)        # pairs with the coordinator's acquire: the fields that it reads are set
     return 0
 
 
 cdef void trace_stop(Trace* t, uint64_t now) noexcept nogil:
+    """End the recording: freeze its totals. The records stay for the reader."""
     t.totals, t.overlap.blocked = trace_totals(t, now), 0
     store32_release(&t.recording.on, 0)
 
@@ -53,15 +55,15 @@ cdef void trace_close(Trace* t) noexcept nogil:
 
 
 cdef char* reserve(Trace* t, uint64_t nbytes) noexcept nogil:
-    """Room for a record at `head`; NULL, and counted, if the reader is behind."""
+    """Return room for a record of `nbytes` at `head`; NULL, and counted as dropped, if the reader is behind."""
     cdef uint64_t place = t.head % TRACE_RING, left = TRACE_RING - t.head % TRACE_RING
     cdef uint64_t pad = left if left < nbytes else 0
     cdef RecordHead* head
-    if t.head + pad + nbytes - load_acquire(&t.tail) > TRACE_RING:         # pairs with the reader's release: it has read
+    if t.head + pad + nbytes - load_acquire(&t.tail) > TRACE_RING:         # pairs with the reader's release: it has read them
         t.totals.dropped += 1
         return NULL
     if pad:
-        head = <RecordHead*>(t.ring + place)    # records are multiples of 8 bytes: there is room for a head
+        head = <RecordHead*>(t.ring + place)    # records are multiples of 8 bytes: a head fits
         head.bytes, head.type = <uint32_t>pad, RecordType.RECORD_PAD
         store_release(&t.head, t.head + pad)
         place = 0
@@ -69,11 +71,12 @@ cdef char* reserve(Trace* t, uint64_t nbytes) noexcept nogil:
 
 
 cdef void publish(Trace* t, uint64_t nbytes) noexcept nogil:
+    """Publish a record of `nbytes` that was written at `head`."""
     store_release(&t.head, t.head + nbytes)     # pairs with the reader's acquire: the record is whole
 
 
 cdef uint32_t number_of(Trace* t, Record* record) noexcept nogil:
-    """A name's number in this recording, told to the reader the first time; 0: no room."""
+    """Return a name's number in this recording; the first time, write a NameRecord. 0: the ring has no room."""
     cdef uint64_t nbytes = (sizeof(NameRecord) + record.name_bytes + 7) & ~<uint64_t>7
     cdef NameRecord* out
     if record.traced > t.names_before:
@@ -92,13 +95,14 @@ cdef uint32_t number_of(Trace* t, Record* record) noexcept nogil:
 
 cdef void trace_entry(Trace* t, const engine_entry* entry, Op** batch, const Executor* x, uint64_t started,
                       uint64_t closed) noexcept nogil:
-    """A recorded entry is done, which was closed at `closed`; 0: nobody knows here. Its operations still have their names."""
+    """Record an entry that is done. `closed`: when its batch was closed, 0: not known here. Its operations still have their
+    names."""
     cdef uint64_t nbytes = sizeof(EntryRecord) + entry.items * sizeof(TensorRecord)
     cdef const uint64_t* arrivals = <const uint64_t*>entry + entry.words - entry.items
     cdef EntryRecord* out
     cdef TensorRecord* tensor
     cdef uint32_t i
-    for i in range(entry.items):                # names before the entry that mentions them
+    for i in range(entry.items):                # names come before the entry that mentions them
         if number_of(t, batch[i].record) == 0:
             return
     out = <EntryRecord*>reserve(t, nbytes)
@@ -111,7 +115,7 @@ cdef void trace_entry(Trace* t, const engine_entry* entry, Op** batch, const Exe
     out.type, out.kind, out.algorithm = entry.type, entry.kind, entry.algorithm
     if entry.type == ENTRY_BATCH:
         out.wire = entry.meta.wire
-    if entry.type == ENTRY_BATCH and x.timed:   # else it is not this entry's
+    if entry.type == ENTRY_BATCH and x.timed:   # else the executor's times are another entry's
         memcpy(out.first, x.stage_first, sizeof(out.first))
         memcpy(out.last, x.stage_last, sizeof(out.last))
         memcpy(out.spent, x.stage_spent, sizeof(out.spent))
@@ -123,6 +127,7 @@ cdef void trace_entry(Trace* t, const engine_entry* entry, Op** batch, const Exe
 
 
 cdef void record_span(Trace* t, RecordType type, uint64_t begun, uint64_t ended) noexcept nogil:
+    """Record a wait or a step, if the budget of lines allows it."""
     cdef SpanRecord* out
     if not bucket_has(&t.spans, load_relaxed(&t.recording.rate), ended):
         return
@@ -135,7 +140,7 @@ cdef void record_span(Trace* t, RecordType type, uint64_t begun, uint64_t ended)
 
 
 cdef void trace_sample(Trace* t, const device_sample* sample) noexcept nogil:
-    """A sampled entry on a GPU, some of whose stages are known by the host's clock. The caller holds the lock."""
+    """Record a sampled entry on a GPU, for which the host's clock knows some stages. The caller holds the lock."""
     cdef uint64_t slices = <uint64_t>sample.n_slices * sizeof(device_slice), nbytes = sizeof(SampleRecord) + slices
     cdef SampleRecord* out
     if not t.recording.on or not bucket_has(&t.spans, load_relaxed(&t.recording.rate), now_ns()):
@@ -152,20 +157,22 @@ cdef void trace_sample(Trace* t, const device_sample* sample) noexcept nogil:
 
 
 cdef void trace_step(Trace* t, uint64_t now) noexcept nogil:
+    """Record the step that ends `now`."""
     t.totals.steps += 1
     record_span(t, RecordType.RECORD_STEP, t.step_begun, now)
     t.step_begun = now
 
 
 cdef uint32_t trace_wait_begins(Trace* t, uint64_t now) noexcept nogil:
-    """A caller is blocked. Returns the recording that knows of it, or 0."""
+    """Note that a caller is blocked. Return the number of the recording that knows of it, or 0."""
     if t.recording.on:
         overlap_wait_begins(&t.overlap, max(now, t.recording.since))
     return t.recording.on
 
 
 cdef void trace_wait_ends(Trace* t, uint32_t recording, uint64_t now) noexcept nogil:
-    if recording == t.recording.on and overlap_wait_ends(&t.overlap, now) >= SHORTEST_WAIT:   # else it began before
+    """Note that a caller's wait is over, and record it if it is the last of those that overlap."""
+    if recording == t.recording.on and overlap_wait_ends(&t.overlap, now) >= SHORTEST_WAIT:   # else it began earlier
         record_span(t, RecordType.RECORD_WAIT, t.overlap.blocked_since, now)
 
 
@@ -174,7 +181,7 @@ cdef void trace_entry_begins(Trace* t, uint64_t now) noexcept nogil:
 
 
 cdef void trace_entry_ends(Trace* t, const engine_entry* entry, uint64_t now) noexcept nogil:
-    """Any entry that moved data, recorded or not."""
+    """Count an entry that moved data, recorded or not."""
     t.totals.entries += 1
     t.totals.tensors += entry.items
     t.totals.nbytes += entry.bytes
@@ -182,7 +189,7 @@ cdef void trace_entry_ends(Trace* t, const engine_entry* entry, uint64_t now) no
 
 
 cdef Totals trace_totals(Trace* t, uint64_t now) noexcept nogil:
-    """As they stand, a wait in progress included."""
+    """Return the totals, including a wait in progress."""
     cdef Totals totals = t.totals
     if t.recording.on:
         totals.blocked_ns, totals.busy_ns = overlap_blocked(&t.overlap, now), t.overlap.busy_ns
@@ -192,10 +199,10 @@ cdef Totals trace_totals(Trace* t, uint64_t now) noexcept nogil:
 
 # ---- marks of steps ---------------------------------------------------------------------------------------------------------
 
-# Marks at the ends of steps. Nobody tunes: one branch for an entry, and one for a pass of rank 0's driver.
+# Marks at the ends of steps. While nobody tunes, they cost one branch for an entry, and one for a pass of rank 0's driver.
 
 cdef int marks_open(Marks* m) noexcept nogil:
-    """-1 without memory."""
+    """Allocate the ring of marks; 0, or -1 without memory."""
     if m.ring == NULL:
         m.ring = <Mark*>calloc(MARKS, sizeof(Mark))
     return 0 if m.ring != NULL else -1
@@ -207,7 +214,7 @@ cdef void marks_close(Marks* m) noexcept nogil:
 
 
 cdef void marks_add(Marks* m, int32_t source, uint32_t knob_version, uint64_t waited, uint64_t nbytes) noexcept nogil:
-    """A step has ended. Of the traffic: the caller holds the driver's role, too."""
+    """Add a mark: a step of `source` has ended. For SOURCE_TRAFFIC the caller also holds the driver's role."""
     cdef Mark* mark = &m.ring[m.count % MARKS]
     mark.time, mark.source, mark.knob_version, mark.waited, mark.nbytes = now_ns(), source, knob_version, waited, nbytes
     mark.busy = 0
@@ -218,7 +225,7 @@ cdef void marks_add(Marks* m, int32_t source, uint32_t knob_version, uint64_t wa
 
 
 cdef void marks_pass(Marks* m, Op** batch, uint32_t items) noexcept nogil:
-    """The operations of an entry are about to be finished."""
+    """Count operations that are about to be finished towards the next mark of the traffic."""
     cdef uint32_t k
     if m.anchor != NULL:
         for k in range(items):
@@ -232,7 +239,7 @@ cdef void marks_pass(Marks* m, Op** batch, uint32_t items) noexcept nogil:
 
 
 cdef void marks_busy(Marks* m, bint busy) noexcept nogil:
-    """Whether anything is ready on all ranks, and not done, from now on. The caller holds the driver's role."""
+    """Note whether any tensor is ready on all ranks and not done, from now on. The caller holds the driver's role."""
     if busy and m.since == 0:
         m.since = now_ns()
     elif not busy and m.since:

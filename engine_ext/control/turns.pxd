@@ -1,4 +1,4 @@
-"""The turns of process sets on the GPU: one order, on all ranks, of what their GPUs do for the world and for all sets."""
+"""Turns of process sets on the GPU: one order, on all ranks, of GPU work for the world and all sets."""
 from libc.stdint cimport uint64_t
 
 from engine_ext.control.state cimport State

@@ -1,12 +1,12 @@
-"""The turns of process sets on the GPU: one order, on all ranks, of what their GPUs do for the world and for all sets.
+"""Turns of process sets on the GPU: one order, on all ranks, of GPU work for the world and all sets.
 
-NCCL's kernels of two communicators wait for each other if two ranks have them in different orders. Schedules of sets are not
-ordered among themselves, but the world's is one order that every rank executes. So whenever the coordinator of a set has handed
-an entry of device tensors to its own lane, it asks the world's coordinator for a turn, by a request; that appends a TURN
-(requests.pyx) to the world's schedule; and every rank of the set tells its lane, which then takes the next item of that set.
-The k-th turn of a set is its k-th item on every rank, since all of them execute its schedule in the same order.
+NCCL's kernels of two communicators wait for each other if two ranks have them in different orders. The schedules of sets have no
+common order, but the world's schedule is one order that every rank executes. So a set's coordinator that has handed an entry of
+GPU tensors to its own lane requests a turn from the world's coordinator. That one appends a TURN (requests.pyx) to the world's
+schedule. Every rank of the set then tells its lane to take the next item of that set. The k-th turn of a set is its k-th item on
+every rank, because all of them execute its schedule in the same order.
 
-Nobody waits for a turn but a lane, and its items of the set behind it. docs/architecture/gpu.md says why that always ends.
+Only a lane waits for a turn, and the set's later items behind it. docs/architecture/gpu.md says why that always ends.
 """
 from libc.stdint cimport uint64_t
 
@@ -19,7 +19,7 @@ from engine_ext.shared.segment cimport abort_world, gone, wake
 
 
 cdef void turns_enter(State* world, device_queue* queue) noexcept nogil:
-    """From now on a set has turns."""
+    """Add a set's queue to the world's list: the set has turns from now on."""
     pthread_mutex_lock(&world.lock)
     queue.next = world.queues
     store_pointer(<void**>&world.queues, queue)
@@ -27,6 +27,7 @@ cdef void turns_enter(State* world, device_queue* queue) noexcept nogil:
 
 
 cdef void turns_leave(State* world, device_queue* queue) noexcept nogil:
+    """Remove a set's queue from the world's list, if it is there."""
     cdef device_queue** link = &world.queues
     pthread_mutex_lock(&world.lock)
     while link[0] != NULL and link[0] != queue:
@@ -37,7 +38,7 @@ cdef void turns_leave(State* world, device_queue* queue) noexcept nogil:
 
 
 cdef void turns_hand(State* world, device_queue* queue) noexcept nogil:
-    """This rank has given its lane another item of a set."""
+    """Count an item of a set that this rank has given its lane."""
     pthread_mutex_lock(&world.lock)
     if queue.handed <= queue.given:
         queue.since = patience_at(world.clock, now_ns())
@@ -47,7 +48,8 @@ cdef void turns_hand(State* world, device_queue* queue) noexcept nogil:
 
 
 cdef bint request_turns(State* world) noexcept nogil:
-    """Ask for the turns that are wanted, as far as there is room for requests. Whether for all. The caller holds the lock."""
+    """Request the turns that are wanted, as far as there is room for requests. Return whether that was all. The caller holds the
+    lock."""
     cdef device_queue* queue = world.queues
     while queue != NULL:
         while queue.asked < queue.wanted:
@@ -59,7 +61,7 @@ cdef bint request_turns(State* world) noexcept nogil:
 
 
 cdef void turns_want(State* world, device_queue* queue) noexcept nogil:
-    """On a set's coordinator: it needs a turn more."""
+    """Request one more turn. Called on a set's coordinator."""
     cdef bint room
     pthread_mutex_lock(&world.lock)
     queue.wanted += 1
@@ -70,7 +72,7 @@ cdef void turns_want(State* world, device_queue* queue) noexcept nogil:
 
 
 cdef void turns_retry(State* world) noexcept nogil:
-    """The world's coordinator has read requests of this rank: there is room for those that found none."""
+    """Repeat the requests that found no room, after the world's coordinator has read some of this rank's."""
     cdef uint64_t head
     cdef bint asked
     if load_pointer(<void**>&world.queues) == NULL:
@@ -85,7 +87,7 @@ cdef void turns_retry(State* world) noexcept nogil:
 
 
 cdef void turns_give(State* world, const engine_entry* entry) noexcept nogil:
-    """A TURN entry: the lane takes the next item of that set, if this rank is in it."""
+    """Execute a TURN entry: the lane takes the next item of that set, if this rank is in it."""
     cdef device_queue* queue
     cdef bint done = True
     pthread_mutex_lock(&world.lock)
@@ -102,7 +104,7 @@ cdef void turns_give(State* world, const engine_entry* entry) noexcept nogil:
 
 
 cdef bint lacks_turns(State* world) noexcept nogil:
-    """Whether an item of this rank waits for its turn. The caller holds the lock."""
+    """Return whether an item of this rank waits for its turn. The caller holds the lock."""
     cdef const device_queue* queue = world.queues
     while queue != NULL:
         if queue.handed > queue.given:
@@ -112,12 +114,12 @@ cdef bint lacks_turns(State* world) noexcept nogil:
 
 
 cdef void turns_look_for_left(State* world) noexcept nogil:
-    """End the world if its coordinator has left, and an item waits for a turn that nobody gives."""
+    """End the world if its coordinator has left while an item waits for a turn, which nobody can give any more."""
     cdef bint lacking
     if load_pointer(<void**>&world.queues) == NULL or not gone(&world.segment, COORDINATOR):
         return
     if load_acquire(&world.segment.mine.cursor) != load_acquire(&world.segment.coordinator.tail):
-        return                      # it may be among the entries that are still to be executed
+        return                      # the turn may be among the entries that are still to be executed
     pthread_mutex_lock(&world.lock)
     lacking = lacks_turns(world)
     pthread_mutex_unlock(&world.lock)
@@ -127,7 +129,7 @@ cdef void turns_look_for_left(State* world) noexcept nogil:
 
 
 cdef bint turns_are_late(State* world, uint64_t seen, uint64_t limit_ns) noexcept nogil:
-    """Whether an item of this rank has had no turn for so long, nor any before it."""
+    """Return whether an item of some set has waited `limit_ns` without any turn of that set."""
     cdef const device_queue* queue
     cdef bint late = False
     pthread_mutex_lock(&world.lock)
