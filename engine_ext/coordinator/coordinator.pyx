@@ -1,7 +1,7 @@
 """The coordinator. It reads readiness and requests, closes batches and appends entries; it never waits and never fails.
 
-Whoever holds rank 0's driver role calls it; its state needs no lock. When the schedule is full it appends nothing, sets
-`append_again`, and readiness stays where it is: in the bits and in the names with open requests.
+The holder of rank 0's driver role calls it; its state needs no lock. When the schedule is full it appends nothing and sets
+`append_again`; readiness stays where it is, in the bits and in the names with open requests.
 """
 from libc.stdio cimport snprintf
 from libc.stdlib cimport calloc, free, malloc
@@ -34,6 +34,7 @@ cdef enum:
 
 
 cdef int coordinator_open(Coordinator* c, Segment* segment, const patience* clock, const engine_knobs* knobs) noexcept nogil:
+    """Initialize a coordinator; OK or NO_MEMORY. The caller closes it in both cases."""
     cdef int32_t i
     memset(c, 0, sizeof(Coordinator))
     c.segment = c.writer.segment = segment
@@ -54,7 +55,7 @@ cdef int coordinator_open(Coordinator* c, Segment* segment, const patience* cloc
             or c.joined == NULL):
         return Status.NO_MEMORY
     for i in range(IDS):
-        c.free_ids[i] = IDS - 1 - i         # the stack gives out the lowest first: few words to scan
+        c.free_ids[i] = IDS - 1 - i         # the lowest id comes first: few words to scan
     c.free_count = IDS
     return Status.OK
 
@@ -77,7 +78,8 @@ cdef void coordinator_close(Coordinator* c) noexcept nogil:
 
 
 cdef bint append_error(Coordinator* c, NameState* name, const char* text, int text_bytes) noexcept nogil:
-    """Tell every rank that an operation cannot be done, and why: ranks mean different things, or the call of one has failed."""
+    """Append an ERROR: an operation cannot be done because ranks disagree, or because a rank's call has failed. False: the
+    schedule is full."""
     cdef uint32_t words = <uint32_t>(sizeof(engine_entry) + name.name_bytes + text_bytes + 7) // 8
     cdef engine_entry* entry = schedule_reserve(&c.writer, words)
     cdef char* body
@@ -88,7 +90,7 @@ cdef bint append_error(Coordinator* c, NameState* name, const char* text, int te
     entry.meta.fault = FAULT_CALL if name.failures else FAULT_NONE
     for r in range(c.segment.size):
         if entry.meta.root == 0 and name.requests[r] != NULL and name.requests[r].text != NULL and name.requests[r].meta.root:
-            entry.meta.root = r + 1     # it waits for those who wait for this operation
+            entry.meta.root = r + 1     # it waits for ranks that wait for this operation
     entry.name_bytes, entry.bytes = <int32_t>name.name_bytes, <uint64_t>text_bytes
     body = <char*>entry + sizeof(engine_entry)
     memcpy(body, name.name, name.name_bytes)
@@ -99,6 +101,7 @@ cdef bint append_error(Coordinator* c, NameState* name, const char* text, int te
 
 
 cdef bint append_definition(Coordinator* c, NameState* name, const engine_meta* meta, int32_t id) noexcept nogil:
+    """Append a DEFINE for a name. False: the schedule is full."""
     cdef uint32_t words = <uint32_t>(sizeof(engine_entry) + name.name_bytes + 7) // 8
     cdef engine_entry* entry = schedule_reserve(&c.writer, words)
     if entry == NULL:
@@ -112,7 +115,7 @@ cdef bint append_definition(Coordinator* c, NameState* name, const engine_meta* 
 
 
 cdef bint resolve_requests(Coordinator* c, NameState* name) noexcept nogil:
-    """Define and queue a name that every rank has submitted, at least one by a request, or report how they disagree.
+    """Define and queue a name that every rank has submitted, at least one by a request; or append an ERROR if they disagree.
 
     False: try again later.
     """
@@ -133,7 +136,7 @@ cdef bint resolve_requests(Coordinator* c, NameState* name) noexcept nogil:
         return True
     for r in range(c.segment.size):
         if not c.joined[r] and sent_by(name, r).shared != meta.shared:
-            meta.shared = -1            # not in the arena everywhere, or not at the same place: a private tensor
+            meta.shared = -1            # not in the arena everywhere, or not at one place: it counts as private
             break
     if id < 0:
         if c.free_count == 0:
@@ -144,7 +147,7 @@ cdef bint resolve_requests(Coordinator* c, NameState* name) noexcept nogil:
             return False
         frozen_dissolve(c, name)
         if (meta.wire == WIRE_TUNED or meta.wire == WIRE_TUNED8) and operation_of(&meta).reduces:
-            store_relaxed(&c.tuned, c.tuned + 1)        # the tuner looks
+            store_relaxed(&c.tuned, c.tuned + 1)        # the tuner reads it
             if meta.wire == WIRE_TUNED8 and can_be_coded(&meta) and c.segment.hosts > 1:
                 store_relaxed(&c.tuned_coded, c.tuned_coded + 1)
     if first:
@@ -152,7 +155,7 @@ cdef bint resolve_requests(Coordinator* c, NameState* name) noexcept nogil:
         c.by_id[id] = name
         c.defined[id >> 6] |= <uint64_t>1 << (id & 63)
         c.words = max(c.words, (id >> 6) + 1)
-        # No rank has toggled a bit for it: appending flips the phase of every member, so start one flip away.
+        # No rank has toggled a bit for it. Appending flips the phase of every member, so the phase starts one flip away.
         c.phase[id >> 6] ^= <uint64_t>1 << (id & 63)
     name.id, name.meta = id, meta
     if not enqueue(c, name, first):
@@ -162,13 +165,13 @@ cdef bint resolve_requests(Coordinator* c, NameState* name) noexcept nogil:
 
 
 cdef inline int64_t load_rows(Coordinator* c, const NameState* name, int rank, bint first) noexcept nogil:
-    """Load the number that `rank` submitted with `name`: from its request the `first` time, since then from its page."""
+    """Return the number that `rank` submitted with `name`: from its request the `first` time, later from its page."""
     return name.requests[rank].rows if first else <int64_t>load_relaxed(&c.segment.pages[rank].rows[name.id])
 
 
 cdef bint count_rows(Coordinator* c, NameState* name, bint first) noexcept nogil:
-    """Store the rows of each rank, and their bytes. False without memory, or if a rank says what cannot be, which ends the
-    world."""
+    """Store the rows of each rank, and their bytes in `nbytes`. False without memory, or if a rank reports an impossible number,
+    which ends the world."""
     cdef uint64_t nbytes = 0
     cdef int r
     if name.rows == NULL:
@@ -185,9 +188,9 @@ cdef bint count_rows(Coordinator* c, NameState* name, bint first) noexcept nogil
 
 
 cdef bint enqueue(Coordinator* c, NameState* name, bint first) noexcept nogil:
-    """Put a name that every rank has submitted into the open batch, with what varies per call.
+    """Put a name that every rank has submitted into the open batch or its frozen batch, with the values that vary per call.
 
-    The `first` time it comes from the requests, since no rank knew the id; then from the ranks' pages.
+    The `first` time these come from the requests, since no rank knew the id; later from the ranks' pages.
     """
     cdef const Operation* operation = operation_of(&name.meta)
     cdef int r
@@ -199,7 +202,7 @@ cdef bint enqueue(Coordinator* c, NameState* name, bint first) noexcept nogil:
         name.aligns = c.joined_count == 0
         for r in range(c.segment.size if name.aligns else 0):
             name.aligns &= load_rows(c, name, r, first) != 0
-    if operation.optional or name.meta.device:      # on GPUs whoever has joined needs memory for what comes
+    if operation.optional or name.meta.device:      # on GPUs a rank that has joined needs memory for what it receives
         for r in range(c.segment.size):
             name.absent += absent(c, name, r)
     if waiting(c) == 0:
@@ -212,7 +215,7 @@ cdef bint enqueue(Coordinator* c, NameState* name, bint first) noexcept nogil:
 
 
 cdef void open_queue(Coordinator* c, NameState* name) noexcept nogil:
-    """Put a name that is ready on all ranks, and marked so in `queued`, behind the open batch."""
+    """Append a name to the open batch. It is ready on all ranks, and marked so in `queued`."""
     if c.queue_count == 0:
         c.queue_since = time_of_step(c)
     c.queue[c.queue_count] = name.id
@@ -221,7 +224,7 @@ cdef void open_queue(Coordinator* c, NameState* name) noexcept nogil:
 
 
 cdef bint find_ready(Coordinator* c) noexcept nogil:
-    """Queue every defined name whose bit all ranks but those that have joined have toggled; whether there was any."""
+    """Queue every defined name whose bit was toggled by all ranks that have not joined. Return whether there was any."""
     cdef uint64_t[ID_WORDS] fresh
     cdef uint64_t ready, any_fresh = 0
     cdef int32_t w, id
@@ -234,11 +237,11 @@ cdef bint find_ready(Coordinator* c) noexcept nogil:
             if ready == 0:
                 break
             if c.joined[r]:
-                continue            # its bits follow the entries, and say nothing
+                continue            # its bits follow the entries, and tell nothing
             ready &= load_acquire(&c.segment.pages[r].ready[w]) ^ c.phase[w]     # pairs with announce_op(): rows, absent, data
         fresh[w] = ready
         any_fresh |= ready
-    # A request with changed metadata is on its ring before its bit is set, so look there after the bits are read.
+    # A request with changed metadata is on its ring before its bit is set, so the rings are read after the bits.
     for r in range(c.segment.size):
         if requests_wait(c, r):
             requests_drain(c, r)
@@ -264,7 +267,7 @@ cdef extern from * nogil:
 
 
 cdef bint coordinator_unseen(Coordinator* c) noexcept nogil:
-    """Whether some rank has submitted, or begun to wait, since the last step."""
+    """Return whether some rank has submitted, or begun to wait, since the last step."""
     cdef int r
     for r in range(c.segment.size):
         if load_acquire(&c.segment.pages[r].arrivals) + load_acquire(&c.segment.pages[r].waits) != load_relaxed(&c.scanned[r]):
@@ -273,7 +276,7 @@ cdef bint coordinator_unseen(Coordinator* c) noexcept nogil:
 
 
 cdef inline bint brought_by_all(const Coordinator* c, const NameState* name) noexcept nogil:
-    """Whether every rank that has not joined has requested a name. A rank whose call has failed may have joined since."""
+    """Return whether every rank that has not joined has requested a name. A rank whose call has failed may have joined since."""
     cdef int r
     if name.brought + c.joined_count < c.segment.size:
         return False
@@ -284,7 +287,7 @@ cdef inline bint brought_by_all(const Coordinator* c, const NameState* name) noe
 
 
 cdef void see_joined(Coordinator* c) noexcept nogil:
-    """Which ranks have joined. What a rank submitted before that is visible after this: all of it is done."""
+    """Note which ranks have joined. All submissions of a rank before its join are visible after this, and done."""
     cdef uint64_t latest = 0, since
     cdef bint joined
     cdef int r
@@ -292,7 +295,7 @@ cdef void see_joined(Coordinator* c) noexcept nogil:
     for r in range(c.segment.size):
         joined = load_acquire(&c.segment.pages[r].joined) != 0             # pairs with driver_join
         if joined and not c.joined[r]:
-            since = load_relaxed(&c.segment.pages[r].joined_at)     # only of those that are seen together
+            since = load_relaxed(&c.segment.pages[r].joined_at)     # compared only among ranks that are seen together
             if since >= latest:
                 c.last_joined, latest = r, since
         c.joined[r] = joined
@@ -300,7 +303,8 @@ cdef void see_joined(Coordinator* c) noexcept nogil:
 
 
 cdef bint append_joined(Coordinator* c) noexcept nogil:
-    """All have joined: let them go, and look at no submission of theirs until every one of them knows."""
+    """Append a JOINED, as all ranks have joined, and read no submissions until all ranks have passed it. False: the schedule is
+    full."""
     cdef engine_entry* entry = schedule_reserve(&c.writer, sizeof(engine_entry) // 8)
     if entry == NULL:
         return False
@@ -312,7 +316,7 @@ cdef bint append_joined(Coordinator* c) noexcept nogil:
 
 
 cdef void coordinator_turn(Coordinator* c, const engine_knobs* knobs) noexcept nogil:
-    """Put knobs into force. What is queued will travel as they say, and counts so."""
+    """Put knobs into force. Queued tensors will travel by them, so their bytes are counted anew."""
     cdef NameState* name
     cdef int32_t i
     c.knobs, c.queue_bytes = knobs[0], 0
@@ -324,7 +328,7 @@ cdef void coordinator_turn(Coordinator* c, const engine_knobs* knobs) noexcept n
 
 
 cdef bint coordinator_step(Coordinator* c) noexcept nogil:
-    """Do all that can be done now; whether anything was appended. Never waits."""
+    """Do all that can be done now, without waiting. Return whether anything was appended."""
     cdef Segment* segment = c.segment
     cdef uint64_t tail = c.writer.tail, seen, steps
     cdef bint changed = c.append_again
@@ -340,9 +344,9 @@ cdef bint coordinator_step(Coordinator* c) noexcept nogil:
     for r in range(segment.size):
         seen = load_acquire(&segment.pages[r].arrivals) + load_acquire(&segment.pages[r].waits)     # pairs with announce_op()
         if seen != c.scanned[r]:
-            store_relaxed(&c.scanned[r], seen)             # others than the role's holder look, in coordinator_unseen
+            store_relaxed(&c.scanned[r], seen)             # coordinator_unseen reads it without the role
             changed = True
-            engine_prefetch_read(segment.pages[r].ready, LINE)      # what it has written since, in the usual case of few names
+            engine_prefetch_read(segment.pages[r].ready, LINE)      # its latest writes, in the usual case of few names
             engine_prefetch_read(segment.pages[r].awaited, LINE)
     steps = load_acquire(&segment.pages[COORDINATOR].steps)
     if steps != c.step:
@@ -356,7 +360,7 @@ cdef bint coordinator_step(Coordinator* c) noexcept nogil:
         name = c.open
         while name != NULL:
             after = name.next
-            # When all have joined, what is left are failures: no rank is told of them after it has gone on.
+            # When all have joined, only failures are left; ranks must get them before they go on.
             if ((name.id < 0 or c.joined_count == segment.size) and brought_by_all(c, name)) and not resolve_requests(c, name):
                 c.append_again = True
                 wanting += c.free_count == 0
@@ -369,7 +373,7 @@ cdef bint coordinator_step(Coordinator* c) noexcept nogil:
         c.append_again = True
     if c.queue_count and not close_batches(c):
         c.append_again = True
-    # Not before the last failure is told: after a join the numbers of unnamed operations mean others.
+    # Not before the last failure is appended: after a join the numbers of unnamed operations have another meaning.
     if (c.joined_count == segment.size and waiting(c) == 0 and c.open == NULL and not c.resume_at
             and not append_joined(c)):
         c.append_again = True
@@ -377,15 +381,15 @@ cdef bint coordinator_step(Coordinator* c) noexcept nogil:
 
 
 cdef uint64_t coordinator_deadline(Coordinator* c) noexcept nogil:
-    """When the open batch has to be closed, or frozen ones looked at, in nanoseconds; 0: there is none."""
+    """Return when the open batch has to be closed, or frozen ones looked at: nanoseconds, monotonic; 0: neither."""
     cdef uint64_t when = after_ns(c.queue_since, cycle_ns(c)) if c.queue_count else 0
     cdef uint64_t look = frozen_deadline(c)
     return look if when == 0 or (look and look < when) else when
 
 
 cdef uint64_t coordinator_look_at(const Coordinator* c, uint64_t warning_ns, uint64_t limit_ns) noexcept nogil:
-    """When the first name that some rank has not submitted becomes overdue, as this process sees time pass; 0: none. A limit of
-    0 is none."""
+    """Return when the first name that some rank has not submitted becomes overdue, as this process sees time pass; 0: never. A
+    warning or limit of 0 means never."""
     cdef const NameState* name = c.open
     cdef uint64_t when = <uint64_t>-1
     while name != NULL:
@@ -398,10 +402,11 @@ cdef uint64_t coordinator_look_at(const Coordinator* c, uint64_t warning_ns, uin
 
 
 cdef int coordinator_absentee(Coordinator* c, uint64_t seen, uint64_t limit_ns, char* text, int room) noexcept nogil:
-    """A rank that has not requested what another requested `limit_ns` before `seen`; -1: none. `text` says what is missing.
+    """Return a rank that has not requested a name that another requested `limit_ns` before `seen`; -1: none. `text`: what it
+    lacks.
 
-    The request that has waited longest counts: the rank that lacks a later one may itself wait for that one. With a limit of 0
-    only ranks that have left count.
+    The request that has waited longest counts: a rank that lacks a later one may itself wait for that one. With a limit of 0 only
+    ranks that have left count.
     """
     cdef bint[MAX_RANKS] missing
     cdef NameState* name = c.open

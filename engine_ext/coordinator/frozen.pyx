@@ -1,8 +1,8 @@
 """Frozen batches: gradients on GPUs that travel together in every backward pass, or each alone.
 
 What NCCL sums depends on what travels together. So time must not decide it: a batch is appended when all of its members are
-ready, or is broken, and then each of them travels alone. docs/architecture/protocol-frozen.md, says who waits for
-whom. The caller holds rank 0's driver role.
+ready. Else it is broken, and each of them travels alone. docs/architecture/protocol-frozen.md says who waits for whom. The caller
+holds rank 0's driver role.
 """
 from libc.stdint cimport int32_t
 from libc.stdlib cimport calloc, free, malloc, qsort, realloc
@@ -18,11 +18,11 @@ from engine_ext.shared.layout cimport BATCH_ITEMS, ENTRY_FROZEN, MAX_RANKS
 from engine_ext.shared.segment cimport bit
 
 cdef enum:
-    PARTS = 8                   # batches of an optimizer, or more where the fusion threshold is less
-    LEAST_BYTES = 1 << 20       # of a batch, if the fusion threshold allows it: less is not worth a call of NCCL
-    HOLD_NS = 1000000000        # a batch to which no member comes for so long is broken, if nobody waits
-    LONGEST_HOLD_NS = 30000000000   # the same, if ranks wait for all of it
-    LOOK_NS = 1000000           # least time between two looks at what is held, while nothing comes
+    PARTS = 8                   # usual number of batches of an optimizer; more where the fusion threshold is smaller
+    LEAST_BYTES = 1 << 20       # least size of a batch, if the fusion threshold allows it: less is not worth a call of NCCL
+    HOLD_NS = 1000000000        # a batch without a new member for so long is broken, if no rank waits
+    LONGEST_HOLD_NS = 30000000000   # the same, if ranks wait for all that they have submitted
+    LOOK_NS = 1000000           # least time between two looks at held batches, while nothing comes
 
 
 # ---- what a batch is made of --------------------------------------------------------------------------------------------------
@@ -33,10 +33,12 @@ cdef int by_place(const void* x, const void* y) noexcept nogil:
 
 
 cdef inline uint64_t bytes_now(const Coordinator* c, const NameState* name) noexcept nogil:
+    """Return the bytes of a name as it would travel now."""
     return <uint64_t>wire_bytes(&name.meta, wire_now(c, &name.meta))
 
 
 cdef void free_batch(FrozenBatch* batch) noexcept nogil:
+    """Free a batch; its members have none afterwards."""
     cdef int32_t k
     for k in range(batch.count):
         batch.members[k].batch = NULL
@@ -54,7 +56,8 @@ cdef void free_batches(Optimizer* o) noexcept nogil:
 
 
 cdef NameState** of_round(const Coordinator* c, const Optimizer* o, int32_t* count) noexcept nogil:
-    """The gradients that came in an optimizer's round, in the order in which rank 0 first submitted them; NULL without memory."""
+    """Return the gradients that came in an optimizer's round, in the order in which rank 0 first submitted them. The caller frees
+    the array. NULL without memory."""
     cdef NameState** found = <NameState**>malloc((<size_t>o.came + 1) * sizeof(NameState*))
     cdef NameState* name = o.names
     count[0] = 0
@@ -70,8 +73,8 @@ cdef NameState** of_round(const Coordinator* c, const Optimizer* o, int32_t* cou
 
 
 cdef FrozenBatch* make_batch(Coordinator* c, NameState** names, int32_t left, uint64_t limit) noexcept nogil:
-    """A batch of the first of `names`, of which there are `left`, and of those behind it that fuse with it, up to the first that
-    would make it larger than `limit`. Members have a batch from then on. NULL without memory."""
+    """Make a batch of the first of `names` (there are `left`), and of the later ones that fuse with it, up to the first that
+    would make it larger than `limit`. Sets `batch` of its members. NULL without memory."""
     cdef FrozenBatch* batch = <FrozenBatch*>calloc(1, sizeof(FrozenBatch))
     cdef uint64_t nbytes = 0, more
     cdef NameState** fitting
@@ -98,7 +101,8 @@ cdef FrozenBatch* make_batch(Coordinator* c, NameState** names, int32_t left, ui
 
 
 cdef void make_batches(Coordinator* c, Optimizer* o) noexcept nogil:
-    """Make an optimizer's batches anew, of what came in its round. Without memory there are none, and the next round tries."""
+    """Make an optimizer's batches anew, of the gradients that came in its round. Without memory it has none, and the next round
+    tries again."""
     cdef int32_t count = 0, k
     cdef uint64_t nbytes = 0, limit
     cdef FrozenBatch* batch
@@ -129,7 +133,7 @@ cdef void make_batches(Coordinator* c, Optimizer* o) noexcept nogil:
 # ---- rounds -------------------------------------------------------------------------------------------------------------------
 
 cdef Optimizer* optimizer_of(Coordinator* c, NameState* name) noexcept nogil:
-    """Whose gradient a name is, which the optimizer knows from then on; NULL without memory."""
+    """Return the optimizer whose gradient a name is, and list the name there; NULL without memory."""
     cdef Optimizer* o = c.optimizers
     if name.optimizer != NULL:
         return name.optimizer
@@ -145,7 +149,7 @@ cdef Optimizer* optimizer_of(Coordinator* c, NameState* name) noexcept nogil:
 
 
 cdef void let_go(Coordinator* c, FrozenBatch* batch) noexcept nogil:
-    """Break a batch: those of its members that are held go to the open batch."""
+    """Break a batch: its held members go to the open batch."""
     cdef NameState* name
     cdef int32_t k
     for k in range(batch.count):
@@ -153,18 +157,18 @@ cdef void let_go(Coordinator* c, FrozenBatch* batch) noexcept nogil:
         if name.held:
             name.held = False
             c.held -= 1
-            name.nbytes = bytes_now(c, name)        # compression may have been turned since
+            name.nbytes = bytes_now(c, name)        # compression may have changed since
             open_queue(c, name)
     batch.here, batch.broken = 0, True
 
 
 cdef void begin_round(Coordinator* c, Optimizer* o) noexcept nogil:
-    """A gradient has come that came in this round: the next one has begun, on every rank."""
+    """Begin an optimizer's next round, because a gradient came that had come in this round. It has begun on every rank."""
     cdef FrozenBatch* batch = o.batches
     cdef bint kept = False
     while batch != NULL:
         if batch.here == batch.count:
-            kept = True                 # the schedule is full: it goes as it is, and the batches are made anew another time
+            kept = True                 # the schedule was full: it travels as it is, and the batches are made anew another time
         elif batch.here:
             let_go(c, batch)
         batch = batch.next
@@ -180,7 +184,7 @@ cdef void begin_round(Coordinator* c, Optimizer* o) noexcept nogil:
 
 
 cdef bint frozen_hold(Coordinator* c, NameState* name) noexcept nogil:
-    """A name is ready on all ranks: whether it is held for the others of its batch."""
+    """Hold a name that is ready on all ranks for the others of its batch. Return whether it is held."""
     cdef Optimizer* o
     cdef FrozenBatch* batch
     if not is_frozen(c, name):
@@ -206,8 +210,8 @@ cdef bint frozen_hold(Coordinator* c, NameState* name) noexcept nogil:
 
 
 cdef uint64_t longest_hold(uint64_t warning_ns, uint64_t limit_ns) noexcept nogil:
-    """How long a batch is held for a rank that is late: half of what comes first of warning and limit, each of which is 0 for
-    never. By then its members travel, and what is told is which gradient the rank lacks."""
+    """Return how long a batch is held for a late rank: half of the smaller of warning and limit (each 0 for never), at most
+    LONGEST_HOLD_NS. After that its members travel, and a report names the gradient that the rank lacks."""
     cdef uint64_t longest = LONGEST_HOLD_NS
     if warning_ns:
         longest = min(longest, warning_ns // 2)
@@ -217,8 +221,8 @@ cdef uint64_t longest_hold(uint64_t warning_ns, uint64_t limit_ns) noexcept nogi
 # ---- the end of a batch -------------------------------------------------------------------------------------------------------
 
 cdef bint append_batch(Coordinator* c, FrozenBatch* batch) noexcept nogil:
-    """Append a batch whose members are all here. What no rank has moves nothing: it goes to the open batch. False: the schedule
-    is full."""
+    """Append a batch whose members are all ready. Members that no rank has move nothing, and go to the open batch. False: the
+    schedule is full."""
     cdef NameState* name
     cdef uint64_t nbytes = 0
     cdef int32_t items = 0, k
@@ -243,7 +247,7 @@ cdef bint append_batch(Coordinator* c, FrozenBatch* batch) noexcept nogil:
 
 
 cdef bint is_awaited(const Coordinator* c, const FrozenBatch* batch) noexcept nogil:
-    """Whether a thread of any rank waits for a member that is held."""
+    """Return whether a thread of any rank waits for a held member."""
     cdef int32_t k
     cdef int r
     for k in range(batch.count):
@@ -253,26 +257,27 @@ cdef bint is_awaited(const Coordinator* c, const FrozenBatch* batch) noexcept no
     return False
 
 
-cdef struct Ended:              # ranks that have ended their pass: they wait for all that they have submitted
+cdef struct Ended:              # ranks that have ended their backward pass: they wait for all that they have submitted
     int[MAX_RANKS] ranks
     int count
 
 
 cdef void find_ended(const Coordinator* c, Ended* ended) noexcept nogil:
+    """Find the ranks that have ended their pass."""
     cdef int r
     ended.count = 0
     for r in range(c.segment.size if c.held else 0):
-        if load32_acquire(&c.segment.pages[r].wait_all):        # pairs with driver_wait_for_all: before the bits are looked at
+        if load32_acquire(&c.segment.pages[r].wait_all):        # pairs with driver_wait_for_all: read before the bits
             ended.ranks[ended.count] = r
             ended.count += 1
 
 
 cdef bint cannot_fill(Coordinator* c, const FrozenBatch* batch, const Ended* ended) noexcept nogil:
-    """Whether a rank that has ended its pass has not submitted a member: from there it does not come. Nor does one that was
-    scheduled in this pass without its batch, which was made meanwhile."""
+    """Return whether a rank that has ended its pass has not submitted a member, and so will not in this pass. A member that was
+    scheduled in this pass without its batch, which was made meanwhile, counts likewise."""
     cdef int32_t k
     cdef int i
-    # A member that is held was submitted in this pass, so these are no waits of an earlier one.
+    # A held member was submitted in this pass, so these are no waits of an earlier pass.
     for k in range(batch.count if ended.count else 0):
         for i in range(0 if batch.members[k].held else ended.count):
             if withheld(c, batch.members[k], ended.ranks[i]):
@@ -281,7 +286,7 @@ cdef bint cannot_fill(Coordinator* c, const FrozenBatch* batch, const Ended* end
 
 
 cdef bint anything_awaited(const Coordinator* c) noexcept nogil:
-    """Whether a thread of any rank waits for anything that is ready on all ranks and not scheduled."""
+    """Return whether a thread of any rank waits for a name that is ready on all ranks and not scheduled."""
     cdef int32_t w
     cdef int r
     for r in range(c.segment.size):
@@ -292,7 +297,7 @@ cdef bint anything_awaited(const Coordinator* c) noexcept nogil:
 
 
 cdef bint is_over(Coordinator* c, const FrozenBatch* batch, uint64_t now, const Ended* ended, bint awaited) noexcept nogil:
-    """Whether a batch of which some members are here is not to be held any longer. `awaited`: something is."""
+    """Return whether a batch with some members ready is to be broken. `awaited`: a thread waits for some held or queued name."""
     if awaited and is_awaited(c, batch):
         return True
     if cannot_fill(c, batch, ended):
@@ -301,7 +306,7 @@ cdef bint is_over(Coordinator* c, const FrozenBatch* batch, uint64_t now, const 
 
 
 cdef bint frozen_close(Coordinator* c, bint changed) noexcept nogil:
-    """Append the batches that are whole, and break those that are not to be held any longer. `changed`: ranks have submitted
+    """Append the batches that are complete, and break those that are not to be held any longer. `changed`: ranks have submitted
     something, or begun to wait, since the last look. False: the schedule is full and something is left."""
     cdef uint64_t now = now_ns()
     cdef bint awaited = changed and anything_awaited(c), room = True, turned
@@ -311,7 +316,7 @@ cdef bint frozen_close(Coordinator* c, bint changed) noexcept nogil:
     find_ended(c, &ended)
     while o != NULL:
         batch = o.batches
-        turned = o.compression != c.knobs.compression       # what fused may not do so any more
+        turned = o.compression != c.knobs.compression       # tensors that fused may not do so any more
         while batch != NULL:
             if batch.here == batch.count and not turned:
                 room = room and append_batch(c, batch)
@@ -324,14 +329,14 @@ cdef bint frozen_close(Coordinator* c, bint changed) noexcept nogil:
 
 
 cdef uint64_t frozen_deadline(const Coordinator* c) noexcept nogil:
-    """When what is held has to be looked at again, in nanoseconds; 0: nothing is."""
+    """Return when held batches have to be looked at again: nanoseconds, monotonic; 0: none is held."""
     return after_ns(c.looked, max(cycle_ns(c), <uint64_t>LOOK_NS)) if c.held else 0
 
 
 # ---- names that change, or go -------------------------------------------------------------------------------------------------
 
 cdef void frozen_dissolve(Coordinator* c, NameState* name) noexcept nogil:
-    """The metadata of a name changes: its batch is no more, and others are made when the round ends."""
+    """Remove the batch of a name whose metadata changes; others are made when the round ends."""
     cdef FrozenBatch* batch = name.batch
     cdef FrozenBatch** link
     if batch == NULL:
@@ -347,7 +352,7 @@ cdef void frozen_dissolve(Coordinator* c, NameState* name) noexcept nogil:
 
 
 cdef void frozen_forget(Coordinator* c, NameState* name) noexcept nogil:
-    """A name is about to be freed."""
+    """Remove a name that is about to be freed from its optimizer."""
     cdef NameState** link
     if name.optimizer == NULL:
         return
@@ -360,7 +365,7 @@ cdef void frozen_forget(Coordinator* c, NameState* name) noexcept nogil:
 
 
 cdef void frozen_free(Coordinator* c) noexcept nogil:
-    """Free what there is of all that."""
+    """Free all optimizers and batches."""
     cdef Optimizer* o
     while c.optimizers != NULL:
         o = c.optimizers

@@ -1,13 +1,13 @@
-"""When a batch closes, and what goes into it."""
+"""Fusion: when the open batch closes, and which tensors travel in one entry."""
 from libc.stdint cimport int32_t, uint32_t, uint64_t, uint8_t
 
 from engine_ext.coordinator.coordinator cimport Coordinator, StoreChooser
 from engine_ext.shared.layout cimport engine_meta
 
 cdef enum:
-    MOST_LEFT_OUT = 1 << 18     # operations without a name that a rank may be behind another one
+    MOST_LEFT_OUT = 1 << 18     # most unnamed operations by which a rank may be behind another one
 
-# Why the world ends if it is further behind.
+# The reason with which the world ends if a rank is further behind.
 cdef const char* TOO_MANY_UNNAMED
 
 cdef bint close_batches(Coordinator* c) noexcept nogil

@@ -1,9 +1,8 @@
 """Fusion: when the open batch closes, and which tensors travel in one entry.
 
-A batch never mixes what cannot be reduced by one pass: kind, dtype, compression, operation, root, scales, shared or private.
-Where compression is tuned, the knob that is in force when an entry is appended is what its tensors travel as.
-Tensors that no rank submitted are told so in a SKIP entry and move no data. Gradients on GPUs have batches of their own
-(frozen.pyx).
+A batch never mixes tensors that one pass cannot reduce: kind, dtype, compression, operation, root, scales, shared or private must
+be equal. Where compression is tuned, tensors travel by the knob in force when their entry is appended. Tensors that no rank has
+are listed in a SKIP entry and move no data. Gradients on GPUs have batches of their own (frozen.pyx).
 """
 from libc.stdint cimport int64_t
 from libc.string cimport memcpy, memset
@@ -29,7 +28,8 @@ cdef const char* TOO_MANY_UNNAMED = b"it has reported a number of unnamed operat
 
 
 cdef bint somebody_waits(Coordinator* c) noexcept nogil:
-    """Whether a thread of any rank waits for a member of the open batch, or for nothing that is not in it."""
+    """Return whether a thread of any rank waits for a member of the open batch, or for all of its rank's operations while each of
+    those is in the batch."""
     cdef rank_page* page
     cdef NameState* name
     cdef uint64_t outstanding
@@ -38,7 +38,7 @@ cdef bint somebody_waits(Coordinator* c) noexcept nogil:
     for r in range(c.segment.size):
         page = c.segment.pages[r]
         if load32_relaxed(&page.wait_requests):
-            return True         # for a name that has no bit yet: it may be any of them
+            return True         # for a name without a bit: it may be any of the batch
         for w in range(c.words):
             if c.queued[w] & load_relaxed(&page.awaited[w]):
                 return True
@@ -67,39 +67,39 @@ cdef int find_close_reason(Coordinator* c) noexcept nogil:
 
 
 cdef inline bint in_place(Coordinator* c, const engine_meta* meta) noexcept nogil:
-    """Whether a tensor is reduced where the ranks share it. What is compressed must travel."""
+    """Return whether a tensor is reduced in place, in the arena that the ranks share. A compressed tensor must travel."""
     return meta.shared >= 0 and wire_now(c, meta) == 0 and c.segment.hosts == 1
 
 
 cdef bint can_fuse(Coordinator* c, const NameState* a, const NameState* b) noexcept nogil:
-    """Whether `b` may travel in an entry that `a` opened."""
+    """Return whether `b` may travel in an entry that `a` opened."""
     cdef const engine_meta* x = &a.meta
     cdef const engine_meta* y = &b.meta
     if x.kind != y.kind or operation_of(x).alone or (a.absent == c.segment.size) != (b.absent == c.segment.size):
         return False
     if a.absent < c.segment.size and (is_frozen(c, a) or is_frozen(c, b)):
-        return False            # a gradient on a GPU that has no company which is always the same
+        return False            # a gradient on a GPU outside its frozen batch travels alone
     return are_compatible(c, x, y)
 
 
 cdef bint choose_alike(Coordinator* c, const engine_meta* x, const engine_meta* y) noexcept nogil:
-    """Whether the algorithm that is chosen for one of two can carry the other. A group is called by its first tensor's dtype, and
-    others of its tensors may have dtypes that can neither be coded nor be summed with that one by a carrier."""
+    """Return whether the algorithm that is chosen for one of two descriptions can carry the other. A group goes by its first
+    tensor's dtype; its other tensors may have dtypes that cannot be coded, or that a carrier cannot sum with that one."""
     if wire_now(c, x) == WIRE_FP8 and is_coded_whole(x) != is_coded_whole(y):
         return False
     return not c.segment.crews.summing or has_one_dtype(x) == has_one_dtype(y)
 
 
 cdef bint are_compatible(Coordinator* c, const engine_meta* x, const engine_meta* y) noexcept nogil:
-    """Whether one pass can reduce, or one call move, tensors of two descriptions of the same kind."""
+    """Return whether one pass can reduce, or one call move, tensors of two descriptions of the same kind."""
     return (x.dtype == y.dtype and x.device == y.device and wire_now(c, x) == wire_now(c, y) and x.op == y.op and x.root == y.root
             and x.prescale == y.prescale and x.postscale == y.postscale and in_place(c, x) == in_place(c, y)
             and choose_alike(c, x, y)) or not operation_of(x).moves
 
 
 cdef void align_unnamed(Coordinator* c, engine_entry* entry) noexcept nogil:
-    """Write on a barrier's entry how many unnamed operations of each kind the rank with the most of them has submitted.
-    The ranks' only threads wait in the barrier, so the numbers stand still. One that no rank can have ends the world."""
+    """Write on a barrier's entry, for each kind, the largest number of unnamed operations that a rank has submitted. The numbers
+    stand still: the ranks' only threads wait in the barrier. A number that no rank can have ends the world."""
     cdef uint64_t[KINDS] most
     cdef uint64_t number
     cdef int r, kind
@@ -117,7 +117,8 @@ cdef void align_unnamed(Coordinator* c, engine_entry* entry) noexcept nogil:
 
 
 cdef uint8_t stores_of(Coordinator* c, const engine_entry* entry) noexcept nogil:
-    """The kind of store for an entry. What is measured is two-shot; what stays in the cache, or in place, has no choice."""
+    """Return the kind of store for an entry. Measurements choose for two-shot entries; other algorithms use cached stores unless
+    the knob says otherwise."""
     if entry.algorithm in (ALGORITHM_ONE_SHOT, ALGORITHM_SHARED, ALGORITHM_DEVICE, ALGORITHM_BLOCKS):
         return STORES_CACHED
     if c.knobs.stores != STORES_AUTO:
@@ -128,7 +129,7 @@ cdef uint8_t stores_of(Coordinator* c, const engine_entry* entry) noexcept nogil
 
 
 cdef bint append(Coordinator* c, const int32_t* ids, int32_t items, uint64_t nbytes, uint32_t flags) noexcept nogil:
-    """One entry with these flags for `ids`, which fuse. False: the schedule is full."""
+    """Append one entry with `flags` for `ids`, which fuse. False: the schedule is full."""
     cdef NameState* name = c.by_id[ids[0]]
     cdef const Operation* operation = operation_of(&name.meta)
     cdef uint32_t id_words = <uint32_t>(items + 1) // 2
@@ -149,7 +150,7 @@ cdef bint append(Coordinator* c, const int32_t* ids, int32_t items, uint64_t nby
     if row_words:
         memcpy(<void*>entry_rows(entry), name.rows, row_words * sizeof(int64_t))
     if entry.meta.device:
-        entry.algorithm, entry.chunk = ALGORITHM_DEVICE, SLOT_BYTES     # of what ranks tell each other first
+        entry.algorithm, entry.chunk = ALGORITHM_DEVICE, SLOT_BYTES     # SLOT_BYTES is the chunk of the exchange before it
     else:
         operation.choose(entry, &c.knobs, &c.segment.crews)
         entry.chunk = whole_chunk(entry.chunk)
@@ -174,7 +175,7 @@ cdef bint append(Coordinator* c, const int32_t* ids, int32_t items, uint64_t nby
 
 
 cdef bint close_batches(Coordinator* c) noexcept nogil:
-    """If the open batch is due, append it, as one entry for each set that fuses, none above the fusion threshold.
+    """Append the open batch if it is due: one entry for each set of tensors that fuse, none above the fusion threshold.
 
     False: the schedule is full and something that is due is left.
     """
@@ -189,7 +190,7 @@ cdef bint close_batches(Coordinator* c) noexcept nogil:
         first = c.by_id[c.queue[0]]
         kept = items = 0
         nbytes = 0
-        # Members to the front of the queue, the others to `scratch`; both keep their order.
+        # Members of the entry go to the front of the queue, the others to `scratch`; both keep their order.
         for i in range(c.queue_count):
             name = c.by_id[c.queue[i]]
             if items == 0 or (can_fuse(c, first, name) and items < BATCH_ITEMS
@@ -212,22 +213,23 @@ cdef bint close_batches(Coordinator* c) noexcept nogil:
 
 # ---- kind of store ----------------------------------------------------------------------------------------------------------
 
-# Which kind of store a batch uses.
+# The kind of store that a batch uses.
 #
-# Who pays for a cached store is the reader, so only whole entries tell, and what they tell changes while a virtual machine's
-# cores move about. Each size class keeps, for both kinds, the best recent time per byte. The better one is used; the other is
-# tried again now and then, more often at first. A bad minute is forgotten because the remembered minimum drifts towards what is
-# measured, slowly: one late rank must not make a kind look bad.
+# The reader pays for a cached store, so only whole entries can be compared, and their times change while a virtual machine's
+# cores move about. Each size class keeps the best recent time per byte of both kinds. The better kind is used; the other is tried
+# again now and then, more often at first. The remembered minimum drifts slowly towards what is measured, so a bad minute is
+# forgotten, and one late rank does not make a kind look bad.
 
 cdef enum:
-    FIRST_TRIALS = 6        # alternate at first
-    YOUNG = 128             # uses of a class
-    TRY_AGAIN_YOUNG = 8     # then give the other kind one in so many
-    TRY_AGAIN = 32
-    SMALLEST = 16           # below 64 KiB everything is in the cache anyway
+    FIRST_TRIALS = 6        # uses of a class in which the kinds alternate
+    YOUNG = 128             # uses after which a class is not young any more
+    TRY_AGAIN_YOUNG = 8     # in a young class, one use in so many is of the other kind
+    TRY_AGAIN = 32          # the same in an older class
+    SMALLEST = 16           # least size class that has a choice: below 64 KiB everything is in the cache
 
 
 cdef int size_class(uint64_t nbytes) noexcept nogil:
+    """Return the size class of a batch: the logarithm of its bytes to base 2, rounded down."""
     cdef int k = 0
     while nbytes > 1 and k < CLASSES - 1:
         nbytes >>= 1
@@ -236,6 +238,7 @@ cdef int size_class(uint64_t nbytes) noexcept nogil:
 
 
 cdef uint8_t stores_choose(StoreChooser* chooser, uint64_t nbytes) noexcept nogil:
+    """Return STORES_CACHED or STORES_STREAMING for an entry of `nbytes`, and count the use."""
     cdef int k = size_class(nbytes)
     cdef uint64_t n = chooser.uses[k]
     cdef uint64_t period = TRY_AGAIN_YOUNG if n < YOUNG else TRY_AGAIN
@@ -250,6 +253,7 @@ cdef uint8_t stores_choose(StoreChooser* chooser, uint64_t nbytes) noexcept nogi
 
 
 cdef void stores_measured(StoreChooser* chooser, uint64_t nbytes, uint8_t stores, uint64_t ns) noexcept nogil:
+    """Note that an entry of `nbytes` with this kind of store took `ns`."""
     cdef double* best
     cdef double rate
     if nbytes == 0 or stores > 1:

@@ -1,8 +1,8 @@
-"""Which entries a timeline records, who submitted each of their tensors last, and what is counted of arrivals.
+"""Lateness: which entries a timeline records, which rank submitted each of their tensors last, and the counters of arrivals.
 
-A rank says when it submitted in its request, or beside its bit while `recording` is set; the clock is the coordinator's.
-Entries are recorded as long as rank 0's budget of lines lasts, the same ones on every rank. The caller holds rank 0's driver
-role.
+A rank sends its time of submission in its request, or writes it beside its bit while `recording` is set; the clock is the
+coordinator's. Entries are recorded as long as rank 0's budget of lines lasts, the same ones on every rank. The caller holds rank
+0's driver role.
 """
 from engine_ext.coordinator.coordinator cimport time_of_step
 from engine_ext.platform.atomics cimport load32_acquire, load_relaxed
@@ -12,7 +12,7 @@ from engine_ext.shared.layout cimport ARRIVAL_LAST_BITS, ARRIVAL_WAIT_BITS, rank
 
 
 cdef void lateness_decide(Coordinator* c, uint64_t now) noexcept nogil:
-    """Whether what becomes ready from now on is recorded."""
+    """Decide whether tensors that become ready from now on are recorded."""
     c.recording = load32_acquire(&c.timeline.on) != 0
     if c.recording:
         c.recorded.filled = max(c.recorded.filled, c.timeline.saved_since)
@@ -20,7 +20,7 @@ cdef void lateness_decide(Coordinator* c, uint64_t now) noexcept nogil:
 
 
 cdef void lateness_note(Coordinator* c, NameState* name) noexcept nogil:
-    """All ranks have submitted `name`; requests that announced it are still open."""
+    """Note which rank submitted `name` last, and how late. All ranks have submitted it; its requests are still open."""
     cdef uint64_t earliest = <uint64_t>-1, latest = 0, late, when
     cdef rank_page* page
     cdef int r, last = -1
@@ -33,7 +33,7 @@ cdef void lateness_note(Coordinator* c, NameState* name) noexcept nogil:
         else:
             page = c.segment.pages[r]
             when = load_relaxed(&page.brought[name.id])
-            if when < c.timeline.since or when <= name.closed:     # of an earlier round: this time the rank did not know
+            if when < c.timeline.since or when <= name.closed:     # of an earlier round: this time the rank did not write it
                 continue
         if when == 0:
             continue
@@ -45,7 +45,7 @@ cdef void lateness_note(Coordinator* c, NameState* name) noexcept nogil:
 
 
 cdef void lateness_append(Coordinator* c, engine_entry* entry, const int32_t* ids) noexcept nogil:
-    """Close a recorded entry: its last words say who was last with each of its members."""
+    """Complete a recorded entry: its last words say which rank submitted each of its members last."""
     cdef uint64_t* arrivals = <uint64_t*>entry + entry.words - entry.items
     cdef uint64_t wait
     cdef NameState* name
@@ -63,8 +63,8 @@ cdef void lateness_append(Coordinator* c, engine_entry* entry, const int32_t* id
 
 
 cdef uint64_t lateness_earliest(const Coordinator* c, const NameState* name) noexcept nogil:
-    """When the first rank submitted `name`, as its open requests say, or else what stands beside its bit; 0: no rank did, or
-    one does not know by this clock."""
+    """Return when the first rank submitted `name`, by its open requests or by the words beside its bit. 0: no rank did, or one
+    does not know the time by this clock."""
     cdef uint64_t earliest = <uint64_t>-1
     cdef int r
     for r in range(c.segment.size):
@@ -78,7 +78,7 @@ cdef uint64_t lateness_earliest(const Coordinator* c, const NameState* name) noe
 
 
 cdef void lateness_count(Coordinator* c, engine_entry* entry, const NameState* last) noexcept nogil:
-    """Say on an entry when the first rank submitted the last of its members: each rank counts by how much it was later."""
+    """Write on an entry when the first rank submitted the last of its members. Each rank counts by how much it was later."""
     entry.earliest = last.earliest if last.earliest else lateness_earliest(c, last)
     if entry.earliest:
         tally(c.counters_page.negotiation_ns, age_ns(time_of_step(c), entry.earliest))

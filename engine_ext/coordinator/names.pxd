@@ -1,11 +1,11 @@
 """Names in a hash table: those of a rank (table.pyx), and those of the coordinator."""
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 
-cdef struct Named:          # what a Record and a coordinator's NameState begin with
-    Named* chain            # of its hash bucket
-    char* name              # ends with a zero that does not count
+cdef struct Named:          # the first fields of a Record and of a coordinator's NameState
+    Named* chain            # the next name of its hash bucket
+    char* name              # malloc'ed; a zero follows that `name_bytes` does not count
     uint32_t name_bytes
-    int32_t id              # under which the name travels as a bit; -1: the coordinator has not given one
+    int32_t id              # the id under which the name travels as a bit; -1: the coordinator has not given one
     uint64_t hash
 
 cdef struct Names:

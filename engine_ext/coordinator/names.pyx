@@ -1,4 +1,4 @@
-"""Names in a hash table with chained buckets. Its owner knows what a name stands for; `Named` is the beginning of that."""
+"""Names in a hash table with chained buckets. The table's owner gives a name its meaning, in a struct that begins with Named."""
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy
@@ -10,14 +10,14 @@ cdef enum:
 
 
 cdef bint names_open(Names* names) noexcept nogil:
-    """False without memory."""
+    """Initialize a table. False without memory."""
     names.count = 0
     names.buckets = <Named**>calloc(BUCKETS, sizeof(Named*))
     return names.buckets != NULL
 
 
 cdef void names_close(Names* names, void (*release)(void* owner, Named* named) noexcept nogil, void* owner) noexcept nogil:
-    """Forget every name; `release`, if there is one, frees what the name holds beside itself."""
+    """Remove and free every name. `release`, unless it is NULL, first frees the memory that the name's struct owns."""
     cdef Named* named
     cdef int b
     for b in range(BUCKETS if names.buckets != NULL else 0):
@@ -31,7 +31,7 @@ cdef void names_close(Names* names, void (*release)(void* owner, Named* named) n
 
 
 cdef Named* names_find(Names* names, const char* text, uint32_t text_bytes) noexcept nogil:
-    """NULL: there is none of that name."""
+    """Return the name with this text; NULL: there is none."""
     cdef uint64_t h = fnv_text(fnv_begin(), text, text_bytes)
     cdef Named* named = names.buckets[h % BUCKETS]
     while named != NULL:
@@ -42,7 +42,7 @@ cdef Named* names_find(Names* names, const char* text, uint32_t text_bytes) noex
 
 
 cdef Named* names_add(Names* names, const char* text, uint32_t text_bytes, size_t size) noexcept nogil:
-    """A new name, of `size` bytes that are zero but for the beginning; NULL without memory."""
+    """Add a new name, of `size` bytes that are zero behind Named. NULL without memory."""
     cdef Named* named = <Named*>calloc(1, size)
     cdef Named** bucket
     if named == NULL:
@@ -61,7 +61,7 @@ cdef Named* names_add(Names* names, const char* text, uint32_t text_bytes, size_
 
 
 cdef void names_remove(Names* names, Named* named) noexcept nogil:
-    """Take a name out, and free it."""
+    """Remove a name from the table, and free it."""
     cdef Named** link = &names.buckets[named.hash % BUCKETS]
     while link[0] != named:
         link = &link[0].chain

@@ -1,7 +1,7 @@
 """Reports of who waits for what, and for whom, as the coordinator sees it. The caller holds rank 0's driver role.
 
-A rank that waits knows its own half. When ranks call different collectives each waits for the others, and only the coordinator,
-which has all bits and all requests, can say so in one place.
+A waiting rank knows its own half. When ranks call different collectives each waits for the others. Only the coordinator, which
+has all bits and all requests, can report that in one place.
 
 Names that the same ranks have submitted, and the same ranks have not, are one *side*.
 """
@@ -18,16 +18,16 @@ from engine_ext.shared.segment cimport elsewhere, group_name
 
 cdef enum:
     SIDES = 8               # most sides in a report
-    SHOWN = 160             # most bytes of a name that are shown
-    HINT_BYTES = 256        # room that is kept for the hint at a report's end
+    SHOWN = 160             # most bytes of a name in a report
+    HINT_BYTES = 256        # room that is kept for the hint at the end of a report
 
 cdef struct Side:
     bint[MAX_RANKS] brought  # by rank: whether it has submitted the names of this side
-    bint[MAX_RANKS] missing  # by rank: whether it has not, and is waited for
-    const NameState* name   # the name to show: one that a thread waits for, else the one that was submitted first
+    bint[MAX_RANKS] missing  # by rank: whether it has not submitted them, and is waited for
+    const NameState* name   # the name to show: one that a thread waits for, else the one submitted first
     bint awaited            # whether a thread waits for `name`
-    int kind                # kind of `name`, as a number
-    uint64_t since          # first request of any of the names: nanoseconds of seen time; all travel as bits: 2^64 - 1, not known
+    int kind                # KIND_* of `name`
+    uint64_t since          # first request of any of the names: nanoseconds of seen time; 2^64 - 1: all travel as bits
     int names               # number of names
     bint gradients          # whether gradients of a DistributedOptimizer are among them
 
@@ -37,7 +37,8 @@ cdef struct Sides:
 
 
 cdef bint is_gradient(const NameState* name) noexcept nogil:
-    """`gradient.fc.weight`, or with the number of the optimizer, `gradient2.fc.weight`; `change` with Adasum."""
+    """Return whether a name is a gradient's: `gradient.fc.weight`; `gradient2.fc.weight` with the optimizer's number; `change`
+    with Adasum."""
     cdef uint32_t k = 8 if name.name_bytes > 8 and strncmp(name.name, "gradient", 8) == 0 else 6
     if name.name_bytes <= k or (k == 6 and strncmp(name.name, "change", 6) != 0):
         return False
@@ -74,7 +75,7 @@ cdef void add_to_side(Coordinator* c, Sides* sides, NameState* name) noexcept no
         sides.count += 1
         memset(side, 0, sizeof(Side))
         side.brought, side.missing, side.since = brought, missing, <uint64_t>-1
-    # Of names that nobody is known to wait for, the first requested: the list of open ones is newest first.
+    # Without a name that a thread waits for, the first requested is shown: the list of open names is newest first.
     if side.name == NULL or (awaited and not side.awaited) or (not side.awaited and name.listed):
         side.name, side.awaited, side.kind = name, awaited, name.meta.kind
         for r in range(size):
@@ -87,6 +88,7 @@ cdef void add_to_side(Coordinator* c, Sides* sides, NameState* name) noexcept no
 
 
 cdef void add_requested(Coordinator* c, Sides* sides) noexcept nogil:
+    """Count the names with open requests to their sides."""
     cdef NameState* name = c.open
     while name != NULL:
         add_to_side(c, sides, name)
@@ -94,7 +96,7 @@ cdef void add_requested(Coordinator* c, Sides* sides) noexcept nogil:
 
 
 cdef void add_defined(Coordinator* c, Sides* sides) noexcept nogil:
-    """Names that travel as bits, where ranks differ."""
+    """Count the names that travel as bits, where ranks differ, to their sides."""
     cdef uint64_t some, id
     cdef int32_t w
     cdef int r, k
@@ -119,11 +121,12 @@ cdef bint have_common_rank(const bint* a, const bint* b, int size) noexcept nogi
 
 
 cdef inline bint wait_for_each_other(const Side* a, const Side* b, int size) noexcept nogil:
-    """Whether each has ranks that the other waits for."""
+    """Return whether each of two sides has ranks that the other waits for."""
     return have_common_rank(a.brought, b.missing, size) and have_common_rank(a.missing, b.brought, size)
 
 
 cdef int describe_names(const Side* side, char* text, int room) noexcept nogil:
+    """Write the name to show and the number of others. Return the length."""
     cdef int at = fit(0, snprintf(text, room, "'%.*s'", <int>min(side.name.name_bytes, <uint32_t>SHOWN), side.name.name), room)
     if side.names > 1:
         at = fit(at, snprintf(text + at, room - at, " and %d more", side.names - 1), room)
@@ -131,7 +134,8 @@ cdef int describe_names(const Side* side, char* text, int room) noexcept nogil:
 
 
 cdef int describe_side(Coordinator* c, const Side* side, char* text, int room) noexcept nogil:
-    """`ranks 0, 2 wait for 'metric', which rank 1 has not submitted`; `have submitted`, unless all of them wait."""
+    """Write `ranks 0, 2 wait for 'metric', which rank 1 has not submitted`; `have submitted`, unless all of them wait. Return the
+    length."""
     cdef int at, r, bringing = 0, lacking = 0
     cdef bint wait = True
     for r in range(c.segment.size):
@@ -164,7 +168,8 @@ cdef const char* find_hint(const Sides* sides, int size) noexcept nogil:
 
 
 cdef int describe_set(Coordinator* c, char* text, int room) noexcept nogil:
-    """`in the process set of ranks 0, 2: `, or `in the group 'tp' of ranks 0, 2: `; nothing for the world."""
+    """Write `in the process set of ranks 0, 2: `, or `in the group 'tp' of ranks 0, 2: `; nothing for the world. Return the
+    length."""
     cdef const char* name = group_name(c.segment)
     cdef int at
     if c.segment.world == c.segment:
@@ -178,7 +183,8 @@ cdef int describe_set(Coordinator* c, char* text, int room) noexcept nogil:
 
 
 cdef int describe_elsewhere(Coordinator* c, const Sides* sides, char* text, int room) noexcept nogil:
-    """`; rank 1 waits in another process set`: ranks that lack a name here, and wait where this coordinator does not see."""
+    """Write `; rank 1 waits in another process set`, of ranks that lack a name here and wait where this coordinator does not see.
+    Return the length."""
     cdef bint[MAX_RANKS] away
     cdef int at = 0, count = 0, r, k
     memset(away, 0, sizeof(away))
@@ -197,7 +203,7 @@ cdef int describe_elsewhere(Coordinator* c, const Sides* sides, char* text, int 
 cdef Standoff wait_report_describe(Coordinator* c, int culprit, char* text, int room) noexcept nogil:
     """Describe all names that some ranks have submitted and others have not, those that `culprit` lacks first (-1: in any order).
 
-    NONE, and no text, if no rank lacks a name, or `culprit` none.
+    Return NONE, and no text, if no rank lacks a name, or `culprit` none.
     """
     cdef Sides sides
     cdef const char* why
@@ -229,8 +235,8 @@ cdef Standoff wait_report_describe(Coordinator* c, int culprit, char* text, int 
 
 
 cdef bint wait_report_overdue(Coordinator* c, uint64_t seen, uint64_t warning_ns, char* text, int room) noexcept nogil:
-    """Whether a name has become overdue: some ranks requested it `warning_ns` before `seen`, others have not. Then `text` has a
-    line for each side of all that is requested, as far as there is room; it is not told again."""
+    """Return whether a name has become overdue: some rank requested it `warning_ns` before `seen`, and others have not. Then
+    `text` receives a line for each side of all requested names, as far as there is room, and the names count as reported."""
     cdef Sides sides
     cdef NameState* name = c.open
     cdef bint overdue = False
@@ -260,7 +266,8 @@ cdef bint wait_report_overdue(Coordinator* c, uint64_t seen, uint64_t warning_ns
 
 
 cdef int wait_report_absentee(Coordinator* c, int rank, int32_t id) noexcept nogil:
-    """A rank that lacks `id`, which `rank` has submitted, preferably one that does not wait elsewhere; -1: none does any more."""
+    """Return a rank that lacks `id`, which `rank` has submitted, preferably one that does not wait elsewhere; -1: no rank lacks
+    it any more."""
     cdef NameState* name = c.by_id[id]
     cdef int culprit = -1, r
     if name == NULL or withheld(c, name, rank):
@@ -273,18 +280,18 @@ cdef int wait_report_absentee(Coordinator* c, int rank, int32_t id) noexcept nog
 
 # ---- mismatches -------------------------------------------------------------------------------------------------------------
 
-# Do the ranks mean the same by a name, and can it be done? If not, what each of them sent, in words. The caller holds rank 0's
-# driver role.
+# Mismatches: whether the ranks mean the same by a name, and whether it can be done. If not, a text says what each of them sent.
+# The caller holds rank 0's driver role.
 
 cdef bint is_same_meta(const engine_meta* a, const engine_meta* b) noexcept nogil:
-    """Whether two descriptions are equal but for where in the arena the tensor lies."""
+    """Return whether two descriptions are equal, apart from the tensor's place in the arena."""
     cdef engine_meta x = a[0]
     x.shared = b.shared
     return memcmp(&x, b, sizeof(engine_meta)) == 0
 
 
 cdef const engine_meta* first_present(Coordinator* c, NameState* name) noexcept nogil:
-    """The metadata that the first rank with a tensor submitted; without any, that of the first rank."""
+    """Return the metadata that the first rank with a tensor submitted; if no rank has one, that of the first rank."""
     cdef int r
     for r in range(c.segment.size):
         if not absent(c, name, r):
@@ -293,8 +300,9 @@ cdef const engine_meta* first_present(Coordinator* c, NameState* name) noexcept 
 
 
 cdef const engine_meta* counts_as(Coordinator* c, NameState* name, int rank, const engine_meta* present) noexcept nogil:
-    """The metadata that counts as `rank`'s. A rank without a gradient cannot know what the others' is: theirs counts, whether
-    it is sparse, and in the host's memory its dtype and layout. On a GPU the rank has made room for the result."""
+    """Return the metadata that counts as `rank`'s. A rank without a gradient does not know the others': theirs counts,
+    whether it is sparse, and in the host's memory its dtype and layout. On a GPU the rank has made room for the result, so
+    its own counts."""
     cdef const engine_meta* sent = sent_by(name, rank)
     cdef bint sparse = present.layout == LAYOUT_SPARSE
     cdef engine_meta x
@@ -310,7 +318,8 @@ cdef const engine_meta* counts_as(Coordinator* c, NameState* name, int rank, con
 
 
 cdef int describe_faults(Coordinator* c, NameState* name, char* text) noexcept nogil:
-    """Write what ranks sent that cannot be done, whatever the others sent, and where the call failed before it was sent."""
+    """Write what ranks sent that cannot be done whatever the others sent, and whose calls failed before they sent anything.
+    Return the length."""
     cdef bint[MAX_RANKS] one
     cdef bint failed
     cdef int at = 0, r
@@ -334,7 +343,7 @@ cdef int describe_faults(Coordinator* c, NameState* name, char* text) noexcept n
 
 
 cdef int describe_mismatch(Coordinator* c, NameState* name, const engine_meta* present, char* text) noexcept nogil:
-    """Write what each rank sent, equal ranks together. Empty when all sent the same and it can be done."""
+    """Write what each rank sent, equal ranks together. Return the length; 0: all ranks sent the same, and it can be done."""
     cdef bint[MAX_RANKS] group
     cdef bint[MAX_RANKS] shown
     cdef int at = describe_faults(c, name, text), r, q, groups = 0
@@ -361,7 +370,7 @@ cdef int describe_mismatch(Coordinator* c, NameState* name, const engine_meta* p
 
 
 cdef int describe_joined_root(Coordinator* c, const engine_meta* meta, char* text) noexcept nogil:
-    """Report a root that has joined: it has nothing to send."""
+    """Write that the root has joined, and so has nothing to send. Return the length; 0: it has not."""
     cdef int r
     for r in range(c.segment.size if operation_of(meta).rooted else 0):
         if c.joined[r] and c.segment.numbers[r] == meta.root:

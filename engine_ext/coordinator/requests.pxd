@@ -1,9 +1,9 @@
-"""What ranks have requested: the names that the coordinator knows, and the requests for them that are open."""
+"""Requests of the ranks: the names that the coordinator knows, and the open requests for them."""
 from engine_ext.coordinator.coordinator cimport Coordinator, NameState
 from engine_ext.platform.atomics cimport load_acquire
 
 cdef inline bint requests_wait(const Coordinator* c, int rank) noexcept nogil:
-    """Whether there are any of `rank` that were not taken in."""
+    """Return whether `rank` has requests that were not drained yet."""
     return load_acquire(&c.segment.pages[rank].request_head) != c.request_tail[rank]      # pairs with write_request
 
 cdef void requests_drain(Coordinator* c, int rank) noexcept nogil

@@ -1,4 +1,4 @@
-"""What ranks have requested: the names that the coordinator knows, and the requests for them that are open.
+"""Requests of the ranks: the names that the coordinator knows, and the open requests for them.
 
 The caller holds rank 0's driver role.
 """
@@ -18,7 +18,7 @@ from engine_ext.shared.segment cimport abort_world, bit, schedule_append, schedu
 
 
 cdef NameState* name_of(Coordinator* c, const char* text, uint32_t text_bytes) noexcept nogil:
-    """What is known under that name, made if it is new; NULL without memory."""
+    """Return the state of a name, made if it is new; NULL without memory."""
     cdef NameState* name = <NameState*>names_find(&c.names, text, text_bytes)
     if name == NULL:
         name = <NameState*>names_add(&c.names, text, text_bytes, sizeof(NameState))
@@ -32,6 +32,7 @@ cdef NameState* name_of(Coordinator* c, const char* text, uint32_t text_bytes) n
 
 
 cdef void requests_clear(Coordinator* c, NameState* name) noexcept nogil:
+    """Free the open requests for a name, and remove it from the list of names with such."""
     cdef NameState** link
     cdef int r
     for r in range(c.segment.size):
@@ -49,7 +50,7 @@ cdef void requests_clear(Coordinator* c, NameState* name) noexcept nogil:
 
 
 cdef Request* keep_request(const engine_request* request) noexcept nogil:
-    """A copy of a request, without its name; NULL without memory."""
+    """Return a copy of a request, without its name; NULL without memory."""
     cdef Request* kept = <Request*>calloc(1, sizeof(Request))
     if kept == NULL:
         return NULL
@@ -66,7 +67,7 @@ cdef Request* keep_request(const engine_request* request) noexcept nogil:
 
 
 cdef void requests_drain(Coordinator* c, int rank) noexcept nogil:
-    """Take in the requests of one rank, in the order in which it has made them."""
+    """Take in the requests of one rank, in the order in which it made them."""
     cdef rank_page* page = c.segment.pages[rank]
     cdef uint64_t head = load_acquire(&page.request_head)           # pairs with write_request
     cdef uint64_t tail = c.request_tail[rank]
@@ -85,9 +86,9 @@ cdef void requests_drain(Coordinator* c, int rank) noexcept nogil:
             continue
         name = name_of(c, <const char*>request + sizeof(engine_request), request.name_bytes)
         kept = keep_request(request) if name != NULL else NULL
-        if kept == NULL:                # out of memory: leave it on the ring, and see next time
+        if kept == NULL:                # out of memory: it stays on the ring until the next step
             break
-        if name.requests[rank] != NULL:         # only a rank of another host can have done so
+        if name.requests[rank] != NULL:         # only a rank of another host can have done that
             free(kept.text)
             free(kept)
             abort_world(c.segment, rank, CAUSE_RAISED, b"it has requested a name for which its request is open")
@@ -104,11 +105,11 @@ cdef void requests_drain(Coordinator* c, int rank) noexcept nogil:
         name.failures += kept.text != NULL
         tail += request.bytes
     c.request_tail[rank], c.drained = tail, True
-    store_release(&c.segment.coordinator.drained[rank], tail)       # pairs with write_request: the bytes may be reused
+    store_release(&c.segment.coordinator.drained[rank], tail)       # pairs with room_for_request: the bytes may be reused
 
 
 cdef void free_name(void* coordinator, Named* named) noexcept nogil:
-    """Free the memory of a name's state."""
+    """Free the memory that a name's state owns."""
     cdef NameState* name = <NameState*>named
     requests_clear(<Coordinator*>coordinator, name)
     free(name.requests)
@@ -116,28 +117,29 @@ cdef void free_name(void* coordinator, Named* named) noexcept nogil:
 
 
 cdef void requests_forget(Coordinator* c, NameState* name) noexcept nogil:
-    """Take a name without open requests out of the table."""
+    """Remove a name without open requests from the table."""
     frozen_forget(c, name)
     free_name(c, <Named*>name)
     names_remove(&c.names, <Named*>name)
 
 
 cdef void requests_close(Coordinator* c) noexcept nogil:
+    """Free all names and requests."""
     names_close(&c.names, free_name, c)
 
 
 # ---- eviction of ids --------------------------------------------------------------------------------------------------------
 
-# Eviction of ids: names that no rank has submitted for long are forgotten by all ranks, and requested anew if need be.
+# Eviction of ids: all ranks forget names that no rank has submitted for long, and request them anew if need be.
 #
 # The caller holds rank 0's driver role.
 
 cdef enum:
-    SAMPLE = 64                 # idle names, of which the one that was used longest ago goes
+    SAMPLE = 64                 # number of idle names from which the one that was used longest ago is evicted
 
 
 cdef NameState* oldest_idle(Coordinator* c) noexcept nogil:
-    """The name that was used longest ago among a sample of those that no rank has submitted; NULL: there is none."""
+    """Return the name that was used longest ago, among a sample of names that no rank has submitted; NULL: there is none."""
     cdef NameState* name
     cdef NameState* oldest = NULL
     cdef int tried = 0, found = 0, r
@@ -161,7 +163,7 @@ cdef NameState* oldest_idle(Coordinator* c) noexcept nogil:
 
 
 cdef void eviction_begin(Coordinator* c, int count) noexcept nogil:
-    """Start to free `count` ids, or as many as are idle; nothing while earlier ones are on their way."""
+    """Start to free `count` ids, or as many as are idle. Do nothing while earlier ones are on their way."""
     cdef engine_entry* entry
     cdef NameState* name
     if c.evicting_count:
@@ -192,12 +194,12 @@ cdef void eviction_end(Coordinator* c) noexcept nogil:
 
 # ---- turns of process sets --------------------------------------------------------------------------------------------------
 
-# The turns that process sets want on the GPU: noted and given by the world's coordinator. What they are for: turns.pyx.
+# Turns on the GPU that process sets request (turns.pyx): noted and given by the world's coordinator.
 #
 # The caller holds rank 0's driver role.
 
 cdef bint turns_note(Coordinator* c, int number) noexcept nogil:
-    """A set wants a turn. False without memory."""
+    """Note that a process set wants one more turn. False without memory."""
     cdef Turns* turns = c.turns
     while turns != NULL and turns.number != number:
         turns = turns.next
@@ -232,6 +234,7 @@ cdef bint turns_append(Coordinator* c) noexcept nogil:
 
 
 cdef void turns_close(Coordinator* c) noexcept nogil:
+    """Free the turns that were not given."""
     cdef Turns* turns
     while c.turns != NULL:
         turns = c.turns
