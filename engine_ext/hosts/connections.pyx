@@ -1,6 +1,6 @@
-"""Connections of a rank to other hosts: opened and closed, what they carry, and which ranks answer.
+"""A rank's connections to other hosts: opened and closed, the traffic on them, and which ranks answer.
 
-They were connected and proven at the start.
+The sockets were connected and authenticated at the start.
 """
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
@@ -32,8 +32,8 @@ cdef extern from "<sys/eventfd.h>" nogil:
 
 
 cdef int connections_open(Network* network, Segment* segment, const int* lanes, int sockets, const int* trunks) noexcept nogil:
-    """Take over connected sockets, -1 for none: of lanes `sockets` for each rank, of trunks one. OK or NO_MEMORY. They are the
-    caller's no more, whatever is returned; it closes the network."""
+    """Take over connected sockets, -1 for none: `lanes` has `sockets` for each rank, `trunks` one. OK or NO_MEMORY. The sockets
+    belong to the network whatever is returned, and the caller closes it."""
     cdef int most = (sockets + 1) * segment.size, k, status = Status.OK
     memset(network, 0, sizeof(Network))
     network.segment, network.lost_peer = segment, -1
@@ -74,9 +74,9 @@ cdef void add_lane(Network* network, const Segment* segment, int number, int soc
 
 
 cdef void connections_watch(Network* network, uint32_t silence_ms) noexcept nogil:
-    """Have the kernel end connections that are idle, and whose other side has not answered for so long; those on which
-    something was sent the network thread looks at. Lanes, and a process set's trunks, have half as much more: that a host is
-    gone is told by rank 0's host, over the world's trunks, before they say so."""
+    """Have the kernel end idle connections whose other side has not answered for `silence_ms`; the network thread watches those
+    on which something was sent. Lanes, and a process set's trunks, have half as much more time: rank 0's host reports a lost host
+    over the world's trunks before they do."""
     cdef bint of_world = network.world == network
     cdef int k
     network.lane_silence_ms = silence_ms + silence_ms // 2
@@ -84,11 +84,12 @@ cdef void connections_watch(Network* network, uint32_t silence_ms) noexcept nogi
     for k in range(network.lane_count, network.count):
         engine_socket_keep(network.links[k].fd, network.trunk_silence_ms)
     for k in range(network.lane_count if of_world else 0):
-        if k % network.list[0].count == 0:      # the others of a lane go the same way
+        if k % network.list[0].count == 0:      # the other sockets of a lane take the same route
             engine_socket_keep(network.links[k].fd, network.lane_silence_ms)
 
 
 cdef int add_link(Network* network, int fd, int peer) noexcept nogil:
+    """Add a link over `fd` to rank `peer`. OK, or NO_MEMORY and `fd` is closed."""
     if network.links == NULL or network.lost == NULL:
         close(fd)
         return Status.NO_MEMORY
@@ -98,8 +99,8 @@ cdef int add_link(Network* network, int fd, int peer) noexcept nogil:
 
 
 cdef bint connections_delivered(Network* network) noexcept nogil:
-    """Whether all that was to be sent has come to the other sides. After a failure nobody may be there to receive it where the
-    culprit's host is, or for the carrier."""
+    """Return whether all that was sent has reached the other sides. After a failure the culprit's host, and the carrier, are left
+    out: nobody may be there to receive it."""
     cdef const Segment* segment = network.lanes.memory.segment
     cdef uint64_t word = load_acquire(segment.abort)
     cdef int gone = segment.world.host_of[(word & 0xFFFF) - 1] if word & 0xFFFF else -1, k
@@ -110,7 +111,7 @@ cdef bint connections_delivered(Network* network) noexcept nogil:
 
 
 cdef bint connections_close(Network* network) noexcept nogil:
-    """False: the carrier may still write to the slots of ranks on other hosts."""
+    """Close all connections and free their memory. False: the carrier may still write to the slots of ranks on other hosts."""
     cdef Network closed
     cdef uint64_t one = 1
     cdef int k
@@ -137,38 +138,39 @@ cdef bint connections_close(Network* network) noexcept nogil:
     free(network.ended)
     free(network.ahead)
     memset(&closed, 0, sizeof(Network))
-    closed.epoll = closed.bell = -1         # it may be closed once more
+    closed.epoll = closed.bell = -1         # it may be closed again
     closed.closed = True
-    network[0] = closed                     # the network threads of process sets still look, and never see it open again
+    network[0] = closed                     # network threads of process sets still look, and never see it open again
     return over
 
 
 cdef void connections_forked(Network* network) noexcept nogil:
-    """In a forked child: let go of the connections, whose ends mean something."""
+    """Close the descriptors of the connections in a forked child: while they are open there, the other sides do not see their
+    end."""
     cdef int k
     for k in range(network.count):
         close(network.links[k].fd)
     close(network.epoll)
     close(network.bell)
-    network.count = network.lane_count = 0          # its own children have other files of these numbers
+    network.count = network.lane_count = 0          # the child's own children may have other files under these numbers
     network.epoll = network.bell = -1
 
 
 # ---- traffic ----------------------------------------------------------------------------------------------------------------
 
-# How long this rank's entries wait for ranks of other hosts, and what its connections carry.
+# Traffic: how long this rank's entries wait for ranks of other hosts, and what its connections carry.
 #
-# A rank that submits late keeps others waiting before an entry begins, which is its lag. What they wait for within an entry is
-# data: where that has to come from another host, it is counted for that host. So a slow connection is told from a slow rank.
+# A rank that submits late keeps others waiting before an entry begins: that is its lag. Within an entry ranks wait for data. If
+# the data has to come from another host, the time is counted for that host. So a slow connection can be told from a slow rank.
 
 cdef void traffic_waits(Traffic* traffic, Executor* x, const Segment* segment) noexcept nogil:
-    """The entry in progress cannot go on now."""
+    """Note that the entry in progress cannot go on now."""
     cdef int awaited = executor_laggard(x, True)
     traffic.awaited, traffic.since = 1 + segment.host_of[awaited if awaited >= 0 else segment.rank], now_ns()
 
 
 cdef void traffic_waited(Traffic* traffic, const Segment* segment, counters_page* page) noexcept nogil:
-    """It may go on, or has ended. `page`: NULL if nothing is counted."""
+    """Note that the entry may go on, or has ended. `page`: NULL if nothing is counted."""
     cdef uint64_t ns
     if traffic.awaited == 0:
         return
@@ -180,7 +182,7 @@ cdef void traffic_waited(Traffic* traffic, const Segment* segment, counters_page
 
 
 cdef inline int host_in_world(const Segment* segment, int host) noexcept nogil:
-    """What the world calls a host of this engine's ranks."""
+    """Return the world's number of a host of this engine's ranks."""
     cdef int r
     for r in range(segment.size):
         if segment.host_of[r] == host:
@@ -189,7 +191,7 @@ cdef inline int host_in_world(const Segment* segment, int host) noexcept nogil:
 
 
 cdef void traffic_count(Traffic* traffic, const Network* network, counters_page* page) noexcept nogil:
-    """Count what the connections have carried since the last time."""
+    """Count the bytes that the connections have carried since the last call."""
     cdef uint64_t sent = 0, received = 0
     cdef int k
     for k in range(network.count):
@@ -202,30 +204,31 @@ cdef void traffic_count(Traffic* traffic, const Network* network, counters_page*
 
 # ---- liveness ---------------------------------------------------------------------------------------------------------------
 
-# Which ranks answer at all, when some rank of a job on several hosts is to be blamed for standing still.
+# Liveness: which ranks answer at all, when some rank of a job on several hosts is to be blamed for standing still.
 #
-# News of a rank on another host come through the processes of others: whoever carries for it, and the leaders. When one of these
-# is stopped, those behind it seem to stand still as well, and look as if they were to blame. So whoever is about to blame a rank
-# first has those answer that it can ask by itself: the ranks of its own host, whose drivers wake and go to sleep again when their
-# doors are rung, and the ranks that it has lanes with, whose network threads answer. A process that is stopped does neither.
+# News of a rank on another host come through processes of others: the rank that carries for it, and the leaders. When one of
+# these is stopped, the ranks behind it seem to stand still as well, and look as if they were to blame. So a rank that is about to
+# blame another first pings the ranks that it can ask by itself. These are the ranks of its own host, whose drivers wake and sleep
+# again when their doors are rung, and the ranks at the other ends of its lanes, whose network threads answer. A stopped process
+# does neither.
 #
-# Who has not answered for a while is the one to name. If all answer, others may still know of one that this rank cannot ask, and
-# have a moment to say so.
+# A rank that has not answered for a while is the one to blame. If all answer, others may still know of one that this rank cannot
+# ask, and get a moment to report it.
 
 cdef enum:
-    SILENCE_NS = 2000000000     # for which a process that runs may leave a ping unanswered
-    OTHERS_NS = 1000000000      # more, for which those who can ask others come first
-    JUDGE_NS = 500000000        # more, for which rank 0 does that sees the names of all: it knows who waits for whom
-    OVER_NS = 1000000000        # since the last look: whoever is blamed now is so for something else
+    SILENCE_NS = 2000000000     # longest time for which a running process may leave a ping unanswered
+    OTHERS_NS = 1000000000      # more time if all answer, so that ranks that can ask others come first
+    JUDGE_NS = 500000000        # more time for a rank that does not judge: rank 0 sees all names, and knows who waits for whom
+    OVER_NS = 1000000000        # age of the last look after which a new round of pings begins: the blame is for something else
 
 
 cdef bint liveness_is_checked(const Liveness* probe, uint64_t seen) noexcept nogil:
-    """Whether somebody waits for answers."""
+    """Return whether a round of pings is under way."""
     return load_relaxed(&probe.begun) != 0 and not overdue_ns(seen, load_relaxed(&probe.looked), OVER_NS)
 
 
 cdef void ping_ranks(Liveness* probe, Segment* world, Network* network) noexcept nogil:
-    """Ask all ranks that this one can ask."""
+    """Ping all ranks that this one can ask."""
     cdef int r
     probe.number += 1
     for r in range(world.size):
@@ -237,13 +240,13 @@ cdef void ping_ranks(Liveness* probe, Segment* world, Network* network) noexcept
 
 
 cdef bint sleeps_again(const rank_page* page) noexcept nogil:
-    """Whether whoever drives has announced a sleep that nobody has ended yet: it has heard the last ring."""
+    """Return whether a rank's driver has announced a sleep that no ring has ended yet: it has then noticed the last ring."""
     cdef uint32_t asleep = load32_acquire(&page.asleep), door = asleep & SLEEP_DOORS
     return door != 0 and (load32_acquire(&page.door[door]) ^ asleep >> SLEEP_COUNT_SHIFT) << SLEEP_COUNT_SHIFT == 0
 
 
 cdef int first_silent(Liveness* probe, Segment* world, Network* network) noexcept nogil:
-    """Take note of answers; the first rank that has not answered, or ALL_ANSWER."""
+    """Note answers. Return the first rank that has not answered, or ALL_ANSWER."""
     cdef int first = ALL_ANSWER, r
     for r in range(world.size):
         if not probe.silent[r]:
@@ -260,7 +263,7 @@ cdef int first_silent(Liveness* probe, Segment* world, Network* network) noexcep
 
 
 cdef int find_silent_rank(Liveness* probe, Segment* world, Network* network, uint64_t seen, bint judges) noexcept nogil:
-    """A rank that does not answer, ALL_ANSWER, or TOO_SOON. The first of several looks pings them."""
+    """Return a rank that does not answer, ALL_ANSWER, or TOO_SOON. The first call of several pings the ranks."""
     cdef int silent = TOO_SOON
     cdef uint64_t patience = SILENCE_NS
     if not cas32(&probe.busy, 0, 1):

@@ -1,7 +1,8 @@
-"""What comes over trunks, and is stored at the same place of this host's segment. The network thread alone calls this.
+"""Handlers of the frames that arrive over trunks: each is stored at the same place of this host's segment. The network thread
+alone calls them.
 
-Not all of it is worth a wake-up: that a rank of another host has submitted something for which nobody waits can be looked at
-together with what other hosts say next.
+Not every frame is worth a wake-up. A submission on another host for which no thread waits can be looked at together with what
+other hosts send next.
 """
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memcpy
@@ -24,14 +25,17 @@ from engine_ext.transport.link cimport (
 
 
 cdef void frame_handlers_open(Relay* relay) noexcept nogil:
+    """Set the relay's handlers of received frames."""
     relay.receiver.find_target, relay.receiver.handle_frame, relay.receiver.owner = find_target, handle_frame, relay
 
 
 cdef inline uint64_t offset_in(const void* page, const void* field) noexcept nogil:
+    """Return the offset of a field in its page, in bytes."""
     return <uint64_t>(<const char*>field - <const char*>page)
 
 
 cdef Trunk* trunk_of(Relay* relay, const Link* link) noexcept nogil:
+    """Return the trunk of a link."""
     return &relay.trunks[0 if relay.segment.far else relay.segment.host_of[link.peer]]
 
 
@@ -44,6 +48,7 @@ cdef bint of_another_host(const Segment* segment, int rank) noexcept nogil:
 
 
 cdef uint64_t slowest_nearby(const Segment* segment) noexcept nogil:
+    """Return the schedule position that every rank of this host has passed."""
     cdef uint64_t least = <uint64_t>-1
     cdef int i
     for i in range(segment.crew_size):
@@ -52,6 +57,8 @@ cdef uint64_t slowest_nearby(const Segment* segment) noexcept nogil:
 
 
 cdef char* find_target(void* owner, Link* link, const engine_frame* frame) noexcept nogil:
+    """Return where the bytes of a frame are stored: at their place in the segment, or in the trunk's buffer. NULL: the frame is
+    invalid."""
     cdef Relay* relay = <Relay*>owner
     cdef Segment* segment = relay.segment
     cdef Trunk* trunk = trunk_of(relay, link)
@@ -82,7 +89,7 @@ cdef char* find_target(void* owner, Link* link, const engine_frame* frame) noexc
 
 
 cdef bint word_is_valid(const Segment* segment, int rank, const engine_word* word) noexcept nogil:
-    """Check a word that is used as an index or as a length. The requests up to a new head have come."""
+    """Check a word that is used as an index or a length. The requests up to a new `request_head` have arrived."""
     cdef const rank_page* page = segment.pages[rank]
     cdef uint64_t head = load_relaxed(&page.request_head)
     if word.offset == offset_in(page, &page.request_head):
@@ -98,7 +105,7 @@ cdef bint word_is_valid(const Segment* segment, int rank, const engine_word* wor
 
 
 cdef bint is_quiet(const Segment* segment, const rank_page* page, const engine_word* word) noexcept nogil:
-    """Whether a word of a rank can be looked at later: what it has submitted, if nobody waits for it, and how far it is."""
+    """Return whether a rank's word can be looked at later: its submissions while no thread waits for them, and its progress."""
     if word.offset >= offset_in(page, &page.ready[0]) or word.offset == offset_in(page, &page.arrivals):
         return True
     if word.offset == offset_in(page, &page.cursor):
@@ -108,7 +115,7 @@ cdef bint is_quiet(const Segment* segment, const rank_page* page, const engine_w
 
 
 cdef void note_news(Relay* relay, const engine_frame* frame, const engine_word* words, uint32_t count) noexcept nogil:
-    """Words have been stored. On the coordinator's host, ranks of further hosts may have to know of those that are not quiet."""
+    """Note that words were stored. On the coordinator's host, ranks of further hosts may need those that are not quiet."""
     cdef uint32_t k
     if relay.segment.far:
         relay.news = URGENT_NEWS
@@ -117,12 +124,12 @@ cdef void note_news(Relay* relay, const engine_frame* frame, const engine_word* 
     for k in range(count):
         if not is_quiet(relay.segment, relay.segment.pages[frame.rank], &words[k]):
             relay.news = URGENT_NEWS
-            add32(&relay.segment.header.state_notices, 1)   # pairs with note_changes: the words are there
+            add32(&relay.segment.header.state_notices, 1)   # pairs with note_changes: the words are stored
             return
 
 
 cdef bint coordinator_word_is_valid(const Segment* segment, const engine_word* word) noexcept nogil:
-    """Check a word of the coordinator's page: how much it has read of a rank's requests, or a flag."""
+    """Check a word of the coordinator's page: how far it has read a rank's requests, or a flag."""
     cdef uint64_t rank = (word.offset - offset_in(segment.coordinator, segment.coordinator.drained)) // 8
     if word.bytes == 4:
         return word.value <= 1
@@ -131,7 +138,7 @@ cdef bint coordinator_word_is_valid(const Segment* segment, const engine_word* w
 
 
 cdef bint store_words(const Segment* segment, int rank, const engine_word* words, uint32_t count) noexcept nogil:
-    """Words of a rank's page, or with -1 of the coordinator's. False if one of them cannot be."""
+    """Store words of a rank's page, or, for -1, of the coordinator's. False if one of them is invalid."""
     cdef char* page = <char*>segment.pages[rank] if rank >= 0 else <char*>segment.coordinator
     cdef uint32_t k
     for k in range(count):
@@ -148,22 +155,24 @@ cdef bint store_words(const Segment* segment, int rank, const engine_word* words
 
 
 cdef bint handle_failure_cause(Relay* relay, Trunk* trunk, engine_failure_cause* cause) noexcept nogil:
-    """Store a failure cause: on the coordinator's host the first claim becomes the cause; elsewhere the cause is final."""
+    """Store a failure cause. On the coordinator's host the first claim becomes the cause; elsewhere the cause is final. False if
+    it is invalid."""
     cdef Segment* world = relay.segment.world
     cdef uint64_t culprit = (cause.abort & 0xFFFF) - 1, reporter = cause.abort >> 32
     if culprit >= <uint64_t>world.size or reporter >= <uint64_t>world.size or world != relay.segment:
         return False
     if not CAUSE_NONE < cause.abort >> 16 & 0xFFFF < CAUSES or (not world.far and world.host_of[reporter] != trunk.host):
         return False
-    cause.reason[REASON_BYTES - 1] = 0                # before it is where others may read it
+    cause.reason[REASON_BYTES - 1] = 0                # terminated before other ranks may read it
     if not nearby(world, <int>reporter):
         memcpy(world.pages[reporter].reason, cause.reason, REASON_BYTES)
-    if cas(world.abort, 0, cause.abort):              # release: pairs with the acquire of whoever reads the reason
+    if cas(world.abort, 0, cause.abort):              # release: pairs with the acquire of the reader of the reason
         wake_everybody(world)
     return True
 
 
 cdef bint handle_frame(void* owner, Link* link, const engine_frame* frame) noexcept nogil:
+    """Handle a frame that has arrived whole. False: it is invalid, and its connection ends."""
     cdef Relay* relay = <Relay*>owner
     cdef Segment* segment = relay.segment
     cdef Trunk* trunk = trunk_of(relay, link)
@@ -181,14 +190,14 @@ cdef bint handle_frame(void* owner, Link* link, const engine_frame* frame) noexc
     elif frame.type == FRAME_CAUSE:
         return handle_failure_cause(relay, trunk, <engine_failure_cause*>trunk.buffer)
     elif frame.type == FRAME_CLOCK and not segment.far:
-        relay.news = URGENT_NEWS                # who drives may have found the connection busy with the answer
+        relay.news = URGENT_NEWS                # the driver may have found the connection busy with the answer
         host_clock_answer(<const engine_times*>trunk.buffer, link)
     elif frame.type == FRAME_CLOCK:
-        relay.news = max(relay.news, NEWS)      # likewise, with the next question
+        relay.news = max(relay.news, NEWS)      # the same, with the next question
         return host_clock_receive(&relay.clock, segment, <const engine_times*>trunk.buffer, link)
     elif frame.type == FRAME_LEFT:
         link_acknowledge_end(link)
-        if segment.far:             # the schedule's host sends this last: no entry comes any more
+        if segment.far:             # the coordinator's host sends this last: no entry comes any more
             store32_release(&segment.coordinator.over, 1)
             relay.news = URGENT_NEWS
     return True

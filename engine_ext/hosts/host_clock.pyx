@@ -1,10 +1,10 @@
-"""Compares the clock of this host with that of the coordinator's, which may have booted at another time.
+"""Compares the clock of this host with that of the coordinator's host, which may have booted at another time.
 
-The leader asks over its trunk and is answered by the network thread of the coordinator's rank: four times, of which two are of
-either clock. The coordinator's is ahead by (received - asked + answered - came) / 2, wrong by at most half of what the
-exchange took, so the shortest counts. An older one loses what clocks may drift apart meanwhile.
+The leader asks over its trunk, and the network thread of the coordinator's rank answers. That gives four times, two of either
+clock. The coordinator's clock is ahead by (received - asked + answered - came) / 2. That is wrong by at most half of the
+exchange's duration, so the shortest exchange counts. An older one loses what clocks may drift apart meanwhile.
 
-The result stands in the header of this host's segment. It is for statistics and for what people read: nothing is decided by it.
+The result is in the header of this host's segment. It serves statistics and texts for people: nothing is decided by it.
 """
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memset
@@ -14,16 +14,17 @@ from engine_ext.platform.clock cimport age_ns, overdue_ns
 from engine_ext.transport.link cimport FRAME_CLOCK, engine_frame, link_flush, link_queue
 
 cdef enum:
-    AT_ONCE = 5             # exchanges at the start, one after the other; the first may wait for a process, and does not count
-    MOST_ANSWERS = 32       # up to which answers are counted
-    LONGEST_PAUSE_SHIFT = 10
-    DRIFT = 20000           # clocks drift apart by at most one part in so many
-    LONGEST_NS = 60000000000    # an exchange that takes longer tells nothing
+    AT_ONCE = 5             # exchanges at the start without a pause; the first may wait for a process, and does not count
+    MOST_ANSWERS = 32       # largest number of answers that is counted
+    LONGEST_PAUSE_SHIFT = 10    # largest number of doublings of the pause
+    DRIFT = 20000           # clocks drift apart by at most one part in this
+    LONGEST_NS = 60000000000    # a longer exchange tells nothing
 
-cdef uint64_t PAUSE_NS = 10000000   # after the exchanges at the start; each pause is twice as long as the last, up to 10 s
+cdef uint64_t PAUSE_NS = 10000000   # pause after the exchanges at the start; each pause is twice as long as the last, up to 10 s
 
 
 cdef void send_question(HostClock* clock, Link* trunk, uint64_t now) noexcept nogil:
+    """Send a question with the time `now`."""
     cdef engine_frame frame
     cdef engine_times times
     memset(&frame, 0, sizeof(frame))
@@ -36,7 +37,7 @@ cdef void send_question(HostClock* clock, Link* trunk, uint64_t now) noexcept no
 
 
 cdef void host_clock_ask(HostClock* clock, Link* trunk) noexcept nogil:
-    """Ask, if it is time to. The leader calls it whenever it relays and nothing waits to be sent, so an idle job asks nothing."""
+    """Ask if it is time to. The leader calls this when it relays and nothing waits to be sent, so an idle job asks nothing."""
     cdef uint32_t answers = load32_relaxed(&clock.answers)
     cdef uint64_t asked_at = load_relaxed(&clock.asked_at), now = now_ns()
     cdef int doubled = min(max(<int>answers - AT_ONCE, 0), <int>LONGEST_PAUSE_SHIFT)
@@ -45,7 +46,7 @@ cdef void host_clock_ask(HostClock* clock, Link* trunk) noexcept nogil:
 
 
 cdef void host_clock_answer(const engine_times* asked, Link* trunk) noexcept nogil:
-    """On the coordinator's rank, by the network thread as soon as the question comes."""
+    """Answer a question at once. Called by the network thread of a rank of the coordinator's host."""
     cdef engine_frame frame
     cdef engine_times times
     memset(&frame, 0, sizeof(frame))
@@ -57,7 +58,7 @@ cdef void host_clock_answer(const engine_times* asked, Link* trunk) noexcept nog
 
 
 cdef bint host_clock_receive(HostClock* clock, Segment* segment, const engine_times* answer, Link* trunk) noexcept nogil:
-    """An answer has come; the network thread alone. False if it cannot be one."""
+    """Take in an answer. Called by the network thread alone. False if it cannot be an answer."""
     cdef uint64_t now = now_ns(), took, error
     cdef uint32_t answers = min(load32_relaxed(&clock.answers) + 1, <uint32_t>MOST_ANSWERS)
     if answer.asked > load_relaxed(&clock.asked_at) or answer.asked > now or answer.answered < answer.received:

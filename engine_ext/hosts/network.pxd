@@ -1,4 +1,4 @@
-"""The thread that takes in what comes from other hosts."""
+"""The network thread, which takes in what arrives from other hosts; and what this rank sends them."""
 from libc.stdint cimport uint64_t
 
 from engine_ext.hosts.connections cimport Network

@@ -1,9 +1,10 @@
-"""The network thread of a rank in a world of several hosts. It sleeps until a connection has news, takes it in, and wakes whom it
-concerns on this host; it never takes the GIL, and nobody waits for it. What goes out is sent by whoever has it: the holder of the
-driver's role. What a connection did not take at once, this thread sends on.
+"""The network thread of a rank in a world of several hosts. It sleeps until a connection has news, takes that in, and wakes the
+ranks of this host that it concerns. It never takes the GIL, and no thread waits for it. The holder of the driver's role sends
+what goes out; this thread sends on what a connection did not take at once.
 
-A connection that ends is never mended. If the rank at its other end has not left, that ends the world: at once for a trunk of
-the world, which would have sent a better cause before it ended; for another only when no cause has come for a while.
+A connection that ends is never mended. If the rank at its other end has not left, its end ends the world. For a trunk of the
+world that is at once, since a better cause would have been sent before. For another connection it is when no cause has come for a
+while.
 """
 from libc.errno cimport EHOSTUNREACH, ENETUNREACH, ENOBUFS, ENOMEM, EPROTO, EREMOTEIO, ETIMEDOUT
 from libc.stdint cimport uint32_t
@@ -32,28 +33,28 @@ cdef extern from "platform/sockets.h" nogil:
     void engine_socket_wait(int epoll, uint64_t* news, uint64_t* ended, int milliseconds)
 
 cdef enum:
-    GRACE_NS = 1000000000       # for a better cause than "a connection ended"
-    GRACE_LOOK_MS = 50
-    POLL_NS = 200000            # at the end alone
-    FAILED_NS = 2000000000      # at the end after a failure: who does not answer then may be gone
-    POLLS_AT_ONCE = 1000        # without a pause, after a message has arrived; each lets others compute
-    POLLS_SOON = 5000           # before pauses become long
-    SHORT_NAP_NS = 50000
-    LONG_NAP_NS = 1000000
-    WATCHES = 4                 # looks at what is not acknowledged, in the time for which a trunk may be silent
-    WATCH_MS = 1000             # between two of them, at most
-    STARVED_MS = 2              # before a call for which the system had no memory is tried again
-    NEWS_MS = 1                 # for which news that nobody waits for is left, to be looked at with what comes meanwhile
-    SHARED_NEWS_MS = 2          # the same where several ranks have trunks, each of which leaves its own
-    MANY_HOSTS = 16             # with more of them, what comes on trunks while such news is left is taken in together
-    TOGETHER_NS = 250000        # what has come in this time
+    GRACE_NS = 1000000000       # wait for a better cause than "a connection ended"
+    GRACE_LOOK_MS = 50          # milliseconds between two looks in that time
+    POLL_NS = 200000            # nanoseconds between two looks of a rank that leaves
+    FAILED_NS = 2000000000      # longest wait of a rank that leaves after a failure: a peer that does not answer then may be gone
+    POLLS_AT_ONCE = 1000        # polls of the carrier without a pause, after a message has arrived; each yields the processor
+    POLLS_SOON = 5000           # polls before the pauses become long
+    SHORT_NAP_NS = 50000        # pause between polls, in nanoseconds, before POLLS_SOON of them
+    LONG_NAP_NS = 1000000       # pause between polls after that
+    WATCHES = 4                 # looks for acknowledgements in the time for which a trunk may be silent
+    WATCH_MS = 1000             # longest time between two of these looks, in milliseconds
+    STARVED_MS = 2              # milliseconds before a call for which the system had no memory is tried again
+    NEWS_MS = 1                 # milliseconds for which news that no thread waits for is left, to be looked at with later news
+    SHARED_NEWS_MS = 2          # the same where several ranks have trunks, each of which leaves its own news
+    MANY_HOSTS = 16             # with more hosts, frames that arrive on trunks while such news is left are taken in together
+    TOGETHER_NS = 250000        # nanoseconds for which they are collected
 
 cdef extern from "<sched.h>" nogil:
     int sched_yield()
 
 
 cdef int network_start(Network* network) noexcept nogil:
-    """Begin to take in what comes: 0 or an errno."""
+    """Start the network thread: 0 or an errno."""
     cdef Segment* segment = network.segment
     cdef int k, status
     if network.leads:
@@ -77,6 +78,7 @@ cdef int network_start(Network* network) noexcept nogil:
 # ---- what comes --------------------------------------------------------------------------------------------------------------
 
 cdef void* network_thread(void* argument) noexcept nogil:
+    """Run the network thread until `stop` is set."""
     cdef Network* network = <Network*>argument
     cdef timespec pause
     cdef int k
@@ -107,8 +109,8 @@ cdef void* network_thread(void* argument) noexcept nogil:
 
 
 cdef void poll_carrier(Network* network) noexcept nogil:
-    """Let the carrier go on with what is under way. Nobody can sleep on it: it is polled without a pause at first, then every 50
-    microseconds, and if it takes very long, since a rank stands still, every millisecond."""
+    """Let the carrier continue. No thread can sleep on it, so it is polled: without a pause at first, then every 50 microseconds.
+    If that takes very long, since a rank stands still, it is polled every millisecond."""
     cdef timespec pause
     cdef int moved = lanes_poll(&network.lanes)
     notice_cut_lanes(network)
@@ -124,17 +126,17 @@ cdef void poll_carrier(Network* network) noexcept nogil:
 
 
 cdef inline int news_ms(const Network* network) noexcept nogil:
-    """For how many milliseconds news that nobody waits for is left."""
+    """Return for how many milliseconds news that no thread waits for is left."""
     return NEWS_MS if network.segment.rank == network.segment.leader else SHARED_NEWS_MS
 
 
 cdef inline int watch_ms(const Network* network) noexcept nogil:
-    """Milliseconds between two looks at what is not acknowledged."""
+    """Return the milliseconds between two looks for acknowledgements."""
     return min(<int>WATCH_MS, <int>network.trunk_silence_ms // WATCHES)
 
 
 cdef int longest_wait(const Network* network) noexcept nogil:
-    """For how many milliseconds this thread may wait for what comes; -1: without limit."""
+    """Return for how many milliseconds the network thread may sleep; -1: without limit."""
     if load32_acquire(&network.starved):
         return STARVED_MS
     if network.news_since:
@@ -145,17 +147,17 @@ cdef int longest_wait(const Network* network) noexcept nogil:
 
 
 cdef void retry_starved(Network* network) noexcept nogil:
-    """Try all links again if the system had no memory for one: nothing announces that it has some."""
+    """Try all links again if the system had no memory for one: nothing announces that it has some again."""
     cdef int k
     if load32_relaxed(&network.starved):
-        store32_release(&network.starved, 0)    # before the tries, which may set it
+        store32_release(&network.starved, 0)    # cleared before the tries, which may set it
         for k in range(network.count):
             network.news[k // 64] |= <uint64_t>1 << k % 64
 
 
 cdef void wake_for_news(Network* network) noexcept nogil:
-    """Wake whom the last frames concern: one wake-up for all of them. What nobody waits for is left for a moment, since more
-    comes; the coordinator's rank alone looks at it."""
+    """Wake the ranks that the last frames concern, once for all frames. News that no thread waits for is left for a moment, since
+    more may come; only the coordinator's rank, or this host's leader, looks at it."""
     cdef int news = network.relay.news
     if news == NO_NEWS:
         return
@@ -173,21 +175,21 @@ cdef void wake_for_news(Network* network) noexcept nogil:
 
 
 cdef bint serve_link(Network* network, int k) noexcept nogil:
-    """Take in what has come on a connection, and send on what waits there; whether there may be more."""
+    """Take in what has arrived on a connection, and send on what waits there. Return whether there may be more to take in."""
     cdef Link* link = &network.links[k]
     cdef bint more, flushed = link_flush(link), ended = network.ended[k // 64] >> k % 64 & 1
     if k < network.lane_count:
         more = link_receive(link, &network.lanes.receiver, ended)
     else:
         more = link_receive(link, &network.relay.receiver, ended)
-        if flushed:                     # who drives may have found it busy, and has more to tell
+        if flushed:                     # the driver may have found it busy, and has more to send
             network.relay.news = URGENT_NEWS
     notice_end(network, k)
     return more
 
 
 cdef int describe_host(const Segment* segment, int host, char* text, int room) noexcept nogil:
-    """Write the ranks of a host; the length."""
+    """Write the ranks of a host. Return the length."""
     cdef bint[MAX_RANKS] those
     cdef int r
     for r in range(segment.size):
@@ -196,6 +198,7 @@ cdef int describe_host(const Segment* segment, int host, char* text, int room) n
 
 
 cdef void describe_end(const Segment* segment, const Link* link, bint cut, char* text) noexcept nogil:
+    """Write why a connection has ended. `cut`: the carrier has failed on its lane."""
     cdef int at
     if cut or link_state(link) == -EREMOTEIO:
         at = fit(0, snprintf(text, REASON_BYTES, "the carrier of large tensors (the setting `lanes`) has failed between it and "),
@@ -217,15 +220,15 @@ cdef void describe_end(const Segment* segment, const Link* link, bint cut, char*
 
 
 cdef int cause_of_end(const Link* link) noexcept nogil:
-    """A process that ends closes its connections; a host or a network that is gone closes none."""
+    """Return the cause to report: a process that ends closes its connections; a host or a network that is lost closes none."""
     if link_state(link) == -EPROTO:
         return CAUSE_RAISED
     return CAUSE_LOST if link_state(link) in (-ETIMEDOUT, -EHOSTUNREACH, -ENETUNREACH) else CAUSE_DIED
 
 
 cdef void check_acks(Network* network) noexcept nogil:
-    """Check whether what was sent is acknowledged, as long as it is not or more is sent. The kernel's own limits do not help:
-    they are very long, or do not tell a stopped process, which takes nothing, from a cut cable."""
+    """Check whether what was sent is acknowledged, as long as something is not or more is sent. The kernel's own limits do not
+    help: they are very long, or do not tell a stopped process, which takes nothing, from a cut cable."""
     cdef uint64_t now
     cdef bint owed = False
     cdef int k
@@ -233,7 +236,7 @@ cdef void check_acks(Network* network) noexcept nogil:
         return
     now = now_ns()
     if not overdue_ns(now, network.watched_at, watch_ms(network) * <uint64_t>1000000):
-        store32_release(&network.watching, 1)   # and look then
+        store32_release(&network.watching, 1)   # the look comes then
         return
     network.watched_at = now
     store32_release(&network.spoken, 0)
@@ -242,12 +245,12 @@ cdef void check_acks(Network* network) noexcept nogil:
             &network.links[k], network.lane_silence_ms if k < network.lane_count else network.trunk_silence_ms)
         notice_end(network, k)
     store32_release(&network.watching, owed)
-    if add32(&network.spoken, 0):               # read and written: behind `watching`, as network_rest reads that behind this
+    if add32(&network.spoken, 0):               # a read-modify-write orders it behind `watching`; pairs with network_rest
         store32_release(&network.watching, 1)
 
 
 cdef void network_rest(Network* network) noexcept nogil:
-    """The holder of the role is about to sleep: what it has sent is watched by the network thread."""
+    """Have the network thread watch what this rank has sent. Called by the holder of the role, before it sleeps."""
     cdef uint64_t one = 1
     if network == NULL or not load32_relaxed(&network.spoken):
         return
@@ -256,23 +259,25 @@ cdef void network_rest(Network* network) noexcept nogil:
 
 
 cdef void notice_end(Network* network, int k) noexcept nogil:
+    """Handle the end of a connection, once."""
     if link_state(&network.links[k]) != OPEN and not network.lost[k]:
         network.lost[k] = True
         handle_lost_link(network, k)
 
 
 cdef bint is_cut(const Network* network, int k) noexcept nogil:
-    """Whether a connection is one of a lane on which the carrier has failed, and something is missing."""
+    """Return whether a connection belongs to a lane on which the carrier has failed while something is missing."""
     return k < network.lane_count and lane_is_cut(&network.list[k // network.list[0].count])
 
 
 cdef inline bint has_closed(const Network* network) noexcept nogil:
-    """Whether the engine, or that of its world, has been shut down here: pairs with the release in close."""
+    """Return whether this engine, or its world's, has been shut down here: pairs with the release in close."""
     return load32_acquire(&network.closed) or load32_acquire(&network.world.closed)
 
 
 cdef void notice_cut_lanes(Network* network) noexcept nogil:
-    """Look whether the carrier has failed. That is a failure also if the peer has left: what it had announced will not arrive."""
+    """Look whether the carrier has failed on a lane. That is a failure even if the peer has left: what it had announced will not
+    arrive."""
     cdef int k
     for k in range(network.lane_count):
         notice_end(network, k)
@@ -299,19 +304,19 @@ cdef void handle_lost_link(Network* network, int k) noexcept nogil:
         return
     describe_end(network.segment, link, False, text)
     abort_world(network.segment, link.peer, cause_of_end(link), text)
-    settle_claim(network.segment)            # the way to who would judge it has ended
+    settle_claim(network.segment)            # the connection to the judge has ended
 
 
 cdef void report_lost_peer(Network* network) noexcept nogil:
-    """Report the failure of a peer whose connection has ended while rank 0's host has not sent a cause. A rank that ends after
-    another's failure sends that cause before its connections end: that is no failure of its own."""
+    """Report the failure of a peer whose connection has ended, if rank 0's host has sent no cause meanwhile. A rank that ends
+    after another's failure sends that cause before its connections end: that is no failure of its own."""
     cdef char[REASON_BYTES] text
     cdef const engine_failure_cause* cause
     cdef const Link* link
     cdef int k
     if network.lost_peer < 0 or not overdue_ns(now_ns(), network.lost_at, GRACE_NS):
         return
-    if load32_acquire(&network.world.closed):       # its lanes are no more
+    if load32_acquire(&network.world.closed):       # its lanes are closed
         network.lost_peer = -1
         return
     cause = lanes_failure_cause(&network.world.lanes)
@@ -331,28 +336,28 @@ cdef void report_lost_peer(Network* network) noexcept nogil:
 # ---- what goes out ----------------------------------------------------------------------------------------------
 
 cdef void network_relay(Network* network) noexcept nogil:
-    """Tell other hosts what is new. The caller holds the role, or there is no driver any more."""
+    """Send other hosts what is new. The caller holds the role, or there is no driver any more."""
     if network != NULL and network.leads:
         relay_tell(&network.relay, network.knobs.cycle_time_ms)
 
 
 cdef uint64_t network_held(const Network* network) noexcept nogil:
-    """When this rank has to relay what it holds back, by the monotonic clock; 0: it holds nothing back."""
+    """Return when this rank has to relay what it holds back: nanoseconds, monotonic; 0: it holds nothing back."""
     return network.relay.held if network != NULL else 0
 
 
 cdef bint network_unseen(Network* network) noexcept nogil:
-    """Whether this rank has something to relay that it has not looked at."""
+    """Return whether this rank has something to relay that it has not looked at."""
     return network != NULL and network.leads and relay_unseen(&network.relay)
 
 
 cdef void network_send_failure_cause(Network* network) noexcept nogil:
-    """Send the failure cause to the ranks that have a lane with this one: rank 0's host may be gone."""
+    """Send the failure cause to the ranks that have a lane with this one, because rank 0's host may be lost."""
     cdef engine_failure_cause cause
     cdef uint64_t word
     if network == NULL or network.world != network:
         return
-    word = load_acquire(network.segment.abort)          # pairs with abort_world: the reason is there
+    word = load_acquire(network.segment.abort)          # pairs with abort_world: the reason is written
     if word == 0:
         return
     cause.abort = word
@@ -361,6 +366,7 @@ cdef void network_send_failure_cause(Network* network) noexcept nogil:
 
 
 cdef bint crew_has_left(const Network* network) noexcept nogil:
+    """Return whether all ranks of this host have left."""
     cdef int i
     for i in range(network.segment.crew_size):
         if not load32_acquire(&network.segment.pages[network.segment.crew[i]].left):
@@ -369,6 +375,7 @@ cdef bint crew_has_left(const Network* network) noexcept nogil:
 
 
 cdef void leave_trunks(Network* network) noexcept nogil:
+    """Say on each trunk that this rank is done."""
     cdef int k
     for k in range(network.lane_count, network.count):
         link_leave(&network.links[k])
@@ -376,7 +383,7 @@ cdef void leave_trunks(Network* network) noexcept nogil:
 
 
 cdef void report_undelivered(Network* network, const Lane* lane) noexcept nogil:
-    """Report that the carrier has not sent what the peer waits for. In a process set the connection's end says that."""
+    """Report that the carrier has not sent what the peer waits for. In a process set the connection's end does that."""
     cdef char[REASON_BYTES] text
     if network.world == network and load_acquire(network.segment.abort) == 0:
         describe_end(network.segment, lane.links, True, text)
@@ -386,8 +393,8 @@ cdef void report_undelivered(Network* network, const Lane* lane) noexcept nogil:
 
 cdef bint leave_lanes(Network* network, bint last) noexcept nogil:
     """Say on each lane that this rank is done, once the carrier has sent what it was given: then all that was announced arrives.
-    Whether nothing is left to be said. After a failure lanes end without FRAME_LEFT: a peer that does not know of it yet waits a
-    moment for the cause. `last`: nobody waits for the carrier any more."""
+    Return whether nothing is left to be said. After a failure lanes end without FRAME_LEFT: a peer that does not know of it yet
+    waits a moment for the cause. `last`: no wait for the carrier any more."""
     cdef const Segment* segment = network.segment
     cdef Lane* lane
     cdef int n, k
@@ -411,8 +418,8 @@ cdef bint leave_lanes(Network* network, bint last) noexcept nogil:
 
 
 cdef void network_leave(Network* network, uint64_t ns) noexcept nogil:
-    """Say to the other hosts that this rank is done, and wait until they have what it had to say, at most `ns`; after a failure
-    for a moment. A leader speaks for the other ranks of its host until they have left, too."""
+    """Tell the other hosts that this rank is done, and wait until they have all that it sent: at most `ns`, and after a failure
+    only a moment. A leader also relays for the other ranks of its host until they have left."""
     cdef uint64_t begun = now_ns()
     cdef Segment* segment
     cdef timespec pause
@@ -426,12 +433,12 @@ cdef void network_leave(Network* network, uint64_t ns) noexcept nogil:
         network_relay(network)
         if not left and said and connections_delivered(network) and (
                 not network.leads or crew_has_left(network) or load_acquire(segment.abort) != 0):
-            network_relay(network)            # what has come since: the failure cause, if there is one
+            network_relay(network)            # the latest news: the failure cause, if there is one
             leave_trunks(network)
             left = True
         if left and said and connections_delivered(network):
             return
-        network_rest(network)                 # nobody else has the network thread watch what is not acknowledged
+        network_rest(network)                 # no other thread has the acknowledgements watched now
         nanosleep(&pause, NULL)
         said = leave_lanes(network, False)
     leave_lanes(network, True)

@@ -1,23 +1,23 @@
 """The control plane between hosts (docs/architecture/protocol-hosts.md).
 
-Every word of the protocol has one writer, so it can be copied over a connection that keeps order without any new agreement. The
-leader of each host compares the pages of its crew with what it has sent, and sends what differs; the coordinator's host does the
-same with the coordinator's page, the schedule, and what ranks of other hosts have to know of each other. What comes is stored at
-the same place of the page on this host: so coordinator, executor and reports read pages and do not know which of them are far
-away.
+Every word of the protocol has one writer, so it can be copied over an ordered connection without any new agreement. The leader of
+each host compares the pages of its crew with what it has sent, and sends what differs. The coordinator's host does the same with
+the coordinator's page, the schedule, and what ranks of other hosts have to know of each other. What arrives is stored at the same
+place of the page on this host. So coordinator, executor and reports read pages and do not know which of them are remote.
 
-Nor does it matter which rank of the coordinator's host has a trunk, since all of them read and write the same pages. With few
-hosts the coordinator's rank has all; with many, the other ranks of its host share them (engine/net/rendezvous/layout.py), and
-it has only to wake these.
+It does not matter which rank of the coordinator's host has a trunk, since all of them read and write the same pages. With few
+hosts the coordinator's rank has all trunks. With many, the other ranks of its host share them (engine/net/rendezvous/layout.py),
+and it only has to wake these.
 
-Order, where it counts: requests, and what varies per call, come before the bits that announce them; the bits before the cursor,
-so that behind an eviction or a join no old bit is read; and a word that says "look" (`arrivals`, `waits`) comes last. So they are
-read here in the opposite order.
+Order, where it counts: requests, and values that vary per call, come before the bits that announce them. The bits come before the
+cursor, so that behind an eviction or a join no old bit is read. The words that say "look" (`arrivals`, `waits`) come last. So
+this host reads its own words in the opposite order.
 
-Each message costs the coordinator's rank time. So a submission for which nobody waits yet may wait for the next ones: a leader
-sends such at most every quarter of a cycle; in a large world at most once a cycle.
+Each message costs the coordinator's rank time. So a submission for which no thread waits yet may wait for the next ones: a leader
+sends such news at most every quarter of a cycle, in a large world at most once a cycle.
 
-relay_tell belongs to the holder of the driver's role; what comes in is frame_handlers.pyx, and belongs to the network thread.
+relay_tell belongs to the holder of the driver's role; the handlers of what arrives (frame_handlers.pyx) belong to the network
+thread.
 """
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
@@ -39,10 +39,10 @@ from engine_ext.transport.link cimport (
 )
 
 cdef enum:
-    CURSOR_SHARE = 16           # the part of the ring that may be passed without a word
-    PACES = 64                  # hosts for which a leader's pace is a whole cycle
-    SLOWEST = 16                # of which so many, or fewer hosts, have a part
-    LONGEST_PACE_NS = 2000000   # of so many, since a rank of another host may wait for what nobody waits for here
+    CURSOR_SHARE = 16           # a cursor is sent, at the latest, when it has moved by this part of the ring
+    PACES = 64                  # number of hosts from which on a leader's pace is a whole cycle
+    SLOWEST = 16                # least number of hosts in that proportion: with fewer the pace is that of 16
+    LONGEST_PACE_NS = 2000000   # longest pace of 16 hosts: a rank of another host may wait for what no thread waits for here
 
 cdef extern from "<stdlib.h>" nogil:
     void* aligned_alloc(size_t alignment, size_t nbytes)
@@ -52,7 +52,8 @@ cdef extern from "<string.h>" nogil:
 
 
 cdef bint relay_open(Relay* relay, Segment* segment) noexcept nogil:
-    """For a rank that has trunks, or coordinates: the trunks' connections are the caller's. False without memory."""
+    """Initialize the relay of a rank that has trunks, or coordinates. The caller sets `link` of the trunks. False without
+    memory."""
     cdef int k, r
     cdef Trunk* trunk
     memset(relay, 0, sizeof(Relay))
@@ -81,7 +82,7 @@ cdef bint relay_open(Relay* relay, Segment* segment) noexcept nogil:
                 trunk.crew_size += 1
     for r in range(segment.size):
         if segment.far and nearby(segment, r):
-            relay.sent[r] = <rank_page*>aligned_alloc(PAGE, sizeof(rank_page))      # a page of this type begins where pages do
+            relay.sent[r] = <rank_page*>aligned_alloc(PAGE, sizeof(rank_page))      # the type is aligned to pages
             if relay.sent[r] == NULL:
                 return False
             memset(relay.sent[r], 0, sizeof(rank_page))
@@ -89,6 +90,7 @@ cdef bint relay_open(Relay* relay, Segment* segment) noexcept nogil:
 
 
 cdef void relay_close(Relay* relay) noexcept nogil:
+    """Free the relay's memory."""
     cdef int k
     for k in range(relay.count if relay.trunks != NULL else 0):
         free(relay.trunks[k].crew)
@@ -107,6 +109,7 @@ cdef void relay_close(Relay* relay) noexcept nogil:
 # ---- words on their way out --------------------------------------------------------------------------------------------------
 
 cdef void send_words(Words* words) noexcept nogil:
+    """Send the collected words as one frame, and start a new list."""
     cdef engine_frame frame
     if words.count == 0:
         return
@@ -117,6 +120,7 @@ cdef void send_words(Words* words) noexcept nogil:
 
 
 cdef void add_word(Words* words, uint64_t offset, uint32_t nbytes, uint64_t value) noexcept nogil:
+    """Add a word to a list; a full list is sent. Without memory the trunk's connection is broken."""
     if words.count == FRAME_WORDS_MOST:
         send_words(words)
     if words.list == NULL:
@@ -130,11 +134,12 @@ cdef void add_word(Words* words, uint64_t offset, uint32_t nbytes, uint64_t valu
 
 
 cdef inline uint64_t offset_in(const void* page, const void* field) noexcept nogil:
+    """Return the offset of a field in its page, in bytes."""
     return <uint64_t>(<const char*>field - <const char*>page)
 
 
 cdef inline void add_changed(Words* words, const void* page, const uint64_t* word, uint64_t* sent, uint64_t value) noexcept nogil:
-    """Add a word of `page` to those that are sent, if it has changed."""
+    """Add a word of `page` to the list if `value` differs from `sent`, which is updated."""
     if value != sent[0]:
         sent[0] = value
         add_word(words, offset_in(page, word), 8, value)
@@ -143,6 +148,7 @@ cdef inline void add_changed(Words* words, const void* page, const uint64_t* wor
 cdef inline void add_changed_32(
     Words* words, const void* page, const uint32_t* word, uint32_t* sent, uint32_t value
 ) noexcept nogil:
+    """Add a 32-bit word likewise."""
     if value != sent[0]:
         sent[0] = value
         add_word(words, offset_in(page, word), 4, value)
@@ -151,7 +157,7 @@ cdef inline void add_changed_32(
 # ---- up: what the ranks of this host submit ----------------------------------------------------------------------------------
 
 cdef void add_names(Words* words, const rank_page* page, rank_page* sent, uint64_t* ready, bint recording) noexcept nogil:
-    """Add the words that go with the bits that have changed, as they are in `ready`."""
+    """Add the words that go with the bits that have changed. `ready`: the bits, as they were read."""
     cdef uint64_t changed, w, id
     for w in range(ID_WORDS):
         add_changed(words, page, &page.absent[w], &sent.absent[w], load_relaxed(&page.absent[w]))
@@ -173,7 +179,7 @@ cdef extern from * nogil:
 
 
 cdef void send_requests(Words* words, const rank_page* page, uint64_t begin, uint64_t end) noexcept nogil:
-    """Send the bytes of a request ring, before the word that announces them. They stay until the coordinator has read them."""
+    """Send bytes of a request ring, before the word that announces them. They stay there until the coordinator has read them."""
     cdef engine_frame frame
     cdef uint64_t place
     while begin < end:
@@ -186,7 +192,7 @@ cdef void send_requests(Words* words, const rank_page* page, uint64_t begin, uin
 
 
 cdef void add_state(Words* words, const rank_page* page, rank_page* sent) noexcept nogil:
-    """Add the words of a rank's state that depend on no others."""
+    """Add the words of a rank's state that depend on no other words."""
     cdef int kind
     add_changed(words, page, &page.steps, &sent.steps, load_relaxed(&page.steps))
     add_changed_32(words, page, &page.wait_requests, &sent.wait_requests, load32_relaxed(&page.wait_requests))
@@ -216,10 +222,11 @@ cdef int news_of(const Relay* relay, int rank) noexcept nogil:
 
 
 cdef void send_up(Relay* relay, Trunk* trunk, int rank) noexcept nogil:
+    """Send the coordinator's host the words of a rank of this host that have changed."""
     cdef const rank_page* page = relay.segment.pages[rank]
     cdef rank_page* sent = relay.sent[rank]
     cdef uint64_t[ID_WORDS] ready
-    # In the opposite order of announce_op(): what was written before these words is seen after them.
+    # In the opposite order of announce_op(): words that were written before these are seen after them.
     cdef uint64_t cursor = load_acquire(&page.cursor), joined = load_acquire(&page.joined)
     cdef uint64_t joined_at = load_relaxed(&page.joined_at), waits = load_acquire(&page.waits)
     cdef uint64_t arrivals = load_acquire(&page.arrivals), stuck = load_acquire(&page.stuck), head, w
@@ -233,9 +240,9 @@ cdef void send_up(Relay* relay, Trunk* trunk, int rank) noexcept nogil:
     head = load_acquire(&page.request_head)
     wait_all = load32_acquire(&page.wait_all)
     if load_acquire(&page.waits) != waits or load_acquire(&page.arrivals) != arrivals:
-        wait_all = 0                # it may have begun or ended meanwhile, so the bits may not fit: the next look sends it
+        wait_all = 0                # a wait may have begun or ended meanwhile, so the bits may not fit: the next look sends it
     if wait_all == 0 or waits != sent.waits:
-        add_changed_32(&words, page, &page.wait_all, &sent.wait_all, 0)     # before the bits of who waits no longer, or anew
+        add_changed_32(&words, page, &page.wait_all, &sent.wait_all, 0)     # before the bits of a rank that waits anew or no more
     if named:
         add_names(&words, page, sent, ready, load32_relaxed(&relay.segment.coordinator.recording) != 0)
     add_state(&words, page, sent)
@@ -245,7 +252,7 @@ cdef void send_up(Relay* relay, Trunk* trunk, int rank) noexcept nogil:
         add_changed(&words, page, &page.request_head, &sent.request_head, head)
     for w in range(ID_WORDS if named else 0):
         add_changed(&words, page, &page.ready[w], &sent.ready[w], ready[w])
-    add_changed_32(&words, page, &page.wait_all, &sent.wait_all, wait_all)      # behind all that it has submitted
+    add_changed_32(&words, page, &page.wait_all, &sent.wait_all, wait_all)      # behind all that the rank has submitted
     add_changed(&words, page, &page.stuck, &sent.stuck, stuck)         # behind numbers and bits: it says that they stay
     add_changed(&words, page, &page.joined_at, &sent.joined_at, joined_at)
     add_changed(&words, page, &page.joined, &sent.joined, joined)
@@ -258,8 +265,8 @@ cdef void send_up(Relay* relay, Trunk* trunk, int rank) noexcept nogil:
 
 
 cdef bint relay_unseen(const Relay* relay) noexcept nogil:
-    """Whether there is something to tell since the last look: on the coordinator's host for others; elsewhere what a rank of this
-    host has for the coordinator, of cursors only while it waits for them."""
+    """Return whether there is something to send since the last look. On the coordinator's host that is what other hosts need;
+    elsewhere what a rank of this host has for the coordinator, of cursors only while it waits for them."""
     cdef const Segment* segment = relay.segment
     cdef const rank_page* page
     cdef int i, r
@@ -282,7 +289,7 @@ cdef bint relay_unseen(const Relay* relay) noexcept nogil:
 # ---- down: what the coordinator has decided ----------------------------------------------------------------------------------
 
 cdef void send_schedule(Relay* relay, Trunk* trunk) noexcept nogil:
-    """Send the words of the schedule, which stay until every rank of that host has passed them."""
+    """Send the new words of the schedule. They stay in the ring until every rank of that host has passed them."""
     cdef uint64_t tail = load_acquire(&relay.segment.coordinator.tail), place
     cdef engine_frame frame
     while trunk.tail < tail:
@@ -295,7 +302,7 @@ cdef void send_schedule(Relay* relay, Trunk* trunk) noexcept nogil:
 
 
 cdef void note_rank_state(Relay* relay, int rank) noexcept nogil:
-    """Note whether a rank's state has changed."""
+    """Note a rank's state, and a new change if it differs from what was sent."""
     cdef const rank_page* page = relay.segment.pages[rank]
     cdef SentState* sent = &relay.states[rank]
     cdef uint64_t stuck = load_acquire(&page.stuck), joined = load_acquire(&page.joined)
@@ -309,7 +316,7 @@ cdef void note_rank_state(Relay* relay, int rank) noexcept nogil:
 
 
 cdef uint64_t drained_by_all(const Segment* segment) noexcept nogil:
-    """The bytes of all request rings that have been read."""
+    """Return the bytes that were read of all request rings together."""
     cdef uint64_t drained = 0
     cdef int r
     for r in range(segment.size):
@@ -318,11 +325,12 @@ cdef uint64_t drained_by_all(const Segment* segment) noexcept nogil:
 
 
 cdef inline uint64_t flags_of(const coordinator_page* page) noexcept nogil:
+    """Return the flags of the coordinator's page as bits: recording, stuck, over."""
     return load32_relaxed(&page.recording) | load32_relaxed(&page.stuck) << 1 | load32_acquire(&page.over) << 2
 
 
 cdef void note_changes(Relay* relay) noexcept nogil:
-    """Note whether anything has changed that other hosts have to know. Changes of ranks elsewhere have come from there."""
+    """Note whether anything has changed that other hosts have to know. Changes of ranks elsewhere have arrived from there."""
     cdef Segment* segment = relay.segment
     cdef uint64_t tail = load_acquire(&segment.coordinator.tail), drained = drained_by_all(segment)
     cdef uint64_t flags = flags_of(segment.coordinator), changes = relay.changes
@@ -340,14 +348,14 @@ cdef void note_changes(Relay* relay) noexcept nogil:
         store_relaxed(&relay.drained, drained)
         store_relaxed(&relay.flags, flags)
         relay.version += 1
-        if not relay.keeps:                 # the rank with the trunks reads the words, and the states after a notice
+        if not relay.keeps:                 # the rank with the trunks reads the words itself, and the states after a notice
             if changes != relay.changes:
                 add32(&segment.header.state_notices, 1)
             wake_others(segment, 0)
 
 
 cdef void add_rank_state(Words* words, const rank_page* page) noexcept nogil:
-    """Add what ranks of other hosts have to know of a rank. What it has submitted counts only while its one thread waits."""
+    """Add what ranks of other hosts have to know of a rank. Its submissions count only while its one thread waits."""
     cdef uint64_t stuck = load_acquire(&page.stuck), joined = load_acquire(&page.joined), w
     cdef int kind
     add_word(words, offset_in(page, &page.joined_at), 8, load_relaxed(&page.joined_at))
@@ -363,9 +371,10 @@ cdef void add_rank_state(Words* words, const rank_page* page) noexcept nogil:
 
 
 cdef void send_down(Relay* relay, Trunk* trunk) noexcept nogil:
+    """Send a host what has changed at the coordinator, and of ranks of other hosts."""
     cdef Segment* segment = relay.segment
     cdef const coordinator_page* page = segment.coordinator
-    cdef uint32_t over = load32_acquire(&page.over)         # before the end of the schedule
+    cdef uint32_t over = load32_acquire(&page.over)         # read before the end of the schedule
     cdef Words words
     cdef int i, r
     memset(&words, 0, sizeof(words))
@@ -390,8 +399,8 @@ cdef void send_down(Relay* relay, Trunk* trunk) noexcept nogil:
 # ---- both --------------------------------------------------------------------------------------------------------------------
 
 cdef void send_failure_cause(Relay* relay, Trunk* trunk) noexcept nogil:
-    """Send the cause of the failure, which the coordinator's host alone decides; another leader sends its host's claim."""
-    cdef uint64_t word = load_acquire(relay.segment.claim)      # pairs with abort_world: the reason is there
+    """Send the failure cause, which only the coordinator's host decides; another leader sends its host's claim."""
+    cdef uint64_t word = load_acquire(relay.segment.claim)      # pairs with abort_world: the reason is written
     cdef engine_frame frame
     cdef engine_failure_cause* cause
     if word == 0 or trunk.cause_sent or relay.segment.world != relay.segment:      # a process set fails with its world
@@ -399,7 +408,7 @@ cdef void send_failure_cause(Relay* relay, Trunk* trunk) noexcept nogil:
     trunk.cause_sent = 1
     cause = <engine_failure_cause*>calloc(1, sizeof(engine_failure_cause))
     if cause == NULL:
-        return                      # the other host will see the connection end
+        return                      # the other host sees that the connection ends
     cause.abort = word
     memcpy(cause.reason, relay.segment.world.pages[word >> 32].reason, REASON_BYTES)
     memset(&frame, 0, sizeof(frame))
@@ -408,7 +417,8 @@ cdef void send_failure_cause(Relay* relay, Trunk* trunk) noexcept nogil:
 
 
 cdef void send_crew_changes(Relay* relay, Trunk* trunk) noexcept nogil:
-    """Send the coordinator's rank what has changed on this host. What nobody waits for is sent together with what comes next."""
+    """Send the coordinator's rank what has changed on this host. News that no thread waits for is sent together with later
+    news."""
     cdef int news = NO_NEWS, i
     cdef uint64_t now
     relay.held = 0
@@ -423,7 +433,7 @@ cdef void send_crew_changes(Relay* relay, Trunk* trunk) noexcept nogil:
         relay.held = relay.sent_at + relay.pace
         return
     if not link_idle(trunk.link):
-        return                      # when it is, the network thread wakes this rank
+        return                      # once it is, the network thread wakes this rank
     relay.sent_at = now
     for i in range(relay.segment.crew_size):
         send_up(relay, trunk, relay.segment.crew[i])
@@ -431,12 +441,13 @@ cdef void send_crew_changes(Relay* relay, Trunk* trunk) noexcept nogil:
 
 
 cdef inline uint64_t compute_pace(int hosts, uint64_t cycle_ns) noexcept nogil:
+    """Return the nanoseconds between two times at which a leader sends news that no thread waits for."""
     cdef uint64_t slow = <uint64_t>max(hosts, SLOWEST)
     return min(cycle_ns * min(slow, <uint64_t>PACES) // PACES, LONGEST_PACE_NS * slow // SLOWEST)
 
 
 cdef void relay_tell(Relay* relay, double cycle_time_ms) noexcept nogil:
-    """Send what has changed over this rank's trunks. A trunk that has not sent the last changes yet gets them together."""
+    """Send what has changed over this rank's trunks. A trunk that has not sent the last changes yet gets later ones together."""
     cdef Segment* segment = relay.segment
     cdef Trunk* trunk
     cdef int k
@@ -452,7 +463,7 @@ cdef void relay_tell(Relay* relay, double cycle_time_ms) noexcept nogil:
         elif trunk.version != relay.version and link_idle(trunk.link):
             send_down(relay, trunk)
             link_flush(trunk.link)
-        # Behind the schedule: what is in it is executed where a rank has only left.
+        # Behind the schedule: when a rank has only left, the entries in it are still executed.
         if (not trunk.cause_sent and load_acquire(segment.claim) != 0 and link_idle(trunk.link)
                 and (segment.far or trunk.version == relay.version)):
             send_failure_cause(relay, trunk)

@@ -1,4 +1,4 @@
-"""Whether what another host has sent is such that ranks of this one may read it."""
+"""Validation of what another host has sent, before ranks of this host read it."""
 from libc.stdint cimport uint64_t
 
 from engine_ext.shared.segment cimport Segment

@@ -1,9 +1,9 @@
-"""Entries and requests that come from other hosts: whether every number in them that is a length, an index or a row of a table is
-one. Ranks read them without a look, as they read those of their own host; what is wrong here ends the connection instead.
+"""Validation of entries and requests from other hosts: every number in them that is a length, an index or a row of a table has to
+be in range. Ranks read them unchecked, as they read those of their own host. A wrong number here ends the connection instead.
 
-What only a rank can judge, who knows what it has submitted, it judges before it executes an entry (entry_fits). Numbers that
-come with the data, of which this knows nothing, are looked at by the operation that goes by them (`culprit`, data/executor.pxd).
-Whatever is added up or multiplied goes through add_bytes of layout.h.
+A rank itself checks before it executes an entry what only it can judge by its submissions (entry_fits). Numbers that come with
+the data are unknown here: the operation that uses them checks them (`culprit`, data/executor.pxd). All numbers are added and
+multiplied by add_bytes of layout.h.
 """
 from libc.stdint cimport int32_t, int64_t, uint32_t
 from libc.string cimport memset
@@ -25,7 +25,7 @@ from engine_ext.shared.layout cimport (
 )
 from engine_ext.shared.segment cimport arrival_last, place_of
 
-cdef double LONGEST_CYCLE_MS = 10000        # engine_ext/snapshots.pyx: the most that a user may set
+cdef double LONGEST_CYCLE_MS = 10000        # the longest that a user may set (engine_ext/snapshots.pyx)
 
 
 cdef inline bint is_id(int32_t id) noexcept nogil:
@@ -35,7 +35,7 @@ cdef inline bint is_id(int32_t id) noexcept nogil:
 # ---- metadata ----------------------------------------------------------------------------------------------------------------
 
 cdef bint is_extent(const engine_meta* meta) noexcept nogil:
-    """Whether a tensor, or a group, can be of that shape."""
+    """Return whether a tensor, or a group, can have that shape."""
     cdef uint64_t total = 0
     cdef uint64_t items = 1
     cdef bint empty = False
@@ -46,7 +46,7 @@ cdef bint is_extent(const engine_meta* meta) noexcept nogil:
     if meta.layout == LAYOUT_SPARSE:        # indices and values
         return operation_of(meta).says == SAYS_ROWS and meta.group == 2 and 0 <= meta.dims[DIM_SPARSE] <= MAX_DIMS
     if operation_of(meta).uneven:
-        return True             # how many rows there are is told with each: are_rows, and who takes them in
+        return True             # numbers of rows come with each entry: are_rows, and the operation that takes them in, check them
     if meta.group:
         for d in range(ENGINE_DTYPES):
             if not add_bytes(&total, meta.dims[d], <uint64_t>dtype_bytes(<int>d)):
@@ -64,7 +64,7 @@ cdef bint is_extent(const engine_meta* meta) noexcept nogil:
 
 
 cdef bint can_reduce(const engine_meta* meta, int dtype, int size) noexcept nogil:
-    """Whether there are kernels for a tensor of that dtype."""
+    """Return whether there are kernels for a tensor of that dtype."""
     cdef engine_reduction reduction
     if meta.op == ENGINE_ADASUM:
         return (operation_of(meta).tells_members and not operation_of(meta).parts and dtype <= ENGINE_FLOAT64
@@ -78,8 +78,9 @@ cdef bint can_reduce(const engine_meta* meta, int dtype, int size) noexcept nogi
 
 
 cdef bint has_sound_reduction(const engine_meta* meta, int size) noexcept nogil:
+    """Return whether all tensors of a description can be reduced, if its operation reduces."""
     cdef int d
-    if meta.fault == FAULT_CALL or not operation_of(meta).reduces:      # of a call that failed nothing but its name counts
+    if meta.fault == FAULT_CALL or not operation_of(meta).reduces:      # a failed call only has a name
         return True
     if meta.dtype >= ENGINE_DTYPES:
         return False
@@ -96,6 +97,7 @@ cdef inline bint is_wire(int wire) noexcept nogil:
 
 
 cdef bint is_meta(const engine_meta* meta, int size) noexcept nogil:
+    """Return whether a description's numbers are in range and fit together."""
     return (meta.kind < KINDS and meta.op <= ENGINE_ADASUM and operation_of(meta) != NULL and meta.dtype < ENGINE_ALL_DTYPES
             and meta.layout <= LAYOUT_SPARSE and meta.ndim <= MAX_DIMS and meta.fault <= FAULT_CALL and meta.shared >= -1
             and meta.device <= 1 and meta.group <= MAX_GROUP and is_wire(meta.wire)
@@ -110,7 +112,7 @@ cdef bint are_knobs(const engine_knobs* knobs) noexcept nogil:
 
 
 cdef bint are_members(const engine_entry* entry) noexcept nogil:
-    """Whether the ids of a BATCH or a SKIP are such, none of them twice."""
+    """Return whether the ids of a BATCH or a SKIP are in range, none of them twice."""
     cdef uint64_t[ID_WORDS] seen
     cdef int32_t id
     cdef uint32_t i
@@ -124,7 +126,7 @@ cdef bint are_members(const engine_entry* entry) noexcept nogil:
 
 
 cdef bint are_rows(const Segment* segment, const engine_entry* entry) noexcept nogil:
-    """Whether all ranks together can have the rows that a BATCH or a SKIP tells of each."""
+    """Return whether all ranks together can have the rows that a BATCH or a SKIP lists by rank."""
     cdef uint64_t total = 0
     cdef int r
     for r in range(segment.size if operation_of(&entry.meta).says == SAYS_ROWS else 0):
@@ -135,7 +137,7 @@ cdef bint are_rows(const Segment* segment, const engine_entry* entry) noexcept n
 
 
 cdef bint are_numbers(const engine_entry* entry) noexcept nogil:
-    """Whether what a barrier's entry tells of operations without a name are numbers of such."""
+    """Return whether the numbers of unnamed operations in a barrier's entry can be."""
     cdef int kind
     for kind in range(KINDS if entry.flags & ENTRY_ALIGN else 0):
         if not 0 <= entry.meta.dims[kind] < <int64_t>1 << 62:
@@ -144,7 +146,7 @@ cdef bint are_numbers(const engine_entry* entry) noexcept nogil:
 
 
 cdef bint are_arrivals(const Segment* segment, const engine_entry* entry) noexcept nogil:
-    """Whether the last words of a recorded entry name ranks, or none."""
+    """Return whether the arrivals at the end of a recorded entry name ranks, or none."""
     cdef const uint64_t* arrivals = <const uint64_t*>entry + entry.words - entry.items
     cdef uint32_t i
     for i in range(entry.items if entry.closed else 0):
@@ -154,7 +156,7 @@ cdef bint are_arrivals(const Segment* segment, const engine_entry* entry) noexce
 
 
 cdef bint is_batch(const Segment* segment, const engine_entry* entry) noexcept nogil:
-    """A BATCH or a SKIP: what describes it, and what follows its header."""
+    """Return whether a BATCH or a SKIP is valid: its description, and what follows its header."""
     cdef const Operation* operation
     cdef uint64_t least
     if not is_meta(&entry.meta, segment.size) or entry.kind != entry.meta.kind or entry.meta.wire >= WIRES:
@@ -183,7 +185,8 @@ cdef bint is_batch(const Segment* segment, const engine_entry* entry) noexcept n
 
 
 cdef bint is_entry(const Segment* segment, const engine_entry* entry) noexcept nogil:
-    """An entry other than a pad, whose words are there. What every rank notes of it is looked at in entries of all types."""
+    """Return whether an entry other than a pad is valid; its words are there. Fields that every rank notes are checked in all
+    types."""
     cdef uint64_t room = <uint64_t>entry.words * 8 - sizeof(engine_entry)
     if not (are_knobs(&entry.knobs) and entry.kind < KINDS and entry.algorithm < ALGORITHMS and entry.stores < STORES
             and is_wire(entry.meta.wire)):
@@ -205,10 +208,10 @@ cdef bint is_entry(const Segment* segment, const engine_entry* entry) noexcept n
 
 
 cdef bint entries_are_valid(const Segment* segment, const uint64_t* words, uint64_t count) noexcept nogil:
-    """Whether `count` words of the schedule are whole entries that ranks of this host can execute."""
+    """Return whether `count` words of the schedule are whole entries that ranks of this host can execute."""
     cdef const engine_entry* entry
     while count:
-        entry = <const engine_entry*>words      # of a pad, which may be shorter, the first word alone is there
+        entry = <const engine_entry*>words      # a pad may be shorter: only its first word is read
         if not 1 <= entry.words <= count:
             return False
         if entry.type != ENTRY_PAD and (entry.words < sizeof(engine_entry) // 8 or not is_entry(segment, entry)):
@@ -219,19 +222,20 @@ cdef bint entries_are_valid(const Segment* segment, const uint64_t* words, uint6
 
 
 cdef bint rows_are_valid(uint64_t rows) noexcept nogil:
-    """Whether it is a number of rows. Of rows without bytes there may be any number; the others are counted by add_bytes."""
+    """Return whether `rows` is not negative. Rows without bytes may be any number; add_bytes bounds the others."""
     return <int64_t>rows >= 0
 
 
 cdef bint range_is_valid(uint64_t position, uint64_t count, uint64_t first, uint64_t room) noexcept nogil:
-    """Whether `count` places of a ring from `position` on, which counts since the start, are among the `room` places from `first`
-    on. Nothing is added to a position: it may be near the end of its type."""
+    """Return whether `count` places of a ring from `position` on are among the `room` places from `first` on. Positions count
+    since the start. Nothing is added to one: it may be near the end of its type."""
     return position >= first and count <= room and position - first <= room - count
 
 
 # ---- requests ------------------------------------------------------------------------------------------------------------------
 
 cdef bint is_request(const Segment* segment, const engine_request* request) noexcept nogil:
+    """Return whether a request is valid; its header is there."""
     cdef uint32_t length = <uint32_t>sizeof(engine_request) + request.name_bytes + request.text_bytes
     return (request.name_bytes <= NAME_BYTES and request.text_bytes <= FAILURE_BYTES
             and (request.turn == 0 or (request.turn > 0 and length == sizeof(engine_request) and segment.world == segment))
@@ -240,7 +244,7 @@ cdef bint is_request(const Segment* segment, const engine_request* request) noex
 
 
 cdef bint requests_are_valid(const Segment* segment, int rank, uint64_t begin, uint64_t end) noexcept nogil:
-    """Whether the request ring of a rank has whole requests from position `begin` to `end`."""
+    """Return whether the request ring of a rank has whole valid requests from position `begin` to `end`."""
     cdef const rank_page* page = segment.pages[rank]
     cdef const engine_request* request
     cdef uint64_t left, step
