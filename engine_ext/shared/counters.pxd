@@ -1,6 +1,6 @@
-"""The page of counters (counters.h). `page` is NULL where nothing is counted: one branch.
+"""The page of counters (counters.h). `page` is NULL where nothing is counted, which costs one branch.
 
-Several engines of a process, the world's and those of process sets, count into one page: by atomic additions.
+Several engines of a process, the world's and those of process sets, count into one page by atomic additions.
 """
 from libc.stdint cimport uint64_t
 

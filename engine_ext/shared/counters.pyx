@@ -1,4 +1,4 @@
-"""Counting into a page that others read (counters.h)."""
+"""Counting into the page of counters (counters.h), which other processes read."""
 from libc.errno cimport EINVAL, EPROTO, errno
 from libc.stdint cimport uint64_t
 from libc.string cimport memcpy
@@ -18,7 +18,7 @@ cdef extern from "engine_ext/shared/counters.h" nogil:
 
 
 cdef int counters_map(int fd, counters_page** page) noexcept nogil:
-    """Map a page, which is formatted if it is new. 0, a negative errno, or -EPROTO for a page of another build."""
+    """Map a page, and format it if it is new. Return 0, a negative errno, or -EPROTO for a page of another build."""
     cdef void* memory = mmap(NULL, COUNTERS_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)
     if memory == MAP_FAILED:
         return -errno
@@ -31,19 +31,20 @@ cdef int counters_map(int fd, counters_page** page) noexcept nogil:
 
 
 cdef void counters_unmap(counters_page* page) noexcept nogil:
+    """Unmap a page; NULL: do nothing."""
     if page != NULL:
         munmap(page, COUNTERS_BYTES)
 
 
 cdef void counters_end(counters_page* page) noexcept nogil:
-    """The process ends, and says so unless it has failed before."""
+    """Note that the process ends, unless it has failed before."""
     if page != NULL and load_relaxed(page.state) == COUNTED_RUNNING:
         store_relaxed(page.state, COUNTED_ENDED)
         store_relaxed(page.stalled, 0)
 
 
 cdef int counters_put(counters_page* page, const char* name, uint64_t value) noexcept nogil:
-    """Set a field of one word by its name. 0, or -EINVAL for a name that is none."""
+    """Set a field of one word by its name. Return 0, or -EINVAL if there is no such field."""
     cdef uint64_t* word = counters_field(page, name)
     if word == NULL:
         return -EINVAL
@@ -52,7 +53,7 @@ cdef int counters_put(counters_page* page, const char* name, uint64_t value) noe
 
 
 cdef void write_text(uint64_t* field, uint64_t words, const char* text, uint64_t nbytes) noexcept nogil:
-    """Write a text, cut to fit, with a zero behind it."""
+    """Write a text into `words` words, cut to fit, with a zero behind it."""
     cdef uint64_t k, word
     nbytes = min(nbytes, 8 * words - 1)
     for k in range(words):
@@ -63,7 +64,8 @@ cdef void write_text(uint64_t* field, uint64_t words, const char* text, uint64_t
 
 
 cdef int counters_write(counters_page* page, const char* name, const char* text, uint64_t nbytes) noexcept nogil:
-    """Set a field of several words to a text, cut to fit, with a zero behind it. 0, or -EINVAL for a name that is none."""
+    """Set a field of several words to a text, cut to fit, with a zero behind it. Return 0, or -EINVAL if there is no such
+    field."""
     cdef uint64_t words = 0
     cdef uint64_t* field = counters_words(page, name, &words)
     if field == NULL:
@@ -74,13 +76,13 @@ cdef int counters_write(counters_page* page, const char* name, const char* text,
 
 cdef void counters_entry(counters_page* page, const engine_entry* entry, bint fusible, uint64_t started, uint64_t ended,
                          uint64_t exposed) noexcept nogil:
-    """An entry that moved data has ended; `fusible`: the fusion threshold was meant for it."""
+    """Count an entry that moved data, at its end. `fusible`: the fusion threshold applies to it."""
     cdef int kind = entry.kind, which = kind * ALGORITHMS + entry.algorithm
     cdef uint64_t ns = age_ns(ended, started)
     tally(&page.collectives[which], 1)
     tally(&page.collective_bytes[which], entry.bytes)
     tally(&page.collective_tensors[kind], entry.items)
-    if not entry.meta.device:           # of which this rank has only handed the work over
+    if not entry.meta.device:           # there this rank has only handed the work over
         tally(&page.collective_ns[which], ns)
         tally(&page.collective_durations[kind * DURATIONS + duration_bucket(ns)], 1)
         if exposed:
@@ -94,7 +96,7 @@ cdef void counters_entry(counters_page* page, const engine_entry* entry, bint fu
 # ---- groups: the caller holds the lock of the world --------------------------------------------------------------------------
 
 cdef int counters_find_place(counters_page* page, int ranks) noexcept nogil:
-    """A free place for a group of so many ranks, with its counters at 0; -1: there is none."""
+    """Return a free place for a group of `ranks` ranks, with its counters set to 0; -1: there is none."""
     cdef int k
     for k in range(GROUPS):
         if load_relaxed(&page.group_names[k * GROUP_WORDS]) == 0:
@@ -109,13 +111,13 @@ cdef int counters_find_place(counters_page* page, int ranks) noexcept nogil:
 
 
 cdef void counters_name_group(counters_page* page, int place, const char* text, uint64_t nbytes) noexcept nogil:
-    """Give the group in a place a name, which is no empty text, or free the place, with an empty one."""
+    """Name the group in a place. An empty text frees the place."""
     write_text(&page.group_names[place * GROUP_WORDS], GROUP_WORDS, text, nbytes)
 
 
 cdef void counters_arrival(counters_page* page, uint64_t earliest, uint64_t submitted, uint64_t started) noexcept nogil:
-    """A sampled entry has ended, whose sampled tensor this rank submitted at `submitted`, and the first rank at `earliest`; 0: it
-    is not known by this host's clock when that was."""
+    """Count a sampled entry at its end: this rank submitted its sampled tensor at `submitted`, the first rank at `earliest` (0:
+    not known by this host's clock), and the entry started at `started`."""
     tally(page.queue_ns, age_ns(started, submitted))
     tally(page.queued, 1)
     if earliest:
@@ -124,7 +126,7 @@ cdef void counters_arrival(counters_page* page, uint64_t earliest, uint64_t subm
 
 
 cdef uint64_t counters_step(counters_page* page, uint64_t begun) noexcept nogil:
-    """A step has ended that began at `begun`, 0 for the first. When the next one begins: now."""
+    """Count a step that has ended. `begun`: its start; 0: the first step. Return the start of the next one: now."""
     cdef uint64_t now = now_ns()
     tally(page.steps, 1)
     if begun:

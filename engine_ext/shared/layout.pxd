@@ -1,3 +1,4 @@
+"""Cython's view of the control segment (layout.h, which describes the fields), and the status of native calls."""
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 cdef extern from "engine_ext/shared/layout.h" nogil:
@@ -113,16 +114,16 @@ cdef extern from "engine_ext/shared/layout.h" nogil:
     rank_page* segment_page(segment_header* h, int rank)
     char* segment_slot(segment_header* h, int rank, uint64_t chunk)
 
-# What a call of the native engine comes to; 0 or less. It crosses no border between processes, but every plane.
+# The status of a call of the native engine: 0 or negative. It is used by every plane, and never sent between processes.
 cdef enum Status:
     OK = 0
-    FAILED_WORLD = -1
-    DUPLICATE = -2
+    FAILED_WORLD = -1   # the world, or the process set, has failed
+    DUPLICATE = -2      # an operation is in flight under the name
     NO_ROOM = -3        # the request ring is full: drive, and try again
     NO_MEMORY = -4
-    MISMATCH = -5
+    MISMATCH = -5       # ranks disagree about the operation
     TICK = -6           # not done yet: look for signals and come back
-    ABSENT = -7         # no rank brought a tensor; not an error
-    JOINED = -8         # this rank has joined, and brings nothing until the others have
-    AFTER_FAILURE = -9  # under this name a call has failed here, of which the others have yet to hear: wait, and try again
-    FAILED_CALL = -10   # a rank's call failed before it brought anything
+    ABSENT = -7         # no rank has submitted a tensor; not an error
+    JOINED = -8         # this rank has joined, and submits nothing until the others have
+    AFTER_FAILURE = -9  # a call under this name has failed here, and the others do not know it yet: wait, and try again
+    FAILED_CALL = -10   # a rank's call failed before it submitted anything

@@ -1,11 +1,11 @@
-/* What numbers are called. Each list has its numbers in order, from 0, and beside each its name as counters, timelines, settings
- * and errors say it. From a list follow an enum, and where C tells the names a table; NAMES_TEXT tells those who read neither.
- * Names have no spaces. dtypes and reductions are listed in kernels/kernels.h.
- */
+/* Names of numbers. Each list has its numbers in order, from 0, each with the name that counters, timelines, settings and errors
+ * use. A list yields an enum, and, where C needs the names, a table. NAMES_TEXT has the names for readers of a page of counters.
+ *
+ * Names have no spaces. dtypes and reductions are listed in kernels/kernels.h. */
 #ifndef ENGINE_SHARED_NAMES_H
 #define ENGINE_SHARED_NAMES_H
 
-/* Operations. */
+/* Kinds of operations. */
 #define KIND_LIST(ROW)                          \
   ROW(KIND_ALLREDUCE, "allreduce")              \
   ROW(KIND_BROADCAST, "broadcast")              \
@@ -13,7 +13,7 @@
   ROW(KIND_BARRIER, "barrier")                  \
   ROW(KIND_ALLTOALL, "alltoall")                \
   ROW(KIND_REDUCESCATTER, "reducescatter")
-/* How an operation moves its bytes. */
+/* Algorithms: ways in which an operation moves its bytes. */
 #define ALGORITHM_LIST(ROW)                     \
   ROW(ALGORITHM_ONE_SHOT, "one-shot")           \
   ROW(ALGORITHM_TWO_SHOT, "two-shot")           \
@@ -25,14 +25,14 @@
   ROW(ALGORITHM_CARRIER, "mpi")                     \
   ROW(ALGORITHM_DEVICE, "device")               \
   ROW(ALGORITHM_BLOCKS, "blocks")
-/* How a large allreduce travels between hosts. */
+/* Ways in which a large allreduce travels between hosts. */
 #define BETWEEN_LIST(ROW)                       \
   ROW(BETWEEN_AUTO, "auto")                     \
   ROW(BETWEEN_DIRECT, "direct")                 \
   ROW(BETWEEN_CHAIN, "chain")                   \
   ROW(BETWEEN_RING, "ring")                     \
   ROW(BETWEEN_CARRIER, "mpi")
-/* Entries of the schedule. */
+/* Types of schedule entries. */
 #define ENTRY_LIST(ROW)                         \
   ROW(ENTRY_PAD, "pad")                         \
   ROW(ENTRY_BATCH, "batch")                     \
@@ -42,24 +42,24 @@
   ROW(ENTRY_SKIP, "skip")                       \
   ROW(ENTRY_JOINED, "joined")                   \
   ROW(ENTRY_TURN, "turn")
-/* The order of a tensor's elements in memory. */
+/* Layouts: orders of a tensor's elements in memory. */
 #define LAYOUT_LIST(ROW)                        \
   ROW(LAYOUT_ROWS, "rows")                      \
   ROW(LAYOUT_CHANNELS_LAST, "channels_last")    \
   ROW(LAYOUT_CHANNELS_LAST_3D, "channels_last_3d") \
   ROW(LAYOUT_SPARSE, "sparse")
-/* How results are written. */
+/* Kinds of stores with which results are written. */
 #define STORES_LIST(ROW)                        \
   ROW(STORES_CACHED, "cached")                  \
   ROW(STORES_STREAMING, "streaming")            \
   ROW(STORES_AUTO, "auto")
-/* engine_meta.wire of an entry, as the knob `compression` calls it. */
+/* Wires: values of engine_meta.wire in an entry, as the knob `compression` names them. */
 #define WIRE_LIST(ROW)                          \
   ROW(WIRE_NONE, "none")                        \
   ROW(WIRE_FP16, "fp16")                        \
   ROW(WIRE_BF16, "bf16")                        \
   ROW(WIRE_FP8, "fp8")
-/* Why a world has failed. */
+/* Causes of a world's failure. */
 #define CAUSE_LIST(ROW)                         \
   ROW(CAUSE_NONE, "none")                       \
   ROW(CAUSE_DIED, "died")                       \
@@ -67,21 +67,21 @@
   ROW(CAUSE_LEFT, "left")                       \
   ROW(CAUSE_STALLED, "stalled")                 \
   ROW(CAUSE_LOST, "lost")
-/* What the engine of a page of counters does. */
+/* States of the engine of a page of counters. */
 #define COUNTED_LIST(ROW)                       \
   ROW(COUNTED_NEW, "new")                       \
   ROW(COUNTED_RUNNING, "running")               \
   ROW(COUNTED_ENDED, "ended")                   \
   ROW(COUNTED_FAILED, "failed")                 \
   ROW(COUNTED_RESETTING, "resetting")
-/* Why a batch was closed. */
+/* Reasons for which a batch was closed. */
 #define CLOSED_LIST(ROW)                        \
   ROW(CLOSED_FULL, "full")                      \
   ROW(CLOSED_WHOLE_STEP, "whole_step")          \
   ROW(CLOSED_AWAITED, "awaited")                \
   ROW(CLOSED_CYCLE_TIME, "cycle_time")          \
   ROW(CLOSED_FROZEN, "frozen")
-/* What the tuner does. */
+/* Phases of the tuner. */
 #define PHASE_LIST(ROW)                         \
   ROW(PHASE_OFF, "off")                         \
   ROW(PHASE_WAITING, "waiting")                 \
@@ -91,7 +91,7 @@
   ROW(PHASE_LEFT, "left")                       \
   ROW(PHASE_RESTING, "resting")
 
-/* What is timed of tensors on a GPU: DEVICE_* of gpu/device.h, which this plane does not know. */
+/* Timed stages of tensors on a GPU: DEVICE_* of gpu/device.h, which this plane does not know. */
 #define STAGE_LIST(ROW)                         \
   ROW(STAGE_QUEUE, "queue")                     \
   ROW(STAGE_PACK, "pack")                       \
@@ -99,7 +99,7 @@
   ROW(STAGE_UNPACK, "unpack")                   \
   ROW(STAGE_EXPOSED, "exposed")
 
-/* What becomes of a row: a member of an enum, an entry of a table, a word of a line. */
+/* Uses of a row: a member of an enum, an entry of a table, a word of a line. */
 #define AS_NUMBER(number, name) number,
 #define AS_NAME(number, name) name,
 #define AS_WORD(number, name) " " name

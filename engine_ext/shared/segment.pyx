@@ -24,7 +24,7 @@ cdef extern from "<fcntl.h>" nogil:
 
 
 cdef int write_header(int fd, uint64_t offset, int size, uint32_t generation) noexcept nogil:
-    """Make the file long enough for a segment at `offset`, and say what it is; 0 or -errno."""
+    """Make the file long enough for a segment at `offset`, and write its header. Return 0 or -errno."""
     cdef segment_header* header
     cdef uint64_t bytes = segment_bytes(<uint32_t>size)
     if pwrite(fd, b"", 1, <long>(offset + bytes) - 1) != 1:       # never shorter: others append at the same time
@@ -39,7 +39,7 @@ cdef int write_header(int fd, uint64_t offset, int size, uint32_t generation) no
 
 
 cdef int segment_create(int size, uint32_t generation) noexcept nogil:
-    """A new control segment for `size` ranks: its descriptor, or -errno."""
+    """Make a memory file with a control segment for `size` ranks. Return its descriptor, or -errno."""
     cdef int fd = engine_memory_file(b"engine-control")
     cdef int status
     if fd < 0:
@@ -52,8 +52,8 @@ cdef int segment_create(int size, uint32_t generation) noexcept nogil:
 
 
 cdef int segment_append(Segment* world, int fd, int size, uint64_t* offset) noexcept nogil:
-    """A segment for a process set of `size` ranks in the world's file, after all that is there, and where it begins: 0 or -errno.
-    One rank of the host does it, before the others map; several may append at the same time."""
+    """Append a segment for a process set of `size` ranks to the world's file; `offset` receives its start. Return 0 or -errno.
+    One rank of the host calls it, before the others map; several sets may be appended at the same time."""
     offset[0] = add64(&world.header.end, segment_bytes(<uint32_t>size))
     return write_header(fd, offset[0], size, world.header.generation)
 
@@ -61,8 +61,8 @@ cdef int segment_append(Segment* world, int fd, int size, uint64_t* offset) noex
 cdef int segment_map(
     Segment* segment, int fd, uint64_t offset, int rank, int size, const int* host_of
 ) noexcept nogil:
-    """Map the segment at `offset` of `fd`: 0, -errno, or -EPROTO when it is of another layout or world. `host_of`: the number of
-    each rank's host; NULL: there is one."""
+    """Map the segment at `offset` of `fd`. Return 0, -errno, or -EPROTO if it has another layout or size. `host_of`: the number
+    of each rank's host; NULL: there is one host."""
     cdef uint64_t bytes = segment_bytes(<uint32_t>size)
     cdef void* base
     cdef segment_header* header
@@ -98,14 +98,14 @@ cdef int segment_map(
 
 
 cdef int segment_enter(Segment* segment, Segment* world, const int* numbers) noexcept nogil:
-    """Make a mapped segment that of a process set of `world`, whose ranks are `numbers` there: 0, -EPROTO when others mean
-    another set by it, or -EEXIST when this rank has entered it before."""
+    """Make a mapped segment a process set's. `numbers`: the world's numbers of its ranks. Return 0, -EPROTO if other ranks
+    entered it as another set, or -EEXIST if this rank has entered it before."""
     cdef uint64_t digest = fnv_begin()
     cdef int r
     for r in range(segment.size):
         segment.numbers[r] = numbers[r]
         digest = fnv(digest, <uint64_t>numbers[r])
-    digest |= 1                         # 0: nobody has entered
+    digest |= 1                         # never 0, which means that no rank has entered
     segment.world, segment.abort, segment.claim = world, world.abort, world.claim
     if not cas(&segment.header.members, 0, digest) and load_acquire(&segment.header.members) != digest:
         return -EPROTO
@@ -113,14 +113,15 @@ cdef int segment_enter(Segment* segment, Segment* world, const int* numbers) noe
 
 
 cdef void segment_leave(Segment* segment, int fd, uint64_t offset) noexcept nogil:
-    """This rank touches the segment of a process set no more. The last of the host's ranks gives its memory back; what lies
-    behind it in the file stays where it is."""
-    # Acquire and release: whoever is last comes after all that the others have written.
+    """Note that this rank no longer touches the segment of a process set. The last rank of the host gives its memory back;
+    segments behind it in the file stay where they are."""
+    # Acquire and release: the last rank comes after all that the others have written.
     if add32(&segment.header.closed, 1) + 1 == <uint32_t>segment.crew_size:
         fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, <long>offset, <long>segment_bytes(<uint32_t>segment.size))
 
 
 cdef void segment_unmap(Segment* segment) noexcept nogil:
+    """Unmap a segment, and free what belongs to it."""
     if segment.header != NULL:
         munmap(segment.header, segment_bytes(<uint32_t>segment.size))
         free(segment.pages)
@@ -130,19 +131,20 @@ cdef void segment_unmap(Segment* segment) noexcept nogil:
 
 
 cdef void wake_everybody(Segment* segment) noexcept nogil:
-    """Wake every thread that sleeps at a door of any rank of this host: after an abort."""
+    """Wake every thread that sleeps at a door of any rank of this host, after an abort."""
     cdef int i
     for i in range(segment.crew_size):
         ring_both(segment, segment.crew[i])
 
 
 cdef bint abort_world(Segment* segment, int culprit, int cause, const char* text) noexcept nogil:
-    """The first failure of a host is one compare-and-swap; returns whether this was it. A process set fails with its world.
+    """Declare the world failed. The first failure of a host is one compare-and-swap; return whether this was it. A process set
+    fails with its world.
 
     On the coordinator's host it is the world's failure at once. Elsewhere it is a claim, which the leader sends there.
 
-    The text is in place before the word that makes it readable, and one process writes its reason once: a loser's text is
-    never read.
+    The text is in place before the word that makes it readable. One process writes its reason once: the text of a later failure
+    is never read.
     """
     cdef Segment* world = segment.world
     cdef uint64_t word = <uint64_t>(segment.numbers[culprit] + 1) | <uint64_t>cause << 16 | <uint64_t>world.rank << 32
@@ -150,13 +152,13 @@ cdef bint abort_world(Segment* segment, int culprit, int cause, const char* text
     if cas32(&world.reason_claimed, 0, 1):
         strncpy(world.mine.reason, text, REASON_BYTES - 1)
         world.mine.reason[REASON_BYTES - 1] = 0
-        first = cas(world.claim, 0, word)               # release: pairs with the acquire of whoever reads the reason
+        first = cas(world.claim, 0, word)               # release: pairs with the acquire of the reader of the reason
     wake_everybody(world)
     return first
 
 
 cdef void settle_claim(Segment* segment) noexcept nogil:
-    """What this host claims is the world's failure, as far as this host is told: nobody is there to judge it."""
+    """Accept this host's claim as the world's failure, because no host can be asked to judge it."""
     cdef Segment* world = segment.world
     if claimed(world) and cas(world.abort, 0, load_acquire(world.claim)):
         wake_everybody(world)
@@ -164,7 +166,7 @@ cdef void settle_claim(Segment* segment) noexcept nogil:
 
 # ---- the schedule -----------------------------------------------------------------------------------------------------------
 
-# The ring of schedule entries. Positions are in words since the start and never wrap; places in the ring do.
+# The ring of schedule entries. Positions count words since the start and never wrap; places in the ring do.
 
 cdef extern from "platform/cpu.h" nogil:
     void engine_prefetch(const void* memory, size_t nbytes)
@@ -175,7 +177,7 @@ cdef enum:
 
 
 cdef uint64_t schedule_slowest(Writer* writer) noexcept nogil:
-    """The position that every rank has passed."""
+    """Return the position that every rank has passed."""
     cdef uint64_t least = writer.tail, cursor
     cdef int r
     for r in range(writer.segment.size):
@@ -186,7 +188,7 @@ cdef uint64_t schedule_slowest(Writer* writer) noexcept nogil:
 
 
 cdef engine_entry* schedule_reserve(Writer* writer, uint32_t words) noexcept nogil:
-    """Room for an entry of `words`, zeroed; NULL when the slowest rank still needs that part of the ring."""
+    """Return room for an entry of `words`, zeroed; NULL while the slowest rank needs that part of the ring."""
     cdef uint32_t place = <uint32_t>(writer.tail % RING_WORDS)
     cdef uint32_t left = RING_WORDS - place
     cdef uint32_t pad = left if left < words else 0
@@ -194,7 +196,7 @@ cdef engine_entry* schedule_reserve(Writer* writer, uint32_t words) noexcept nog
     if writer.tail + pad + words - schedule_slowest(writer) > RING_WORDS:
         return NULL
     if pad:
-        # A pad may be shorter than a header: its first word, size and type, is all that a reader looks at.
+        # A pad may be shorter than a header: a reader looks only at its first word, which has size and type.
         writer.segment.schedule[place] = 0
         entry = <engine_entry*>&writer.segment.schedule[place]
         entry.words, entry.type = pad, ENTRY_PAD
@@ -213,11 +215,11 @@ cdef void schedule_append(Writer* writer, engine_entry* entry) noexcept nogil:
     writer.sequence += 1
     writer.tail += entry.words
     store_release(&writer.segment.coordinator.tail, writer.tail)   # pairs with schedule_next
-    engine_prefetch(&writer.segment.schedule[writer.tail % RING_WORDS], USUAL_ENTRY)   # other ranks have read what lies there
+    engine_prefetch(&writer.segment.schedule[writer.tail % RING_WORDS], USUAL_ENTRY)   # other ranks have read that place before
 
 
 cdef engine_entry* schedule_next(Segment* segment) noexcept nogil:
-    """The entry at this rank's cursor, or NULL."""
+    """Return the entry at this rank's cursor, past any pads; NULL: there is none."""
     cdef engine_entry* entry
     cdef uint64_t cursor = segment.mine.cursor
     cdef uint64_t tail = load_acquire(&segment.coordinator.tail)   # pairs with schedule_append
@@ -232,16 +234,16 @@ cdef engine_entry* schedule_next(Segment* segment) noexcept nogil:
 
 
 cdef void schedule_advance(Segment* segment, const engine_entry* entry) noexcept nogil:
-    """This rank is done with `entry`: the ring may reuse its words. `entry` is not read after this."""
+    """Move this rank's cursor past `entry`: the ring may reuse its words, so it is not read after this."""
     store_release(&segment.mine.cursor, segment.mine.cursor + entry.words)     # pairs with schedule_slowest
 
 
 # ---- crews ------------------------------------------------------------------------------------------------------------------
 
-# Which ranks share a host: the one place that counts them.
+# Crews: which ranks share a host. No other code counts them.
 
 cdef bint crews_open(Crews* crews, const int* host_of, int size) noexcept nogil:
-    """Count the ranks of each host. `host_of`: the number of each rank's host; NULL: there is one. False without memory."""
+    """Count the ranks of each host. `host_of`: the number of each rank's host; NULL: there is one host. False without memory."""
     cdef int r, h, count
     memset(crews, 0, sizeof(Crews))
     crews.size, crews.hosts, crews.smallest, crews.consecutive = size, 1, size, True
