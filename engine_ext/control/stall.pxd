@@ -9,7 +9,7 @@ cdef void stall_tell(State* e, const char* line) noexcept nogil
 cdef bint all_are_aside(State* e) noexcept nogil
 cdef void stall_open(State* e) noexcept nogil
 cdef void stall_check(State* e) noexcept nogil
-cdef uint64_t stall_deadline(const State* e) noexcept nogil
+cdef uint64_t stall_deadline(State* e) noexcept nogil
 cdef uint64_t stall_watch(State* e, uint64_t seen) noexcept nogil
 cdef void stall_look_for_left(State* e) noexcept nogil
 cdef void stall_look_after(State* e, Op* op) noexcept nogil

@@ -138,6 +138,8 @@ cdef void check_entry(State* e) noexcept nogil:
         end_for_left(e, culprit, text)
         return
     culprit = executor_laggard(&e.executor, False)
+    if culprit < 0:         # a world of one rank waits for itself alone
+        culprit = e.segment.rank
     stood = age_ns(patience_look(e.clock), e.executor.progressed)
     if e.stall_limit_ns and stood >= e.stall_limit_ns:
         snprintf(text, TEXT_BYTES, "has stood still for %.1f s in the middle of schedule entry %llu", <double>stood / 1e9,
