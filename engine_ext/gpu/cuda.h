@@ -1,9 +1,8 @@
-/* What is used of the CUDA driver: values, types, and functions by the versioned names under which the library exports
- * them.
+/* The values, types and functions of the CUDA driver that the engine uses. Functions have the versioned names under which the
+ * library exports them.
  *
- * The bare names (cuMemAlloc, cuStreamDestroy, ...) are an older ABI with other argument types. No CUDA header is
- * needed; where one has been included before this file, its types are used, so that `make gpu-abi` can hold the lists
- * below against them.
+ * The bare names (cuMemAlloc, cuStreamDestroy, ...) are an older ABI with other argument types. No CUDA header is needed. If one
+ * was included before this file, its types are used, so that `make gpu-abi` can compare the lists below with them.
  */
 #ifndef ENGINE_GPU_CUDA_H
 #define ENGINE_GPU_CUDA_H
@@ -68,7 +67,7 @@
 
 #define CUDA_VALUES(X) CUDA_RESULTS(X) CUDA_FLAGS(X)
 
-#ifndef __cuda_cuda_h__ /* as NVIDIA's header calls itself */
+#ifndef __cuda_cuda_h__ /* the guard of NVIDIA's header */
 enum {
 #define X(name, value) name = value,
   CUDA_VALUES(X)
@@ -87,7 +86,7 @@ typedef struct CUuuid_st {
   char bytes[16];
 } CUuuid;
 typedef void (*CUhostFn)(void *);
-/* Enumerations there; passed and returned alike. */
+/* NVIDIA's header has enumerations here, which are passed and returned in the same way. */
 typedef unsigned CUresult, CUdevice_attribute, CUpointer_attribute, CUjit_option, CUstreamCaptureMode,
     CUstreamCaptureStatus;
 #define CU_STREAM_LEGACY ((CUstream)0x1)

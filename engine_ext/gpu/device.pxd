@@ -1,4 +1,4 @@
-"""An open GPU, as the other planes see it: device.h."""
+"""An open GPU, as the other planes see it (device.h)."""
 from libc.stdint cimport uint32_t, uint64_t
 
 cdef extern from "engine_ext/gpu/device.h" nogil:

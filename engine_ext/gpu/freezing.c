@@ -1,9 +1,9 @@
-/* Frozen passes: the lane enqueues the same reduction each time, on a stream of the program's, which may be captured.
+/* Frozen passes: the lane enqueues the same reduction each time, on a stream of the program, which may be captured.
  *
- * Nothing is negotiated and no event is waited for but the pass's own: the tensors are ready when the stream comes to it, and the stream
- * goes on when it is over. A graph reads tables and slab whenever it is launched, of which the lane hears nothing, so each pass has its
- * own until the lane is closed. A communicator that blocks has enqueued all when a call returns; with one that does not, a thread of
- * NCCL's would enqueue it, whose calls may spoil the capture.
+ * Nothing is negotiated, and the only event waited for is the pass's own. The tensors are ready when the stream reaches the
+ * pass, and the stream goes on behind it. A graph reads tables and slab at every launch, which the lane does not notice. So each
+ * pass keeps its own until the lane is closed. Their communicator blocks, so everything is enqueued when a call returns. With
+ * one that does not block, a thread of NCCL would enqueue it, whose calls may spoil the capture.
  */
 #include "calls.h"
 
@@ -11,10 +11,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- for whoever owns it ---- */
+/* ---- functions for the owner ---- */
 
-/* Bytes of tables that a pass fills: each row for each piece that it is in, to pack and to unpack; and while a table is made, room for all
- * rows. A table is a quarter at most (run_over in launching.c). */
+/* Return the bytes of all tables of a pass: each row, for each piece that contains it, to pack and to unpack. While a table is
+ * made it needs room for all rows. A table takes at most a quarter of the ring (run_over in launching.c). */
 static uint64_t bytes_of_tables(uint64_t slab_bytes, const device_part *parts, int n_parts, int n_rows) {
   uint64_t rows = 1 + (uint64_t)n_rows, bytes = 3 * rows * sizeof(device_row), largest = 0;
   for (int k = 0; k < n_parts; k++)
@@ -27,6 +27,7 @@ static uint64_t bytes_of_tables(uint64_t slab_bytes, const device_part *parts, i
   return bytes > 4 * largest ? bytes : 4 * largest;
 }
 
+/* Return the bytes of the largest part. */
 static uint64_t longest(const device_part *parts, int n_parts) {
   uint64_t most = 0;
   for (int k = 0; k < n_parts; k++)
@@ -34,6 +35,7 @@ static uint64_t longest(const device_part *parts, int n_parts) {
   return most;
 }
 
+/* Return a malloc'ed copy; NULL without memory. */
 static void *copied(const void *what, size_t size) {
   void *copy = malloc(size + 1);
   return copy != NULL ? memcpy(copy, what, size) : NULL;
@@ -50,7 +52,7 @@ frozen_pass *lane_new_pass(const lane *l, int op, double prescale, double postsc
   p->item.sources = p->item.targets = copied(rows, sizeof *rows * (size_t)n_rows);
   p->item.n_parts = n_parts;
   p->item.n_rows = n_rows;
-  p->slab_bytes = lesser(l->slab_bytes, longest(parts, n_parts) / 32 * 32 + 32); /* nothing of 0 bytes can be allocated */
+  p->slab_bytes = lesser(l->slab_bytes, longest(parts, n_parts) / 32 * 32 + 32); /* never 0, which cannot be allocated */
   p->table_bytes = bytes_of_tables(p->slab_bytes, parts, n_parts, n_rows);
   if (p->item.parts != NULL && p->item.sources != NULL) return p;
   lane_free_pass(p);
@@ -71,6 +73,7 @@ static void ended(device_item *item, const char *why) {
   door_ring(&l->ended, DOOR_EVERYBODY);
 }
 
+/* Push a request for a pass. */
 static void bring(lane *l, frozen_pass *p, int work) {
   p->item.owner = l;
   p->item.work = work;
@@ -97,8 +100,9 @@ int lane_await_pass(lane *l, frozen_pass *p, uint64_t ns) {
   return load32_acquire(&p->ended) != 0;
 }
 
-/* ---- what is made ---- */
+/* ---- resources ---- */
 
+/* Connect all ranks for frozen passes, unless they are connected. */
 static int connect(lane *l, const frozen_pass *p) {
   if (l->graphs.comm != NULL) return 0;
   l->graphs.id = p->id;
@@ -111,7 +115,7 @@ static int connect(lane *l, const frozen_pass *p) {
   return 0;
 }
 
-/* What NCCL connects and allocates when it first moves so many bytes it does now, and in no capture. */
+/* Sum the pieces of a pass once, so that NCCL connects and allocates for these sizes now and not during a capture. */
 static int try_sums(lane *l, const frozen_pass *p) {
   l->at = &l->graphs;
   for (int k = 0; k < p->item.n_parts && l->at->size > 1; k++) {
@@ -122,6 +126,7 @@ static int try_sums(lane *l, const frozen_pass *p) {
   return lane_await_connections(l);
 }
 
+/* Allocate a pass's memory on the device. A failure leaves what was allocated before. */
 static int allocate(lane *l, frozen_pass *p) {
   frozen_memory *m = p->memory;
   CUDA_STEP(cuMemAlloc_v2, &m->slab, p->slab_bytes);
@@ -131,7 +136,7 @@ static int allocate(lane *l, frozen_pass *p) {
   return 0;
 }
 
-/* All that needs no other rank, before any of them waits in NCCL for the others. */
+/* This is all work that needs no other rank. It may fail before any rank waits in NCCL for the others. */
 int lane_make_pass(lane *l, frozen_pass *p) {
   STEP(l->failure.call != NULL);
   if (lane_hire_keeper(l)) return lane_failed(l, "malloc", CUDA_ERROR_OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", NULL);
@@ -155,7 +160,7 @@ int lane_unite_pass(lane *l, frozen_pass *p) {
 
 /* ---- a pass ---- */
 
-/* Enqueue it as an item, with all that an item uses put in the place of the lane's. */
+/* Enqueue a pass like an item: the lane's stream, slab and tables are replaced by the pass's meanwhile. */
 static int run_there(lane *l, frozen_pass *p) {
   CUstream stream = l->stream;
   CUdeviceptr slab = l->slab, device_tables = l->device_tables;
@@ -169,7 +174,7 @@ static int run_there(lane *l, frozen_pass *p) {
   l->tables = p->memory->tables;
   l->device_tables = p->memory->device_tables;
   l->table_bytes = p->table_bytes;
-  l->table_head = l->table_tail = 0; /* the same rows as ever are written where they are */
+  l->table_head = l->table_tail = 0; /* every repetition writes the same rows to the same place */
   p->item.work = DEVICE_REDUCE;
   status = lane_run(l, &p->item);
   l->stream = stream;
@@ -192,16 +197,16 @@ int lane_enqueue_pass(lane *l, frozen_pass *p) {
     store32_release(&p->captured, 1); /* pairs with lane_has_captured */
     return run_there(l, p);
   }
-  if (p->ran) CUDA_STEP(cuStreamWaitEvent, p->stream, p->memory->done, 0); /* on another stream it may be in the slab still */
+  if (p->ran) CUDA_STEP(cuStreamWaitEvent, p->stream, p->memory->done, 0); /* its last run may still use the slab */
   failed = run_there(l, p);
-  STEP(CUDA(cuEventRecord, p->memory->done, p->stream)); /* of what was enqueued before a failure, too */
+  STEP(CUDA(cuEventRecord, p->memory->done, p->stream)); /* after a failure, too: some work may be enqueued */
   store32_release(&p->ran, 1); /* pairs with lane_passes_rest */
   return failed;
 }
 
 /* ---- the end ---- */
 
-/* A failure of the device is for others to tell: nothing runs then. */
+/* After a failure of the device nothing runs, so the answer is 1; others report the failure. */
 int lane_passes_rest(lane *l) {
   for (const frozen_pass *p = load_pointer((void *const *)&l->passes); p != NULL; p = p->next)
     if (load32_acquire(&p->ran) && l->f.cuEventQuery(p->memory->done) == CUDA_ERROR_NOT_READY) return 0;

@@ -1,9 +1,9 @@
-/* What frozen passes have, when graphs may outlive the lane.
+/* The keeper: it holds the resources of frozen passes when graphs may outlive the lane.
  *
- * NCCL ends a communicator when no graph has it any more, and so long a call that ends it does not return, be it an abort. And of
- * launches of graphs the driver alone knows, so all that the device does has to be waited for. Both may last for ever: threads of their
- * own make these calls, for which the lane waits as long as it likes, and which are left alone then. They and the lane hold a keeper.
- * Whoever lets go of it last frees what was left to it: then no graph can read it any more.
+ * NCCL ends a communicator only when no graph contains it any more. Until then a call that ends it does not return, even an
+ * abort. Only the driver knows of launches of graphs, so the whole device has to become idle. Both may last forever, so threads
+ * of their own make these calls. The lane waits for them as long as it likes, and then abandons them. They and the lane hold
+ * the keeper. The last holder that lets go frees what was left to it, since no graph can read it any more.
  */
 #include "calls.h"
 
@@ -15,12 +15,12 @@ struct keeper {
   lane_functions f;
   CUdevice device;
   CUcontext context;
-  ncclComm_t comm;       /* that of frozen passes, once it is to be ended */
-  int finishes;          /* it is finalized before, which waits for the other ranks */
-  uint32_t holders;      /* the lane, and threads; atomic, as the next two */
-  uint32_t rest;         /* REST_* */
-  uint32_t ended;        /* nothing of the communicator is left */
-  int owns;              /* the next two are left to it, and that the context is retained */
+  ncclComm_t comm;       /* communicator of frozen passes, once it is to be ended */
+  int finishes;          /* 1: finalize it before, which waits for the other ranks */
+  uint32_t holders;      /* number of holders: the lane and threads; atomic, like the next two fields */
+  uint32_t rest;         /* REST_*: whether the device was found idle */
+  uint32_t ended;        /* 1: the communicator has been destroyed */
+  int owns;              /* 1: the keeper has to free the next two fields and release the context */
   CUmodule module;
   frozen_memory *memory;
 };
@@ -40,26 +40,28 @@ int lane_hire_keeper(lane *l) {
 
 /* ---- threads of a keeper ---- */
 
-/* Wait until the device does nothing. After an error it does nothing; but while somebody captures, it does not tell. */
+/* Wait until the device is idle, which it is after an error, too. While a thread captures, the call fails and is repeated. */
 static void synchronize(keeper *k) {
   while (k->f.cuCtxSynchronize() == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) lane_nap();
 }
 
+/* Free what was left to the keeper. */
 static void release(keeper *k) {
   if (!k->owns) return;
-  synchronize(k); /* a launch may have begun before its graph went */
+  synchronize(k); /* a launch may have begun before its graph was destroyed */
   lane_release_memory(&k->f, k->memory);
   if (k->module != NULL) k->f.cuModuleUnload(k->module);
   k->f.cuDevicePrimaryCtxRelease_v2(k->device);
 }
 
+/* Give up a hold; the last one frees the keeper. */
 static void let_go(keeper *k) {
-  if (add32(&k->holders, (uint32_t)-1) != 1) return; /* pairs with the same of the others: what they have left is there */
+  if (add32(&k->holders, (uint32_t)-1) != 1) return; /* pairs with the other holders' add32: their writes are visible */
   release(k);
   free(k);
 }
 
-/* A thread with the context, whose calls spoil no capture. */
+/* Prepare a thread of the keeper: set the context, and a capture mode in which its calls spoil no capture. */
 static void enter(keeper *k) {
   CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
   k->f.cuThreadExchangeStreamCaptureMode(&mode);
@@ -85,7 +87,7 @@ static void *end_communicator(void *argument) {
   return NULL;
 }
 
-/* Without a thread, what it would do is never done: who waits for that does so in vain, and frees nothing. */
+/* Start a thread that holds the keeper. If that fails, its work is never done, so the lane waits in vain and frees nothing. */
 static void begin(keeper *k, void *(*run)(void *)) {
   add32(&k->holders, 1);
   engine_thread_start(NULL, run, k);
@@ -102,12 +104,12 @@ int lane_graphs_rest(lane *l) {
 int lane_graphs_are_over(lane *l, uint64_t limit) {
   uint64_t begun = now_ns();
   if (!lane_has_captured(l)) return 1;
-  cas32(&l->keeper->rest, REST_THERE, REST_UNKNOWN); /* that was a while ago */
+  cas32(&l->keeper->rest, REST_THERE, REST_UNKNOWN); /* ask anew: the device may have worked since */
   while (!lane_graphs_rest(l)) {
     if (now_ns() - begun > limit) return 0;
     lane_nap();
   }
-  return CUDA(cuCtxSynchronize) == 0; /* at once, by now; and what the other thread has waited for this one has, too */
+  return CUDA(cuCtxSynchronize) == 0; /* returns at once, since the other thread has waited; this one has then, too */
 }
 
 void lane_end_graphs(lane *l, int finishes) {
@@ -148,7 +150,7 @@ int lane_release_passes(lane *l, uint64_t limit) {
   store_pointer((void **)&l->passes, NULL);
   l->keeper = NULL;
   int owns = k->owns;
-  if (owns) begin(k, await_device); /* else this thread might have to wait for the launches */
+  if (owns) begin(k, await_device); /* has a thread let go last, since release waits for launches */
   let_go(k);
   return owns;
 }

@@ -3,8 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { NAP_NS = 20000 };                   /* between two looks at something that goes on elsewhere */
-static const uint64_t TICK_NS = 100000000; /* between two looks at what the device has passed, while nothing comes */
+enum { NAP_NS = 20000 };                   /* between two polls */
+static const uint64_t TICK_NS = 100000000; /* between two looks at the device's progress while no item comes */
 
 const lane_function lane_function_list[LANE_FUNCTIONS] = {
 #define X(name, parameters) {#name, 0},
@@ -72,14 +72,14 @@ int lane_settle(lane *l, const char *call) {
     ncclResult_t state = ncclInProgress;
     STEP(lane_cancelled(l, call) || NCCL(ncclCommGetAsyncError, l->at->comm, &state));
     if (state != ncclInProgress) return lane_after_nccl(l, call, state);
-    store_pointer(&l->d.call, (void *)call); /* that is what has not returned */
+    store_pointer(&l->d.call, (void *)call); /* this call, not the poll, has not ended */
     lane_nap();
   }
 }
 
 /* ---- items ---- */
 
-/* What has been pushed since the last look, behind what was taken before. */
+/* Take the items that were pushed since the last look, oldest first, behind those taken before. */
 static void take(lane *l) {
   device_item *item = swap_pointer(&l->pushed, NULL), *oldest = NULL, *next;
   for (; item != NULL; item = next) {
@@ -93,10 +93,10 @@ static void take(lane *l) {
   }
 }
 
-/* Errors that a kernel may have left to whatever is called next. */
+/* Least code of errors that an earlier kernel may have caused, and that the next call reports. */
 enum { OF_A_KERNEL = 700 };
 
-/* Why an item has ended without being enqueued. */
+/* Describe why an item has ended without being enqueued; returns `text`. */
 static const char *why_not(lane *l, char *text, size_t size) {
   const lane_failure *f = &l->failure;
   const char *whose = f->code >= OF_A_KERNEL ? ": it may be the fault of a kernel that ran before" : "";
@@ -107,10 +107,10 @@ static const char *why_not(lane *l, char *text, size_t size) {
   return text;
 }
 
-/* What the device has passed, and whether NCCL has found an error since: a connection that broke, for one. */
+/* Look at the device's progress, and at errors that NCCL has found since, such as a broken connection. */
 static void look_around(lane *l) {
   ncclResult_t state = ncclSuccess;
-  communicator *at = l->at; /* it may be in the middle of an item */
+  communicator *at = l->at; /* restored at the end: the lane may be in the middle of an item */
   if (lane_look(l)) return;
   for (l->at = l->communicators; l->at != NULL; l->at = l->at->next) {
     if (!l->at->connected) continue;
@@ -119,7 +119,7 @@ static void look_around(lane *l) {
   l->at = at;
 }
 
-/* A result whose size only its entry knew: a thread with the framework's allocator is making room for it. */
+/* Wait for the targets of transfers. Only the entry told their sizes, so a thread of the framework allocates them now. */
 static int await_room(lane *l, const device_item *item) {
   static const char *const what = "the framework's allocator";
   for (;;) {
@@ -140,7 +140,7 @@ static int enqueue(lane *l, device_item *item) {
   return lane_launch(l, item);
 }
 
-/* Do what has no ticket. */
+/* Do the work of an item without a ticket. */
 static int manage(lane *l, device_item *item) {
   switch (item->work) {
     case DEVICE_CONNECT: return lane_connect_set(l);
@@ -151,7 +151,7 @@ static int manage(lane *l, device_item *item) {
   }
 }
 
-/* Enqueue an item, or let it go if something has failed. */
+/* Enqueue an item and end it; after a failure, only end it. */
 static void end_item(lane *l, device_item *item) {
   char text[DEVICE_WHY];
   int moves = item->work < DEVICE_TURN, failed;
@@ -162,7 +162,7 @@ static void end_item(lane *l, device_item *item) {
   if (failed) why_not(l, text, sizeof text);
   if (failed && item->work == DEVICE_FREEZE && l->failure.code == CUDA_ERROR_OUT_OF_MEMORY) lane_forgive(l);
   item->ended(item, failed ? text : NULL);
-  store_release(&l->d.ended, l->tickets); /* pairs with whoever waits until the lane is done with all */
+  store_release(&l->d.ended, l->tickets); /* pairs with those who wait until the lane has ended all items */
 }
 
 /* ---- the thread ---- */
@@ -177,7 +177,7 @@ static void *run(void *argument) {
       end_item(l, item);
     } else if (job != LANE_NOTHING) {
       lane_work(l, job);
-      cas32(&l->job, job, LANE_NOTHING); /* pairs with lane_wait; a close that came meanwhile stays */
+      cas32(&l->job, job, LANE_NOTHING); /* pairs with lane_wait; a LANE_CLOSE that came meanwhile stays */
       door_ring(&l->ended, DOOR_EVERYBODY);
       if (job == LANE_CLOSE) return NULL;
     } else if (l->world.connected && !l->quiet && (l->failure.call != NULL || load32_acquire(&l->cancelled))) {
@@ -188,7 +188,7 @@ static void *run(void *argument) {
     } else {
       int well = l->world.connected && !l->quiet, busy = load_relaxed(&l->d.passed) < load_relaxed(&l->d.enqueued);
       int idle = well && !busy && !lane_has_samples(l);
-      int waiting = well && (!idle || l->graphs.connected); /* nobody tells when a graph runs */
+      int waiting = well && (!idle || l->graphs.connected); /* the lane is not told when a graph runs */
       if (idle && lane_compare_clocks(l)) continue;
       store_pointer(&l->d.call, (void *)lane_awaited(l));
       door_sleep(&l->door, count, waiting ? TICK_NS : 0);

@@ -1,13 +1,13 @@
-/* The lane: the one thread of a process that makes the calls of CUDA and NCCL which may block, and what it has opened.
+/* The lane: the one thread of a process that makes the CUDA and NCCL calls that may block, and everything that it has opened.
  *
- * Whoever owns it hands it one job at a time (`lane_begin`) and waits for its end (`lane_wait`) as long as it likes: a
- * call may hang in a driver for ever, and then the thread is left alone. Between a job's beginning and its end only the
- * lane touches what it has made, but for `cancelled` and `d.call`. When it is connected it takes items, too, from any
- * thread (`device.push`), and ends them in the order in which they were pushed.
+ * The owner gives it one job at a time (`lane_begin`) and waits for its end (`lane_wait`) as long as it likes. A call may
+ * hang in a driver forever; then the thread is abandoned. Between the beginning and the end of a job, only the lane touches
+ * what it has made, except `cancelled` and `d.call`. Once connected, the lane also takes items from any thread
+ * (`device.push`), and ends them in order: the world's as they were pushed, those of process sets in their turns.
  *
- * lane.c is the thread, turns.c the order of its items, opening.c its jobs, launching.c its items, moving.c those of them that
- * only move, freezing.c frozen passes, keeping.c what is theirs when graphs outlive the lane, sampling.c how long samples of items
- * take, streams.c what other threads may call.
+ * lane.c has the thread, turns.c the order of items, opening.c the jobs, launching.c the items, moving.c items that only move
+ * data, freezing.c frozen passes, keeping.c their resources when graphs outlive the lane, sampling.c the durations of samples,
+ * and streams.c the functions that other threads may call.
  */
 #ifndef ENGINE_GPU_LANE_H
 #define ENGINE_GPU_LANE_H
@@ -19,7 +19,7 @@
 #include "engine_ext/platform/doors.h"
 #include "engine_ext/platform/threads.h"
 
-/* The functions, in the order of the three lists. It is filled as an array of addresses; 0: the library has no such. */
+/* The libraries' functions, in the order of the three lists. Filled as an array of addresses; 0: the library lacks it. */
 typedef struct lane_functions {
 #define X(name, parameters) CUresult(*name) parameters;
   CUDA_FUNCTIONS(X)
@@ -34,7 +34,7 @@ typedef struct lane_functions {
 
 enum { LANE_FUNCTIONS = sizeof(lane_functions) / sizeof(void (*)(void)) };
 
-/* One of them: what it is called, and the first version of NCCL that has it; 0: it is the driver's. */
+/* A function's name, and the first version of NCCL that has it; 0: it belongs to the CUDA driver. */
 typedef struct lane_function {
   const char *name;
   int since;
@@ -44,80 +44,81 @@ extern const lane_function lane_function_list[LANE_FUNCTIONS];
 /* The jobs, in the order in which they are given. */
 enum {
   LANE_NOTHING,
-  LANE_IDENTIFY, /* which device it is: `identity`; nothing is made */
-  LANE_PREPARE,  /* context, stream, kernels, memory, events */
-  LANE_NAME,     /* on rank 0: ask for a communicator's `id` */
-  LANE_CONNECT,  /* the communicator over all ranks. Those of process sets are connected by items */
-  LANE_CLOSE,    /* end what there is of all that, whole or not; and the thread */
+  LANE_IDENTIFY, /* find out which device it is and fill in `identity`; creates nothing */
+  LANE_PREPARE,  /* create context, stream, kernels, memory and events */
+  LANE_NAME,     /* on rank 0: ask NCCL for a communicator's `id` */
+  LANE_CONNECT,  /* create the communicator over all ranks; items create those of process sets */
+  LANE_CLOSE,    /* destroy every resource, including partly initialized ones, and end the thread */
   LANE_JOBS
 };
 
 enum {
   LANE_KERNELS = 64,     /* most kernels */
-  LANE_MARKS = 64,       /* marks that are made beforehand */
-  LANE_SAMPLES = 4,      /* most entries under way that are sampled, each with a timed mark */
-  LANE_STANDS = 8,       /* most steps under way of which it is measured how long their streams stand */
-  LANE_DTYPES = 11,      /* those that are reduced */
+  LANE_MARKS = 64,       /* marks that are made in advance */
+  LANE_SAMPLES = 4,      /* most sampled entries in flight, each with a timed mark */
+  LANE_STANDS = 8,       /* most steps in flight for which the time that their streams stand still is measured */
+  LANE_DTYPES = 11,      /* dtypes that can be reduced */
   LANE_CANCELLED = -1
 };
 
-static const uint32_t LANE_CLOSED = 1u << 31;
+static const uint32_t LANE_CLOSED = 1u << 31;   /* bit of `visitors`: no more threads may enter */
 
-/* The call that failed first. */
+/* The first call that failed. */
 typedef struct lane_failure {
-  const char *call; /* NULL: none has */
-  int code;         /* a CUresult, or an ncclResult_t; LANE_CANCELLED: it was given up */
-  char name[64];    /* of the code; of NCCL's there is none */
-  char text[2048];  /* what the library says of it */
+  const char *call; /* NULL: none has failed */
+  int code;         /* a CUresult or an ncclResult_t; LANE_CANCELLED: the call was given up */
+  char name[64];    /* name of the code; "" for NCCL, whose codes have none */
+  char text[2048];  /* the library's explanation */
 } lane_failure;
 
+/* The device's identity, as LANE_IDENTIFY finds it. */
 typedef struct lane_identity {
-  int driver, devices; /* version, as 12090; how many devices this process sees */
+  int driver, devices; /* driver version, such as 12090; number of devices that this process sees */
   char name[128], pci[32];
   unsigned char uuid[16];
 } lane_identity;
 
-/* Numbers of kernels, in `kernels`; -1: there is none. */
+/* Numbers of kernels, as indices of `kernels`; -1: there is no such kernel. */
 typedef struct lane_kernels {
-  int pack[LANE_DTYPES][LANE_DTYPES], unpack[LANE_DTYPES][LANE_DTYPES]; /* by the tensor's dtype, and the one that travels */
+  int pack[LANE_DTYPES][LANE_DTYPES], unpack[LANE_DTYPES][LANE_DTYPES]; /* by the tensor's dtype and the travelling dtype */
   int pack_bytes, unpack_bytes;
   int reduce[LANE_DTYPES];
 } lane_kernels;
 
-/* An entry that is sampled: timed events around its stages. The lane's own. */
+/* A sampled entry: timed events around its stages. The lane alone uses it. */
 typedef struct lane_sample {
-  uint64_t ticket;         /* 0: there is none */
+  uint64_t ticket;         /* 0: this slot is free */
   uint64_t sequence, bytes;
-  device_mark *mark;       /* of one of its tensors; timed */
-  int n;                   /* stages so far; one that follows on itself is one */
+  device_mark *mark;       /* timed mark of one of the entry's tensors */
+  int n;                   /* number of slices so far; consecutive pieces of one stage are one slice */
   int stages[DEVICE_SLICES];
-  CUevent events[DEVICE_SLICES + 1]; /* stage k lies between events k and k + 1 */
+  CUevent events[DEVICE_SLICES + 1]; /* slice k lies between events k and k + 1 */
 } lane_sample;
 
-/* A wait of the program's stream that is measured. */
+/* A measured wait of the program's stream. */
 enum { STAND_FREE, STAND_TAKEN, STAND_RECORDED };
 typedef struct lane_stand {
-  uint32_t state;          /* STAND_*; atomic: FREE to RECORDED by who waits, back by the lane */
+  uint32_t state;          /* STAND_*; atomic: the waiting thread sets TAKEN, then RECORDED or, on failure, FREE; the lane FREE */
   CUevent before, behind;
 } lane_stand;
 
-/* How far a communicator of a process set is: it waits for its turn, is being connected, is whole, and is ended. */
+/* States of a process set's communicator: waits for its turn, is being connected, is connected, was ended, has failed. */
 enum { COMMUNICATOR_NEW, COMMUNICATOR_BEGUN, COMMUNICATOR_CONNECTED, COMMUNICATOR_PARTED, COMMUNICATOR_FAILED };
 
-/* Ranks that exchange among themselves: all, or those of a process set. */
+/* Ranks that communicate with each other: all ranks, or those of a process set. */
 typedef struct communicator {
-  device_queue queue;        /* first: of a process set, what others have of it */
+  device_queue queue;        /* first: the part that other planes see; of a process set only */
   struct communicator *next; /* the lane's list */
   int rank, size;
   ncclUniqueId id;
   ncclComm_t comm;
-  int connected;             /* it is whole */
+  int connected;             /* 1: it is complete and can be used */
   device_item *first, *last; /* items of a process set that wait for their turns, oldest first */
-  device_item connecting, parting;
+  device_item connecting, parting; /* the items DEVICE_CONNECT and DEVICE_PART of a process set */
   uint32_t stage;            /* COMMUNICATOR_*: set by the lane; atomic */
 } communicator;
 
-/* What a frozen pass has of the device. */
+/* The resources of a frozen pass on the device. */
 typedef struct frozen_memory {
   struct frozen_memory *next;
   CUdeviceptr slab, device_tables;
@@ -127,107 +128,107 @@ typedef struct frozen_memory {
 
 typedef struct keeper keeper; /* keeping.c */
 
-/* A frozen pass: a reduction of the same tensors each time, which the lane enqueues on a stream of the program's. That may be
- * captured into a CUDA graph, so what its work reads stays as it is, at the same addresses, until the lane is closed. */
+/* A frozen pass: a reduction of the same tensors each time, which the lane enqueues on a stream of the program. That stream may
+ * be captured into a CUDA graph, so everything that the pass reads stays unchanged, at the same addresses, until LANE_CLOSE. */
 typedef struct frozen_pass {
   device_item item;        /* first */
   struct frozen_pass *next; /* the lane's list */
-  CUstream stream;         /* on which it is enqueued this time */
+  CUstream stream;         /* stream on which it is enqueued this time */
   frozen_memory *memory;
-  ncclUniqueId id;         /* by which the ranks connect, if they have not yet */
+  ncclUniqueId id;         /* id by which the ranks connect, unless they are connected */
   uint64_t slab_bytes, table_bytes;
-  uint32_t ran, captured;  /* whether any ever was enqueued for the device to run at once, or into a graph; atomic */
-  uint32_t ended;          /* the last job with it has; atomic */
-  char why[DEVICE_WHY];    /* "": that went well */
+  uint32_t ran, captured;  /* 1: it was ever enqueued to run at once; 1: it was ever captured into a graph; atomic */
+  uint32_t ended;          /* 1: the last request for it has ended; atomic */
+  char why[DEVICE_WHY];    /* why that request failed; "": it succeeded */
 } frozen_pass;
 
 typedef struct lane {
-  device d; /* first: what others have of the lane */
+  device d; /* first: the part that other planes see */
   lane_functions f;
-  const char *image;       /* PTX, and the names of its kernels: the owner's */
+  const char *image;       /* PTX; it and the kernels' `names` belong to the owner */
   const char **names;
   int n_kernels;
   lane_kernels known;
-  int ordered;             /* sums of all dtypes are made in rank order, as host memory's are; 0: by NCCL where it has them */
+  int ordered;             /* 1: sums of all dtypes are made in rank order, as in host memory; 0: by NCCL where it can */
   uint64_t slab_bytes;     /* a multiple of 32 */
   uint64_t table_bytes;
-  ncclUniqueId id;         /* after LANE_NAME */
+  ncclUniqueId id;         /* valid after LANE_NAME */
 
   pthread_t thread;
-  uint32_t door, ended;    /* rung for the lane; rung by it */
-  uint32_t job;            /* LANE_*: set by the owner, LANE_NOTHING by the lane at the job's end */
-  uint32_t cancelled;      /* by the owner: give up as soon as a call returns */
-  void *pushed;            /* stack of items that the lane has not taken yet */
-  device_item *first, *last; /* the lane's: items of the world, and turns of process sets, that it has taken, oldest first */
-  uint64_t tickets;        /* the lane's: those that it has given */
+  uint32_t door, ended;    /* doors: rung to wake the lane; rung by the lane */
+  uint32_t job;            /* LANE_*: set by the owner; the lane sets LANE_NOTHING at the job's end; atomic */
+  uint32_t cancelled;      /* 1, set by the owner: give up as soon as a call returns; atomic */
+  void *pushed;            /* stack of items that the lane has not taken yet; atomic */
+  device_item *first, *last; /* the lane's: items of the world and turns of process sets that it has taken, oldest first */
+  uint64_t tickets;        /* the lane's: number of tickets given */
 
   lane_failure failure;
   lane_identity identity;
   CUdevice device;
-  CUcontext context;       /* the primary one, retained; NULL: not */
+  CUcontext context;       /* the primary context, retained; NULL: not retained */
   CUstream stream;
   CUmodule module;
   CUfunction kernels[LANE_KERNELS];
-  CUevent begun[DEVICE_OUTSTANDING], done[DEVICE_OUTSTANDING]; /* by ticket, in turn: recorded before the item's work, and behind */
+  CUevent begun[DEVICE_OUTSTANDING], done[DEVICE_OUTSTANDING]; /* rings by ticket: recorded before and behind the item's work */
   pthread_mutex_t marks_lock;
-  uint32_t visitors;       /* threads of the program that are in calls; and LANE_CLOSED, when no more may come; atomic */
-  device_mark *marks;      /* those that nobody uses; under their lock, as the next */
-  int n_marks;             /* ever made */
-  device_mark *timed;      /* those of them that are timed, and what decides who gets one; under their lock, too */
-  uint32_t until_timed, drawn;
+  uint32_t visitors;       /* number of program threads that are in calls, plus LANE_CLOSED once no more may enter; atomic */
+  device_mark *marks;      /* pool of unused marks without times; under marks_lock */
+  int n_marks;             /* number of marks that the lane has made */
+  device_mark *timed;      /* pool of unused timed marks; under marks_lock, like the next two fields */
+  uint32_t until_timed, drawn; /* submissions until the next timed mark; state of the random numbers */
   lane_sample samples[LANE_SAMPLES];
-  lane_sample *sampling;   /* that of the item which is being enqueued; NULL: it is none */
+  lane_sample *sampling;   /* sample of the item that is being enqueued; NULL: it is not sampled */
   lane_stand stands[LANE_STANDS];
-  CUevent origin;          /* timed: the device passed it at `origin_ns` of the host's clock; 0: that is not known */
-  uint64_t origin_ns, origin_error, compare_at; /* when clocks are compared next, at the earliest */
+  CUevent origin;          /* timed event, which the device passed at `origin_ns` */
+  uint64_t origin_ns, origin_error, compare_at; /* host's clock: time of `origin` (0: unknown), its error, next comparison */
   CUdeviceptr slab;
-  char *tables;            /* pinned: tables for kernels, a ring; and where the device has the same */
+  char *tables;            /* pinned: ring of tables for kernels; `device_tables` is its copy on the device */
   CUdeviceptr device_tables;
   uint64_t table_head, table_tail;           /* bytes of the ring ever used, and those that the device has passed */
-  uint64_t table_ends[DEVICE_OUTSTANDING];     /* by ticket, in turn: `table_head` behind the item */
+  uint64_t table_ends[DEVICE_OUTSTANDING];     /* ring by ticket: `table_head` behind the item */
   communicator world;
-  communicator graphs;     /* all ranks' again, for frozen passes: it blocks, so that a capture has all when a call returns */
-  frozen_pass *passes;     /* the lane's list of those that were made; atomic */
-  keeper *keeper;          /* of what they have; NULL: none was made */
-  communicator *communicators; /* those that it works with, whole or not: the last one first */
-  communicator *at;        /* the one among whose ranks is worked now */
-  int quiet;               /* after a failure: the communicators were ended, and the stream is empty or was given up */
-  int left;                /* after LANE_CLOSE: work, or a call of a thread of the program, that did not end; nothing that it may use was freed */
+  communicator graphs;     /* of all ranks, for frozen passes: its calls block, so a capture is complete when one returns */
+  frozen_pass *passes;     /* list of the passes that the lane has made; atomic */
+  keeper *keeper;          /* holder of their resources; NULL: there is no pass */
+  communicator *communicators; /* communicators in use, complete or not, the newest first */
+  communicator *at;        /* communicator of the work in progress */
+  int quiet;               /* 1, after a failure: the communicators were ended, and the stream is empty or was given up */
+  int left;                /* 1, after LANE_CLOSE: some work or call did not end, and nothing that it may use was freed */
 } lane;
 
-/* Start the thread; returns 0 or an errno. All of the struct is 0 but for what the owner has set. */
+/* Start the thread; returns 0 or an errno. Fields that the owner has not set are 0. */
 int lane_start(lane *l);
-/* Hand it a job. The last one has ended. */
+/* Give the lane a job, once the last one has ended. */
 void lane_begin(lane *l, uint32_t job);
-/* Wait at most so long; whether the job has ended. */
+/* Wait for the job's end, at most `ns` nanoseconds; returns whether it has ended. */
 int lane_wait(lane *l, uint64_t ns);
-/* Give up what is under way, and all that comes but for LANE_CLOSE. */
+/* Give up the current job and all later ones except LANE_CLOSE. */
 void lane_cancel(lane *l);
-/* After LANE_CLOSE has ended: the thread's end. */
+/* Join the thread, after LANE_CLOSE has ended. */
 void lane_join(lane *l);
 
 /* ---- process sets (turns.c). The lane's owner keeps a communicator until it is parted, or as
  * long as the lane. ---- */
 
-/* Connect the ranks of a process set, or part them, in their turn; of one that is parted the lane knows nothing any more. */
+/* Connect the ranks of a process set, or end their communicator, in its turn. The lane forgets a communicator that it ended. */
 void lane_connect(lane *l, communicator *c);
 void lane_part(lane *l, communicator *c);
-/* Wait at most so long until a communicator is so far, or has failed; what it has come to. */
+/* Wait until a communicator has reached `stage` or failed, at most `ns` nanoseconds; returns the stage that it has reached. */
 uint32_t lane_await_stage(lane *l, communicator *c, uint32_t stage, uint64_t ns);
 
-/* ---- frozen passes (freezing.c). One thing at a time is done with each. ---- */
+/* ---- frozen passes (freezing.c). Each has one request at a time. ---- */
 
-/* A pass over these tensors, in parts as an item has them; NULL without memory. The owner frees it, after the lane's end. */
+/* Return a new pass over these tensors, whose parts are as an item's; NULL without memory. The owner frees it after the lane. */
 frozen_pass *lane_new_pass(const lane *l, int op, double prescale, double postscale, const device_part *parts, int n_parts,
                            const device_row *rows, int n_rows);
 void lane_free_pass(frozen_pass *p);
-/* Have the lane allocate what it needs; then, when all ranks have that, make what they need together. They are connected with the first
- * pass, by this id; NULL: they are. */
+/* Have the lane allocate what the pass needs on this rank. Once all ranks have done so, lane_unite makes what they need
+ * together. The first pass connects the ranks by `id`; NULL: they are connected. */
 void lane_freeze(lane *l, frozen_pass *p);
 void lane_unite(lane *l, frozen_pass *p, const ncclUniqueId *id);
-/* Have the lane enqueue it on a stream of the program's, behind what is there. */
+/* Have the lane enqueue the pass on a stream of the program, behind earlier work. */
 void lane_repeat(lane *l, frozen_pass *p, void *stream);
-/* Wait at most so long until that has ended; whether it has. */
+/* Wait for the end of the last request, at most `ns` nanoseconds; returns whether it has ended. */
 int lane_await_pass(lane *l, frozen_pass *p, uint64_t ns);
 
 #endif

@@ -1,4 +1,4 @@
-"""The lane's thread, for whoever hands it work: lane.h."""
+"""The lane's thread, as its owner sees it (lane.h)."""
 from libc.stdint cimport uint32_t, uint64_t
 
 from engine_ext.gpu.device cimport DEVICE_WHY, device, device_part, device_queue, device_row
@@ -96,8 +96,8 @@ cdef extern from "engine_ext/gpu/lane.h" nogil:
 cdef class Lane:
     cdef:
         lane* state
-        bytes image
-        list names
-        list passes             # addresses of frozen passes, to be freed with the lane
-        set communicators       # addresses of those of process sets, to be freed with the lane
-        bint ended
+        bytes image             # PTX, kept for the thread
+        list names              # of the kernels, kept for the thread
+        list passes             # addresses of frozen passes, freed with the lane
+        set communicators       # addresses of process sets' communicators, freed with the lane
+        bint ended              # whether the thread has ended, or was never started

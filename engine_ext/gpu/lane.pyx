@@ -1,4 +1,4 @@
-"""The lane, as Python holds it: jobs are begun and waited for, and what they found is read, without the GIL in any call."""
+"""The lane's Python object: it begins jobs, waits for them and reads their results. No wait holds the GIL."""
 cimport cython
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
@@ -21,18 +21,19 @@ JOBS = {
 
 
 def functions():
-    """What the lane calls, in the order in which it takes their addresses: the name, and the first version of NCCL that has it,
-    0 for one of the driver.
+    """List the functions that the lane calls, in the order in which it takes their addresses: name, and first version of NCCL
+    that has it (0: the CUDA driver's).
     """
     return [(lane_function_list[k].name.decode(), lane_function_list[k].since) for k in range(LANE_FUNCTIONS)]
 
 
 cdef int number_of(list kernels, str name) except -2:
+    """Return a kernel's number; -1: there is no such kernel."""
     return kernels.index(name.encode()) if name.encode() in kernels else -1
 
 
 cdef int find_kernels(lane_kernels* known, list kernels) except -1:
-    """Which kernel has which number, by their names (kernels.cu)."""
+    """Fill in the numbers of the kernels, by their names (kernels.cu)."""
     cdef int tensor, wire
     cdef list names = [ENGINE_DTYPE_NAMES[k].decode() for k in range(ENGINE_DTYPES)]
     known.pack_bytes, known.unpack_bytes = number_of(kernels, "pack_bytes"), number_of(kernels, "unpack_bytes")
@@ -45,6 +46,7 @@ cdef int find_kernels(lane_kernels* known, list kernels) except -1:
 
 
 cdef frozen_pass* new_pass(lane* l, int op, double prescale, double postscale, list parts, list rows) except NULL:
+    """Make a frozen pass of tuples: parts (dtype, wire, first row, last row + 1, bytes), rows (address, offset, bytes)."""
     cdef device_part* all_parts = <device_part*>calloc(len(parts) + 1, sizeof(device_part))
     cdef device_row* all_rows = <device_row*>calloc(len(rows) + 1, sizeof(device_row))
     cdef frozen_pass* made = NULL
@@ -65,7 +67,7 @@ cdef frozen_pass* new_pass(lane* l, int op, double prescale, double postscale, l
         free(all_rows)
 
 
-@cython.no_gc_clear     # its end reads the addresses
+@cython.no_gc_clear     # __dealloc__ reads the lists of addresses
 cdef class Lane:
     def __init__(self, list addresses, int ordinal, int rank, int size, bytes image, list kernels, *, uint64_t slab,
                  uint64_t tables, bint ordered=False):
@@ -98,7 +100,7 @@ cdef class Lane:
             raise EngineError(f"rank {rank} cannot start the thread that calls CUDA: {strerror(status).decode()}")
 
     def __dealloc__(self):
-        # A thread that has not ended still reads all this, so it stays; a process has few of them.
+        # A thread that has not ended still reads this memory, so it is leaked; a process has few such threads.
         if self.state != NULL and self.ended and not self.state.left:
             for address in self.communicators:
                 free(<communicator*><uintptr_t>address)

@@ -1,4 +1,4 @@
-/* What the lane enqueues for an item: wait for the marks, pack, reduce among the ranks, unpack, record `done`. */
+/* Work that the lane enqueues for an item: wait for the marks, pack, reduce among the ranks, unpack, record `done`. */
 #include "calls.h"
 
 #include "engine_ext/kernels/kernels.h"
@@ -8,13 +8,13 @@
 enum {
   PIECE = 2048,       /* bytes of the slab that a warp of a kernel takes at a time (kernels.cu) */
   WARP = 32,          /* threads of a warp */
-  THREADS = 256,      /* of a block */
+  THREADS = 256,      /* threads of a block */
   BLOCKS = 4096,      /* most blocks of a kernel */
   VECTOR = 16         /* bytes that kernels read at once, where they are aligned */
 };
 _Static_assert((int)LANE_DTYPES == (int)ENGINE_DTYPES, "kernels for all dtypes that are reduced");
 
-/* By enum engine_dtype; -1: NCCL has none. */
+/* NCCL's dtypes, by enum engine_dtype; -1: NCCL has none. */
 static const int NCCL_DTYPES[ENGINE_DTYPES] = {
     [ENGINE_FLOAT16] = ncclFloat16, [ENGINE_BFLOAT16] = ncclBfloat16, [ENGINE_FLOAT32] = ncclFloat32,
     [ENGINE_FLOAT64] = ncclFloat64, [ENGINE_INT8] = ncclInt8,         [ENGINE_UINT8] = ncclUint8,
@@ -24,9 +24,9 @@ static const int NCCL_DTYPES[ENGINE_DTYPES] = {
 
 static inline uint64_t up_to(uint64_t x, uint64_t multiple) { return (x + multiple - 1) / multiple * multiple; }
 
-/* ---- what the device has passed ---- */
+/* ---- the device's progress ---- */
 
-/* Whether the device has come to the work of the oldest ticket that it has not passed. */
+/* Publish in `d.begun` whether the device has reached the work of the ticket behind `passed`. */
 static int look_at_first(lane *l, uint64_t passed) {
   CUresult code = IN_CALL(cuEventQuery, l->begun[passed % DEVICE_OUTSTANDING]);
   store_pointer(&l->d.call, NULL);
@@ -47,11 +47,12 @@ int lane_look(lane *l) {
     passed++;
   }
   if (passed > l->d.passed && load_pointer((void **)&l->d.went_on) != NULL) l->d.went_on(&l->d, passed - l->d.passed);
-  store_release(&l->d.passed, passed); /* pairs with has_passed: the tensors of these tickets are not used any more */
+  store_release(&l->d.passed, passed); /* pairs with has_passed: the device no longer uses these tickets' tensors */
   STEP(lane_read_samples(l));
   return passed < l->d.enqueued && l->d.begun <= passed ? look_at_first(l, passed) : 0;
 }
 
+/* Wait until the device has passed a ticket. */
 static int await(lane *l, uint64_t ticket) {
   for (;;) {
     STEP(lane_look(l));
@@ -63,13 +64,14 @@ static int await(lane *l, uint64_t ticket) {
 
 /* ---- tables of rows ---- */
 
-/* Rows, and if there are several a number behind them for each piece of the slab, and for the end. */
+/* A table has its rows and, if they are several, behind them a number for each piece of the slab, and one for the end. */
 uint64_t lane_table_bytes(uint64_t rows, uint64_t bytes) {
   uint64_t numbers = rows > 1 ? (bytes + PIECE - 1) / PIECE + 1 : 0;
   return rows * sizeof(device_row) + up_to(numbers * sizeof(uint32_t), sizeof(uint64_t));
 }
 
-/* Room in the ring, here and on the device: NULL if that failed. It is used again when the device has passed the item. */
+/* Reserve room in the ring: returns its address on the host, NULL after a failure, and in `at` the one on the device. The room
+ * is used again once the device has passed the item. */
 static device_row *reserve(lane *l, uint64_t bytes, CUdeviceptr *at) {
   uint64_t left = l->table_bytes - l->table_head % l->table_bytes;
   if (left < bytes) l->table_head += left;
@@ -87,7 +89,7 @@ static device_row *reserve(lane *l, uint64_t bytes, CUdeviceptr *at) {
   return rows;
 }
 
-/* Behind the rows, what kernels know a piece's rows by (for_each_piece in kernels.cu). */
+/* Write behind the rows the numbers by which kernels find the rows of a piece (for_each_piece in kernels.cu). */
 static void number_pieces(device_row *rows, uint64_t count, uint64_t end) {
   if (count == 1) return;
   uint32_t *numbers = (uint32_t *)(rows + count), row = 0;
@@ -98,7 +100,7 @@ static void number_pieces(device_row *rows, uint64_t count, uint64_t end) {
   *numbers = 2 * (uint32_t)count;
 }
 
-/* Where a kernel finds tensors: rows of a part, in the piece [low, high) of it, which lies at `slab`. */
+/* The work of a kernel: the rows of a part that lie in its piece [low, high), which is at `slab`. */
 typedef struct move {
   const device_part *part;
   const device_row *rows;
@@ -106,6 +108,7 @@ typedef struct move {
   CUdeviceptr slab;
 } move;
 
+/* Launch a kernel with enough warps for `bytes` of the slab, but at most BLOCKS blocks. */
 static int launch(lane *l, int kernel, uint64_t bytes, void **parameters) {
   uint64_t warps = (bytes + PIECE - 1) / PIECE;
   unsigned blocks = (unsigned)lesser((warps + THREADS / WARP - 1) / (THREADS / WARP), BLOCKS);
@@ -113,11 +116,11 @@ static int launch(lane *l, int kernel, uint64_t bytes, void **parameters) {
   return 0;
 }
 
-/* Whether a row lies in the slab already: the slab is where it is wanted. */
+/* Return whether a row's tensor is its place in the slab, so that it need not be copied. */
 static inline int is_there(const move *m, const device_row *row) { return row->tensor - row->offset == m->slab - m->low; }
 
-/* Rows of a table, from row *r on, whose offsets count from the first one's, which lies at *base in the slab; and how many they are.
- * If they are only copied, none that lies where it belongs. */
+/* Fill a table with at most `room` rows of the piece, from row *r on, and advance *r. Offsets count from the first row's, which
+ * lies at *base in the slab. Returns the number of rows. With `copies`, rows that need no copy are left out. */
 static uint64_t fill_table(const move *m, int copies, device_row *rows, uint64_t room, int *r, uint64_t *base) {
   uint64_t wire = (uint64_t)dtype_bytes(m->part->wire), tensor = (uint64_t)dtype_bytes(m->part->dtype), count = 0;
   for (; *r < m->part->end && count < room; (*r)++) {
@@ -137,8 +140,8 @@ static uint64_t fill_table(const move *m, int copies, device_row *rows, uint64_t
   return count;
 }
 
-/* Run a kernel over the piece, by as many tables as it takes. A piece of several rows is no longer than the slab. `identity`, `divisor`
- * and `factor` are parameters of the kernel behind table, rows, end and slab. */
+/* Run a kernel over the piece, with as many tables as it takes. A piece of several rows is no longer than the slab. The kernel's
+ * parameters are table, rows, end and slab, then `identity` unless NULL, `divisor` and `factor`. */
 static int run_over(lane *l, const move *m, int kernel, int copies, uint64_t *identity, double *divisor, double *factor) {
   uint64_t numbers = lane_table_bytes(2, m->high - m->low) - lane_table_bytes(2, 0);
   uint64_t most = (l->table_bytes / 4 - numbers) / sizeof(device_row) - 1;
@@ -158,11 +161,12 @@ static int run_over(lane *l, const move *m, int kernel, int copies, uint64_t *id
       CUDA_STEP(cuMemcpyHtoDAsync_v2, table, rows, used, l->stream);
       STEP(launch(l, kernel, end, identity != NULL ? with_identity : without));
     }
-    l->table_head -= reserved - used; /* most rows may be of other pieces */
+    l->table_head -= reserved - used; /* give back the unused room: most rows may be of other pieces */
   }
   return 0;
 }
 
+/* Pack a piece into the slab, divided and multiplied on the way. */
 static int pack(lane *l, const move *m, double divisor, double factor) {
   int dtype = m->part->dtype, wire = m->part->wire, plain = dtype == wire && dtype != ENGINE_BOOL && divisor == 1 && factor == 1;
   uint64_t identity = m->part->identity;
@@ -170,6 +174,7 @@ static int pack(lane *l, const move *m, double divisor, double factor) {
   return lane_cut(l, DEVICE_PACK);
 }
 
+/* Unpack a piece from the slab, divided and multiplied on the way. */
 static int unpack(lane *l, const move *m, double divisor, double factor) {
   int dtype = m->part->dtype, wire = m->part->wire;
   int plain = dtype == wire && ((divisor == 1 && factor == 1) || dtype == ENGINE_BOOL);
@@ -179,13 +184,13 @@ static int unpack(lane *l, const move *m, double divisor, double factor) {
 
 /* ---- among the ranks ---- */
 
-/* Until a communicator that does not block has enqueued what it was asked for: before that an event would cover nothing. */
+/* Wait until a communicator that does not block has enqueued `call`: an event recorded before that would not cover it. */
 static int settle(lane *l, const char *call) {
   STEP(lane_settle(l, call));
   return lane_cut(l, DEVICE_NCCL);
 }
 
-/* By NCCL, in whatever order it sums. */
+/* Sum over the ranks by NCCL, in an order of its own. */
 static int all_reduce(lane *l, CUdeviceptr from, CUdeviceptr to, uint64_t bytes, int wire) {
   NCCL_STEP(ncclAllReduce, (void *)(uintptr_t)from, (void *)(uintptr_t)to, bytes / (uint64_t)dtype_bytes(wire),
             (ncclDataType_t)NCCL_DTYPES[wire], ncclSum, l->at->comm, l->stream);
@@ -205,6 +210,7 @@ static int reduce_scatter(lane *l, CUdeviceptr from, CUdeviceptr to, uint64_t by
   return settle(l, "ncclReduceScatter");
 }
 
+/* Send part r of the slab to each other rank r, and receive this rank's part from it at `parts` + r * `stride`. */
 static int exchange(lane *l, CUdeviceptr slab, CUdeviceptr parts, uint64_t stride) {
   NCCL_STEP(ncclGroupStart);
   for (int r = 0; r < l->at->size; r++) {
@@ -218,15 +224,14 @@ static int exchange(lane *l, CUdeviceptr slab, CUdeviceptr parts, uint64_t strid
   return settle(l, "ncclGroupEnd");
 }
 
-/* Every rank's part of the slab, to all. */
+/* Send every rank's part of the slab to all ranks. */
 static int all_gather(lane *l, uint64_t stride) {
   NCCL_STEP(ncclAllGather, (void *)(uintptr_t)(l->slab + (uint64_t)l->at->rank * stride), (void *)(uintptr_t)l->slab, stride,
             ncclUint8, l->at->comm, l->stream);
   return settle(l, "ncclAllGather");
 }
 
-/* A reduction in rank order: each rank gets its part of the slab from all others, and reduces it. The parts of the others
- * lie behind the slab's first half. */
+/* Reduce this rank's part of the slab in rank order: it receives that part from all others into the slab's second half. */
 static int reduce_own(lane *l, int op, const device_part *part, uint64_t stride, double divisor, double factor) {
   uint64_t own = l->slab + (uint64_t)l->at->rank * stride, parts = l->slab + l->slab_bytes / 2;
   uint64_t elements = stride / (uint64_t)dtype_bytes(part->wire);
@@ -237,6 +242,7 @@ static int reduce_own(lane *l, int op, const device_part *part, uint64_t stride,
   return lane_cut(l, DEVICE_NCCL);
 }
 
+/* Reduce the first `bytes` of the slab in rank order, for all ranks. */
 static int reduce_in_order(lane *l, int op, const device_part *part, uint64_t bytes, double divisor, double factor) {
   uint64_t stride = up_to((bytes + (uint64_t)l->at->size - 1) / (uint64_t)l->at->size, VECTOR);
   STEP(reduce_own(l, op, part, stride, divisor, factor));
@@ -245,27 +251,28 @@ static int reduce_in_order(lane *l, int op, const device_part *part, uint64_t by
 
 /* ---- an item ---- */
 
-/* What NCCL has not, or would not give as host memory does: its Min and Max lose a NaN, and a sum of integers may wrap
- * before it is divided. With the setting device_sums=ordered all others, too, which NCCL sums and rounds in an order of its own. */
+/* Return whether a part is reduced in rank order by our kernels: NCCL lacks the reduction, or its result differs from host
+ * memory's. NCCL's Min and Max lose a NaN, and a sum of integers may wrap before it is divided. With the setting
+ * device_sums=ordered every part is, since NCCL sums and rounds in an order of its own. */
 static int is_ordered(const lane *l, int op, const device_part *part) {
   int wire = part->wire, whole = wire >= ENGINE_INT8;
-  if (l->at->size == 1) return wire != part->dtype; /* the factor behind the sum is rounded as it travels */
+  if (l->at->size == 1) return wire != part->dtype; /* so that the scaled sum is rounded to `wire`, as with several ranks */
   return l->ordered || NCCL_DTYPES[wire] < 0 || (op != ENGINE_SUM && (op != ENGINE_AVERAGE || whole));
 }
 
-/* By what tensors are divided before they are summed and behind. */
+/* Divisors of tensors before the sum, and behind it. */
 typedef struct divisors {
   double before, behind;
 } divisors;
 
-/* Average divides behind the sum; but a sum of halves could overflow, so those before. */
+/* Average divides behind the sum, except float16 tensors, whose sum could overflow: they are divided before. */
 static divisors divisors_of(const lane *l, int op, int wire) {
   double size = op == ENGINE_AVERAGE ? l->at->size : 1;
   return wire == ENGINE_FLOAT16 ? (divisors){size, 1} : (divisors){1, size};
 }
 
-/* Where its tensors are wanted side by side they are put there at once, and not into the slab: of what lies there already
- * nothing is copied. */
+/* Reduce the piece [low, high) of a part. If the part has a `place`, that is used instead of the slab, and tensors that lie there
+ * already are not copied. */
 static int sum_piece(lane *l, const device_item *item, const device_part *part, uint64_t low, uint64_t high) {
   int ordered = is_ordered(l, item->op, part);
   CUdeviceptr slab = part->place != 0 && !ordered ? part->place + low : l->slab;
@@ -281,7 +288,7 @@ static int sum_piece(lane *l, const device_item *item, const device_part *part, 
   return unpack(l, &out, by.behind, item->postscale);
 }
 
-/* One tensor, which is its own slab. */
+/* Sum a part of one tensor, which is its own slab. */
 static int sum_in_place(lane *l, const device_item *item, const device_part *part) {
   CUdeviceptr from = item->sources[part->begin].tensor, to = item->targets[part->begin].tensor;
   const move in = {part, item->sources, 0, part->bytes, to}, out = {part, item->targets, 0, part->bytes, to};
@@ -294,10 +301,11 @@ static int sum_in_place(lane *l, const device_item *item, const device_part *par
   return by.behind != 1 || item->postscale != 1 ? unpack(l, &out, by.behind, item->postscale) : 0;
 }
 
+/* Broadcast the piece [low, high) of a part. */
 static int spread_piece(lane *l, const device_item *item, const device_part *part, uint64_t low, uint64_t high) {
   const move in = {part, item->sources, low, high, l->slab}, out = {part, item->targets, low, high, l->slab};
   CUdeviceptr from = item->sources[part->begin].tensor, to = item->targets[part->begin].tensor;
-  if (item->in_place && to != 0) /* it is its own slab; a rank that has joined has no tensor */
+  if (item->in_place && to != 0) /* the tensor is its own slab; a rank that has joined has no tensor */
     return l->at->size > 1 || from != to ? broadcast(l, from + low, to + low, high - low, item->root) : 0;
   if (l->at->rank == item->root) STEP(pack(l, &in, 1, 1));
   if (l->at->size > 1) STEP(broadcast(l, l->slab, l->slab, high - low, item->root));
@@ -319,7 +327,8 @@ static int sum_part(lane *l, const device_item *item, const device_part *part) {
   return 0;
 }
 
-/* A piece of each rank's part, each in a window of its own. What lies behind a part that is shorter does not matter. */
+/* Reduce-scatter the piece [low, high) of each rank's part, each in a window of its own. The bytes behind a shorter part do not
+ * matter. */
 static int scatter_piece(lane *l, const device_item *item, const device_part *parts, uint64_t low, uint64_t high) {
   uint64_t stride = up_to(high - low, VECTOR), own = l->slab + (uint64_t)l->at->rank * stride;
   const move out = {parts + l->at->rank, item->targets, low, high, own};
@@ -337,7 +346,7 @@ static int scatter_piece(lane *l, const device_item *item, const device_part *pa
   return unpack(l, &out, by.behind, item->postscale);
 }
 
-/* One tensor, whose parts are equal, is its own slab. */
+/* Reduce-scatter one tensor whose parts are equally long; it is its own slab. */
 static int scatter_in_place(lane *l, const device_item *item, const device_part *parts, double behind) {
   const device_row *target = &item->targets[parts[l->at->rank].begin];
   const move out = {parts + l->at->rank, item->targets, 0, parts->bytes, target->tensor};
@@ -345,7 +354,7 @@ static int scatter_in_place(lane *l, const device_item *item, const device_part 
   return behind != 1 || item->postscale != 1 ? unpack(l, &out, behind, item->postscale) : 0;
 }
 
-/* The parts of all ranks, of one dtype. That of rank 0 is the longest. */
+/* Reduce-scatter the parts of all ranks, of one dtype. Rank 0 has the longest one. */
 static int scatter_parts(lane *l, const device_item *item, const device_part *parts) {
   int ordered = is_ordered(l, item->op, parts);
   uint64_t room = ordered ? l->slab_bytes / 2 : l->slab_bytes, most = room / (VECTOR * (uint64_t)l->at->size) * VECTOR;
@@ -371,7 +380,7 @@ int lane_run(lane *l, const device_item *item) {
   return 0;
 }
 
-/* A network that does not work shows only while the first kernels run, which then do not end: NCCL says so. */
+/* A broken network shows only while the first kernels run: they do not end, and NCCL reports an error. */
 int lane_await_connections(lane *l) {
   ncclResult_t state = ncclSuccess;
   for (;;) {
@@ -384,8 +393,8 @@ int lane_await_connections(lane *l) {
   }
 }
 
-/* NCCL connects ranks, and allocates, when an algorithm is first used: by size and by function. So each is used once, before the
- * program's tensors fill the memory. What the slab holds does not matter. */
+/* NCCL connects ranks and allocates memory when an algorithm is first used, which it chooses by function and size. So each is
+ * used once, before the program's tensors fill the memory. The slab's content does not matter. */
 int lane_warm_up(lane *l) {
   uint64_t stride = l->slab_bytes / 2 / (VECTOR * (uint64_t)l->at->size) * VECTOR;
   if (l->at->size == 1) return 0;
@@ -401,6 +410,7 @@ int lane_warm_up(lane *l) {
   return lane_await_connections(l);
 }
 
+/* Enqueue an item, its waits and its events. */
 static int enqueue(lane *l, const device_item *item) {
   int turn = (int)((item->ticket - 1) % DEVICE_OUTSTANDING);
   STEP(lane_look(l));

@@ -1,8 +1,8 @@
-/* What only moves among the ranks: the rows of each to all, or to each its own. Rows travel from where a tensor lies to where the
- * result is wanted; nothing is packed.
+/* Items that only move rows among the ranks: allgather and all-to-all. Rows travel directly from a tensor to the result, without
+ * packing.
  *
- * Every rank makes the calls of an allgather in the same order and in the same groups. An all-to-all goes in rounds, of which the
- * n-th has the n-th piece of what any rank sends to any other: so none waits in a round for what another sends in a later one.
+ * Every rank makes the calls of an allgather in the same order and in the same groups. An all-to-all goes in rounds. The n-th
+ * round has the n-th piece of everything that any rank sends to any other, so no rank waits in a round for a later round.
  */
 #include "calls.h"
 
@@ -18,13 +18,14 @@ static int copy(lane *l, uint64_t target, uint64_t source, uint64_t bytes) {
 
 /* ---- a group of calls ---- */
 
-/* Another call follows. Whatever it returns, the group is ended later: a failure is kept. */
+/* Count a call, and begin a group before its first one. The group is ended even if a call fails, since the failure is kept. */
 static int begin_call(lane *l, int *calls) {
   if (*calls == 0) NCCL_STEP(ncclGroupStart);
   ++*calls;
   return 0;
 }
 
+/* End the group, if one has begun, and wait until NCCL has enqueued it. */
 static int end_calls(lane *l, int *calls) {
   if (*calls == 0) return 0;
   *calls = 0;
@@ -36,14 +37,15 @@ static int end_calls(lane *l, int *calls) {
 
 /* ---- to all ---- */
 
+/* Return whether all ranks send equally many bytes, and few enough for one call. */
 static int is_even(const lane *l, const device_transfer *p) {
   for (int r = 1; r < l->at->size; r++)
     if (p->received[r] != p->received[0]) return 0;
   return p->received[0] <= LARGEST;
 }
 
-/* What rank r has, to all: what comes to a rank without room for it goes to the slab, where nobody reads it. As ranks may pass on what
- * they receive, the slab takes one broadcast of a group. */
+/* Broadcast the rows of rank r. A rank without a target receives them into the slab, where nobody reads them. Ranks may forward
+ * what they receive, so a group has only one broadcast into the slab. */
 static int gather_from(lane *l, const device_item *item, const device_transfer *p, int r, uint64_t begin, int *calls) {
   uint64_t most = item->lacking ? l->slab_bytes : LARGEST;
   for (uint64_t low = 0; low < p->received[r]; low += most) {
@@ -79,7 +81,7 @@ static int gather(lane *l, const device_item *item) {
 
 /* ---- to each its own ---- */
 
-/* The pieces from `low` on. Whether there were any: for this rank, which is all that it knows of. */
+/* Add the calls of one round: this rank's sends and receives of pieces of at most `most` bytes, from byte `low` on. */
 static int exchange_round(lane *l, const device_transfer *p, uint64_t low, uint64_t most, int *calls) {
   uint64_t from = p->source, to = p->target;
   for (int r = 0; r < l->at->size; from += p->sent[r], to += p->target != 0 ? p->received[r] : 0, r++) {
@@ -122,7 +124,7 @@ int lane_move(lane *l, const device_item *item) {
   return item->work == DEVICE_GATHER ? gather(l, item) : exchange(l, item);
 }
 
-/* Both ways of an allgather in one group, as items use them; sends and receives are used by what reduces, too. */
+/* Use both ways of an allgather in one group, as items do. lane_warm_up uses sends and receives, as reductions need them. */
 int lane_warm_up_moves(lane *l) {
   uint64_t at = l->slab, half = l->slab + l->slab_bytes / 2;
   int calls = 0;

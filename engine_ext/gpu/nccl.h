@@ -1,5 +1,5 @@
-/* What is used of NCCL: values, types, and functions with the first version that has each. See cuda.h for how this is
- * checked. */
+/* The values, types and functions of NCCL that the engine uses, with the first version that has each function. cuda.h says how
+ * the lists are checked. */
 #ifndef ENGINE_GPU_NCCL_H
 #define ENGINE_GPU_NCCL_H
 
@@ -33,7 +33,7 @@
   X(ncclFloat64, 8)            \
   X(ncclBfloat16, 9)
 
-#ifndef NCCL_H_ /* as NVIDIA's header calls itself */
+#ifndef NCCL_H_ /* the guard of NVIDIA's header */
 enum {
 #define X(name, value) name = value,
   NCCL_VALUES(X)
@@ -45,13 +45,13 @@ typedef struct {
 } ncclUniqueId;
 typedef CUstream cudaStream_t;
 typedef struct nccl_config ncclConfig_t;
-/* Enumerations there. */
+/* NVIDIA's header has enumerations here. */
 typedef unsigned ncclResult_t, ncclDataType_t, ncclRedOp_t;
 #define NCCL_CONFIG_UNDEF_INT INT_MIN
 #define NCCL_API_MAGIC 0xcafebeef
 #endif
 
-/* The layout of 2.17: `size` and `version` say so, and newer libraries take defaults for what they have more. */
+/* The layout of NCCL 2.17, as `size` and `version` say. Newer libraries use defaults for fields that were added later. */
 enum { NCCL_CONFIG_VERSION = 21700 };
 struct nccl_config {
   size_t size;

@@ -1,12 +1,12 @@
-/* The lane's jobs: what is opened, and how it is ended. */
+/* The lane's jobs: they open the device's resources, and close them. */
 #include "calls.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-static const uint64_t DRAIN_NS = 2000000000u; /* longest wait for work on the stream that has to end */
+static const uint64_t DRAIN_NS = 2000000000u; /* longest wait for enqueued work, when everything has to end */
 
-/* ---- which device it is ---- */
+/* ---- the device's identity ---- */
 
 static int identify(lane *l) {
   lane_identity *i = &l->identity;
@@ -24,6 +24,7 @@ static int identify(lane *l) {
 
 /* ---- context, stream, kernels, memory, events ---- */
 
+/* Load the PTX; a failure's text is the compiler's log, if there is one. */
 static int load_module(lane *l) {
   char log[sizeof l->failure.text] = "";
   CUjit_option options[] = {CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES};
@@ -34,8 +35,8 @@ static int load_module(lane *l) {
   return -1;
 }
 
-/* A kernel that is loaded at its first launch may have to wait for all that runs then, so each is launched now, with a
- * plan of no rows and a reduction of no elements: whatever its parameters are, they are 0. */
+/* Launch every kernel once. A kernel is loaded at its first launch, which may then have to wait for all running work. All
+ * parameters are 0: a plan of no rows, and a reduction of no elements. */
 static int launch_kernels(lane *l) {
   uint64_t zero = 0;
   void *parameters[16];
@@ -53,13 +54,13 @@ static int prepare(lane *l) {
   CUDA_STEP(cuDevicePrimaryCtxRetain, &context, l->device);
   l->context = context;
   CUDA_STEP(cuCtxSetCurrent, context);
-  /* Another thread may be capturing a graph, which our calls must not spoil. After the context: it might make one. */
+  /* Our calls must not spoil another thread's capture. This call follows cuCtxSetCurrent, as it might make a context. */
   CUDA_STEP(cuThreadExchangeStreamCaptureMode, &mode);
   CUDA_STEP(cuCtxGetStreamPriorityRange, &least, &greatest);
   CUDA_STEP(cuStreamCreateWithPriority, &l->stream, CU_STREAM_NON_BLOCKING, greatest);
   STEP(load_module(l));
   STEP(launch_kernels(l));
-  if (lane_table_bytes(2, l->slab_bytes) > l->table_bytes / 4) /* a table of the whole slab has to go into the ring */
+  if (lane_table_bytes(2, l->slab_bytes) > l->table_bytes / 4) /* a table of the whole slab must fit a quarter of the ring */
     return lane_failed(l, "prepare", CUDA_ERROR_INVALID_VALUE, "a slab too large for its tables", NULL);
   CUDA_STEP(cuMemAlloc_v2, &l->slab, l->slab_bytes);
   CUDA_STEP(cuMemAlloc_v2, &l->device_tables, l->table_bytes);
@@ -79,15 +80,15 @@ static int prepare(lane *l) {
 
 /* ---- the communicator ---- */
 
-/* An abort is local: nobody waits for anybody. */
+/* Abort a communicator, if there is one; an abort is local and waits for no rank. */
 static void end_communicator(lane *l, communicator *c) {
   if (c->comm != NULL) NCCL(ncclCommAbort, c->comm);
   c->comm = NULL;
   c->connected = 0;
 }
 
-/* Several are ended in one group: what the first frees waits for all that the device does, so kernels of the others that wait for a rank
- * have to be told to end before. */
+/* Abort all communicators, several of them in one group. Freeing the first one's memory waits for all work of the device, so
+ * kernels of the others that wait for a rank have to be told to end before. */
 static void end_communicators(lane *l) {
   communicator *c;
   int several;
@@ -97,18 +98,18 @@ static void end_communicators(lane *l) {
   if (several) NCCL(ncclGroupStart);
   for (; c != NULL; c = c->next)
     if (c->connected) end_communicator(l, c);
-  for (c = l->communicators; c != NULL; c = c->next) end_communicator(l, c); /* one that is half made waits for its own thread */
+  for (c = l->communicators; c != NULL; c = c->next) end_communicator(l, c); /* last: half made ones wait for NCCL's thread */
   if (several) NCCL(ncclGroupEnd);
 }
 
-/* Whether the stream is empty soon, and frozen passes are over. */
+/* Return whether the stream becomes empty and frozen passes end, each within DRAIN_NS. */
 static int comes_to_rest(lane *l) { return lane_drain(l, DRAIN_NS) != 1 && lane_passes_are_over(l, DRAIN_NS); }
 
-/* Kernels of NCCL that wait for a rank which does not come are told to end first, where NCCL can do that without
- * freeing what other ranks may still read; freeing is what an abort does. */
+/* Kernels of NCCL may wait for a rank that does not come. A revocation, where NCCL has it, tells them to end and frees nothing.
+ * An abort also frees memory, which other ranks may still read, so it comes only if the device stays busy. */
 void lane_quieten(lane *l) {
   int busy = 1;
-  if (lane_has_captured(l)) lane_end_graphs(l, 0); /* a revocation is over some time, and a graph may be launched then */
+  if (lane_has_captured(l)) lane_end_graphs(l, 0); /* a revocation ends, and a graph may be launched after it */
   if (l->f.ncclCommRevoke != NULL) {
     for (communicator *c = l->communicators; c != NULL; c = c->next)
       if (c->comm != NULL) NCCL(ncclCommRevoke, c->comm, 0);
@@ -118,14 +119,14 @@ void lane_quieten(lane *l) {
     end_communicators(l);
     busy = !comes_to_rest(l);
   }
-  if (!busy) store_release(&l->d.passed, UINT64_MAX); /* pairs with has_passed: tensors may go */
+  if (!busy) store_release(&l->d.passed, UINT64_MAX); /* pairs with has_passed: tensors may be freed */
   l->quiet = 1;
 }
 
-/* Of a warm-up that fails kernels may still read other ranks' memory: the job ends when they have ended. */
+/* Warm up the communicator. If that fails, kernels may still read other ranks' memory, so the job ends only after them. */
 static int warm_up(lane *l) {
   if (lane_warm_up(l) == 0) return 0;
-  if (!l->world.connected) lane_quieten(l); /* else the thread does, when the world has been told */
+  if (!l->world.connected) lane_quieten(l); /* else the thread's loop does it, after it has reported the failure */
   return -1;
 }
 
@@ -135,7 +136,7 @@ int lane_join_ranks(lane *l, int blocking) {
       .size = sizeof config,
       .magic = NCCL_API_MAGIC,
       .version = NCCL_CONFIG_VERSION,
-      .blocking = blocking, /* 0: the one mode in which a communicator can be aborted at any time */
+      .blocking = blocking, /* 0: the only mode in which a communicator can be aborted at any time */
       .cgaClusterSize = NCCL_CONFIG_UNDEF_INT,
       .minCTAs = NCCL_CONFIG_UNDEF_INT,
       .maxCTAs = NCCL_CONFIG_UNDEF_INT,
@@ -160,8 +161,9 @@ static int connect_all(lane *l) {
   return lane_connect_ranks(l);
 }
 
-/* ---- the end, of what there is ---- */
+/* ---- closing; resources may be missing ---- */
 
+/* Destroy all marks in the pools. */
 static void release_marks(lane *l) {
   device_mark *lists[2], *mark, *next;
   pthread_mutex_lock(&l->marks_lock);
@@ -177,8 +179,8 @@ static void release_marks(lane *l) {
     }
 }
 
-/* Threads of the program that are between enter and leave still use it all (streams.c). Whether they have gone: a call of CUDA may not
- * return. */
+/* Let no more program threads in, and wait for those between enter and leave (streams.c), which use the resources. Returns
+ * whether all have left within DRAIN_NS: a call of CUDA may never return. */
 static int see_visitors_out(lane *l) {
   uint64_t begun = now_ns();
   or32(&l->visitors, LANE_CLOSED); /* pairs with enter */
@@ -189,7 +191,7 @@ static int see_visitors_out(lane *l) {
   return 1;
 }
 
-/* What graphs may need comes last: a keeper frees it with the context, at once if the last graph goes now. */
+/* Free all resources. Those that graphs may need come last; if a graph still exists, the keeper frees them with the context. */
 static void release_context(lane *l) {
   int left;
   for (int k = 0; k < DEVICE_OUTSTANDING; k++) {
@@ -203,7 +205,7 @@ static void release_context(lane *l) {
   if (l->device_tables != 0) CUDA(cuMemFree_v2, l->device_tables);
   if (l->slab != 0) CUDA(cuMemFree_v2, l->slab);
   if (l->stream != NULL) CUDA(cuStreamDestroy_v2, l->stream);
-  left = lane_release_passes(l, DRAIN_NS); /* and so are the kernels, and the context */
+  left = lane_release_passes(l, DRAIN_NS); /* 1: the keeper also has the module and the context */
   if (l->module != NULL && !left) CUDA(cuModuleUnload, l->module);
   l->tables = NULL;
   l->device_tables = l->slab = 0;
@@ -214,7 +216,8 @@ static void release_context(lane *l) {
   l->context = NULL;
 }
 
-/* Let NCCL's own threads send to other hosts what they still have, which an abort would drop. It ends when all ranks have come. */
+/* Wait until a finalized communicator has sent to other hosts what an abort would drop, at most until DRAIN_NS after `begun`.
+ * That is over when all ranks have finalized it. */
 static void finish_communicator(lane *l, communicator *c, uint64_t begun) {
   ncclResult_t state = ncclInProgress;
   while (c->connected && state == ncclInProgress && now_ns() - begun < DRAIN_NS) {
@@ -230,17 +233,18 @@ static void finish_communicators(lane *l) {
   for (communicator *c = l->communicators; c != NULL; c = c->next) finish_communicator(l, c, begun);
 }
 
-/* All of its ranks have been told that the device of each has passed all that it was given among them. */
+/* The caller guarantees that the devices of all ranks of `at` have passed all of its items, and that all ranks know. */
 int lane_part_ranks(lane *l) {
   communicator *c = l->at;
   STEP(l->failure.call != NULL || lane_cancelled(l, "ncclCommFinalize"));
-  STEP(lane_drain(l, 0)); /* an abort waits for the device, and cannot be given up */
+  STEP(lane_drain(l, 0)); /* before the abort, which waits for the device, too, but cannot be given up */
   if (c->connected && NCCL(ncclCommFinalize, c->comm) == 0) finish_communicator(l, c, now_ns());
   end_communicator(l, c);
   lane_strike(l, c);
   return l->failure.call != NULL ? -1 : 0;
 }
 
+/* Do LANE_CLOSE. `left` says afterwards whether something did not end. */
 static void close_all(lane *l) {
   int whole = l->world.comm != NULL && l->world.connected && !l->quiet, well = l->failure.call == NULL && !load32_acquire(&l->cancelled);
   if (whole && !well) lane_quieten(l);
@@ -252,7 +256,7 @@ static void close_all(lane *l) {
   end_communicators(l);
   lane_graphs_have_ended(l, DRAIN_NS);
   l->left = l->stream != NULL && !comes_to_rest(l);
-  if (!l->left) store_release(&l->d.passed, UINT64_MAX); /* pairs with has_passed: tensors may go */
+  if (!l->left) store_release(&l->d.passed, UINT64_MAX); /* pairs with has_passed: tensors may be freed */
   if (l->context != NULL && !l->left) l->left = !see_visitors_out(l);
   if (l->context != NULL && !l->left) release_context(l);
 }

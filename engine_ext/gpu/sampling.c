@@ -1,17 +1,17 @@
-/* How long samples of what is enqueued take, by the device's own clock: events that tell the time, beside those of every item,
- * which do not.
+/* Durations of samples of the enqueued work, by the device's own clock: timed events, beside the events without times that every
+ * item has.
  *
- * A submission now and then gets a timed mark, and the item that it travels with is a sample. Events around its stages are read when
- * the device has passed it. So is how long a program's stream stands where it waits for its gradients.
+ * Every few submissions one gets a timed mark, and its item is a sample. Timed events around the item's stages are read once the
+ * device has passed it. Likewise, samples measure how long a program's stream stands still to wait for its gradients.
  */
 #include "calls.h"
 
 #include <stdlib.h>
 
-static const int64_t COMPARED_NS = 1000000000; /* after which the device's clock is compared with the host's again */
-static const uint64_t AGAIN_NS = 20000000;     /* likewise, when that has failed */
-static const int64_t TOO_OLD_NS = 10000000000; /* from an origin that is longer ago times are not told well enough */
-static const uint64_t PROMPT_NS = 1000000;     /* a comparison that takes longer says nothing */
+static const int64_t COMPARED_NS = 1000000000; /* between two comparisons of the device's clock with the host's */
+static const uint64_t AGAIN_NS = 20000000;     /* likewise, after a comparison that failed */
+static const int64_t TOO_OLD_NS = 10000000000; /* age of the origin from which on times are too inexact */
+static const uint64_t PROMPT_NS = 1000000;     /* longest duration of a comparison that counts */
 
 /* ---- events ---- */
 
@@ -30,11 +30,13 @@ int lane_make_timers(lane *l) {
   return lane_compare_clocks(l);
 }
 
+/* Destroy an event, if there is one. */
 static void release(lane *l, CUevent *event) {
   if (*event != NULL) CUDA(cuEventDestroy_v2, *event);
   *event = NULL;
 }
 
+/* Free a sample, and return its mark to the pool. */
 static void let_go(lane *l, lane_sample *s) {
   s->ticket = 0;
   s->mark->held = 0;
@@ -44,7 +46,7 @@ static void let_go(lane *l, lane_sample *s) {
 void lane_release_timers(lane *l) {
   release(l, &l->origin);
   for (int k = 0; k < LANE_SAMPLES; k++) {
-    if (l->samples[k].ticket != 0) let_go(l, &l->samples[k]); /* all marks are released behind this */
+    if (l->samples[k].ticket != 0) let_go(l, &l->samples[k]); /* release_marks frees the pool later */
     for (int n = 0; n <= DEVICE_SLICES; n++) release(l, &l->samples[k].events[n]);
   }
   for (int k = 0; k < LANE_STANDS; k++) {
@@ -55,7 +57,7 @@ void lane_release_timers(lane *l) {
 
 /* ---- the two clocks ---- */
 
-/* The device passes an event at a moment between two looks at the host's clock. Times are counted from there on. */
+/* Record the origin: the device passes it between two readings of the host's clock. Later times count from it. */
 int lane_compare_clocks(lane *l) {
   uint64_t before = now_ns(), after;
   if (before < l->compare_at) return 0;
@@ -77,7 +79,7 @@ int lane_compare_clocks(lane *l) {
   return 0;
 }
 
-/* Less than 0 if `ended` was before. */
+/* Measure the nanoseconds between two events; negative if `ended` came first. */
 static int elapsed(lane *l, CUevent begun, CUevent ended, int64_t *ns) {
   float ms = 0;
   STEP(CUDA(cuEventElapsedTime, &ms, begun, ended));
@@ -85,6 +87,7 @@ static int elapsed(lane *l, CUevent begun, CUevent ended, int64_t *ns) {
   return 0;
 }
 
+/* Measure the nanoseconds between two events; 0 if `ended` came first. */
 static int duration(lane *l, CUevent begun, CUevent ended, uint64_t *ns) {
   int64_t lasted = 0;
   STEP(elapsed(l, begun, ended, &lasted));
@@ -113,7 +116,7 @@ int lane_sample_begins(lane *l, const device_item *item) {
   return 0;
 }
 
-/* Its mark is the item's again. */
+/* Give the sample's mark back to its item. */
 void lane_sample_dropped(lane *l) {
   if (l->sampling == NULL) return;
   l->sampling->ticket = 0;
@@ -125,7 +128,7 @@ int lane_cut(lane *l, int stage) {
   lane_sample *s = l->sampling;
   if (s == NULL) return 0;
   if (s->n == 0 || s->stages[s->n - 1] != stage) {
-    if (s->n == DEVICE_SLICES) { /* an entry of many pieces */
+    if (s->n == DEVICE_SLICES) { /* an entry of too many pieces is no sample */
       lane_sample_dropped(l);
       return 0;
     }
@@ -137,6 +140,7 @@ int lane_cut(lane *l, int stage) {
 
 /* ---- reading ---- */
 
+/* Add slice k to the durations, and store its times if the host's time of the origin is known. */
 static int read_slice(lane *l, const lane_sample *s, int k, device_sample *sample) {
   device_slice *slice = &sample->slices[k];
   uint64_t lasted = 0;
@@ -152,7 +156,8 @@ static int read_slice(lane *l, const lane_sample *s, int k, device_sample *sampl
   return 0;
 }
 
-/* Times are counted from an event that is not long ago: a float has 24 bits, which are microseconds after ten seconds. */
+/* Make the sample's first event the origin if the old one is long ago: CUDA tells milliseconds as a float of 24 bits, which
+ * resolves microseconds after ten seconds. */
 static int move_origin(lane *l, lane_sample *s) {
   CUevent event = s->events[0];
   int64_t since = 0;
@@ -160,7 +165,7 @@ static int move_origin(lane *l, lane_sample *s) {
   STEP(elapsed(l, l->origin, event, &since));
   if (since < COMPARED_NS) return 0;
   if (since > TOO_OLD_NS) {
-    l->origin_ns = l->compare_at = 0; /* until the next comparison it is not known when samples were */
+    l->origin_ns = l->compare_at = 0; /* until the next comparison the host's time of samples is unknown */
     return 0;
   }
   s->events[0] = l->origin;
@@ -169,6 +174,7 @@ static int move_origin(lane *l, lane_sample *s) {
   return 0;
 }
 
+/* Read a sample that the device has passed, free it and hand it to the owner. */
 static int read_sample(lane *l, lane_sample *s) {
   device_sample sample = {
       .sequence = s->sequence, .bytes = s->bytes, .has = (1u << DEVICE_EXPOSED) - 1, .error_ns = l->origin_error};
@@ -180,7 +186,7 @@ static int read_sample(lane *l, lane_sample *s) {
   return 0;
 }
 
-/* The program's streams pass them when they like. */
+/* Read, free and hand over a measured wait, if the program's stream has passed it. */
 static int read_stand(lane *l, lane_stand *stand) {
   device_sample sample = {.has = 1u << DEVICE_EXPOSED};
   CUresult code;

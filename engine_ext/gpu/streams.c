@@ -1,7 +1,7 @@
-/* What threads of the program call: they mark when their tensors are ready, and let their streams wait for what was enqueued.
+/* Functions for threads of the program: they mark when tensors are ready, and have streams wait for enqueued work.
  *
- * They work with the device's context, whatever theirs is, and must not spoil a capture of another thread. Streams are used
- * within the call that gave them and never kept: a framework may destroy them.
+ * They use the device's context, whatever the thread's own is, and must not spoil a capture of another thread. A stream is used
+ * only within the call that passed it, since a framework may destroy it afterwards.
  */
 #include "calls.h"
 
@@ -10,6 +10,7 @@
 
 static inline lane *lane_of(device *d) { return (lane *)d; }
 
+/* Write into `why` that a call failed; returns -1. */
 static int refused(lane *l, const char *call, CUresult code, char *why) {
   const char *name = NULL;
   l->f.cuGetErrorName(code, &name);
@@ -17,19 +18,20 @@ static int refused(lane *l, const char *call, CUresult code, char *why) {
   return -1;
 }
 
-/* A call in such a thread: its failure is the caller's, and not the lane's. */
+/* Make a call in such a thread. A failure is reported to the caller and does not become the lane's. */
 #define TRY(name, ...)                                                                      \
   do {                                                                                      \
     CUresult code_ = l->f.name(__VA_ARGS__);                                                \
     if (code_ != CUDA_SUCCESS) return refused(l, #name, code_, why);                        \
   } while (0)
 
-/* The device's context, for the calling thread, and a capture mode that spoils nothing. */
+/* A call of a program thread: what it has to restore when it ends. */
 typedef struct visit {
-  int pushed;
-  CUstreamCaptureMode mode;
+  int pushed;               /* 1: the device's context was pushed, and has to be popped */
+  CUstreamCaptureMode mode; /* the thread's own capture mode */
 } visit;
 
+/* Give the calling thread the device's context and a capture mode in which its calls spoil no capture. */
 static int take_context(lane *l, visit *v, char *why) {
   CUcontext context;
   v->mode = CU_STREAM_CAPTURE_MODE_RELAXED;
@@ -42,6 +44,7 @@ static int take_context(lane *l, visit *v, char *why) {
   return refused(l, "cuThreadExchangeStreamCaptureMode", code, why);
 }
 
+/* End a visit: restore the thread's context and capture mode. */
 static void leave(lane *l, visit *v) {
   CUcontext ours;
   l->f.cuThreadExchangeStreamCaptureMode(&v->mode);
@@ -49,7 +52,7 @@ static void leave(lane *l, visit *v) {
   add32(&l->visitors, (uint32_t)-1); /* pairs with see_visitors_out */
 }
 
-/* Only who has entered leaves. */
+/* Begin a visit: returns 0, or -1 and `why`. Only a thread that has entered may leave. */
 static int enter(lane *l, visit *v, char *why) {
   if (add32(&l->visitors, 1) & LANE_CLOSED) { /* pairs with see_visitors_out */
     add32(&l->visitors, (uint32_t)-1);
@@ -61,9 +64,10 @@ static int enter(lane *l, visit *v, char *why) {
   return -1;
 }
 
-enum { TIMED_EVERY = 16 }; /* submissions for one that is timed, in the mean */
+enum { TIMED_EVERY = 16 }; /* mean number of submissions for one that is timed */
 
-/* Whether the next mark is a timed one, if there is one: at drawn distances, since tensors come in the same order in every step. */
+/* Return whether the next mark is timed, if one is free. Distances are random, since tensors come in the same order in every
+ * step. The caller holds marks_lock. */
 static int is_time(lane *l) {
   if (l->timed == NULL || l->until_timed-- != 0) return 0;
   l->drawn = l->drawn * 1103515245 + 12345;
@@ -71,6 +75,7 @@ static int is_time(lane *l) {
   return 1;
 }
 
+/* Take a mark from its pool; NULL: the pool is empty. */
 static device_mark *from_pool(lane *l) {
   device_mark *mark, **pool;
   pthread_mutex_lock(&l->marks_lock);
@@ -106,7 +111,7 @@ int lane_make_mark(lane *l, int timed, device_mark **made) {
   return 0;
 }
 
-/* As lane_make_mark, in a thread of the program: more operations are in flight than there are marks. */
+/* Create one more mark in a thread of the program, since more operations are in flight than there are marks. */
 static int another_mark(lane *l, device_mark **made, char *why) {
   CUevent event = NULL;
   TRY(cuEventCreate, &event, CU_EVENT_DISABLE_TIMING);
@@ -120,7 +125,7 @@ static int another_mark(lane *l, device_mark **made, char *why) {
   return 0;
 }
 
-/* What ranks agree on cannot be captured, and what would be captured is not waited for. */
+/* Refuse a stream that is being captured: what the ranks agree on cannot be captured, and captured work cannot be waited for. */
 static int expect_no_capture(lane *l, CUstream stream, char *why) {
   CUstreamCaptureStatus capturing = CU_STREAM_CAPTURE_STATUS_NONE;
   TRY(cuStreamIsCapturing, stream, &capturing);
@@ -129,6 +134,7 @@ static int expect_no_capture(lane *l, CUstream stream, char *why) {
   return -1;
 }
 
+/* Record a mark on a stream. */
 static int record(lane *l, CUstream stream, device_mark **made, char *why) {
   device_mark *mark = NULL;
   CUresult code;
@@ -154,14 +160,15 @@ static int mark_stream(device *d, void *stream, device_mark **made, char *why) {
   return status;
 }
 
+/* Have a stream wait for a ticket. */
 static int let_wait(lane *l, CUstream stream, uint64_t ticket, char *why) {
   if (expect_no_capture(l, stream, why)) return -1;
-  /* The event of this ticket, or of a later one: work on the lane's stream is passed in order. */
+  /* The event may be a later ticket's by now, which is passed later: work on the lane's stream is passed in order. */
   TRY(cuStreamWaitEvent, stream, l->done[(ticket - 1) % DEVICE_OUTSTANDING], 0);
   return 0;
 }
 
-/* Between two timed events the stream does nothing but wait. */
+/* Have a stream wait for a ticket between two timed events, between which it does nothing else. */
 static int let_stand(lane *l, lane_stand *stand, CUstream stream, uint64_t ticket, char *why) {
   if (expect_no_capture(l, stream, why)) return -1;
   TRY(cuEventRecord, stand->before, stream);
@@ -189,7 +196,7 @@ static int relax(device *d, char *why) {
   lane *l = lane_of(d);
   visit v;
   if (enter(l, &v, why)) return -1;
-  v.mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* in which it leaves the thread */
+  v.mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* in which `leave` leaves the thread */
   leave(l, &v);
   return 0;
 }
@@ -203,7 +210,7 @@ static int has_passed(device *d, uint64_t ticket) {
   if (load_acquire(&d->enqueued) < ticket || enter(l, &v, why)) return 0;
   code = l->f.cuEventQuery(l->done[(ticket - 1) % DEVICE_OUTSTANDING]);
   leave(l, &v);
-  return code == CUDA_SUCCESS || load_acquire(&d->passed) >= ticket; /* the event may be a later item's by now */
+  return code == CUDA_SUCCESS || load_acquire(&d->passed) >= ticket; /* the event may be a later ticket's by now */
 }
 
 static int frozen_rest(device *d) {
@@ -219,7 +226,7 @@ static int frozen_rest(device *d) {
 }
 
 static void push(device *d, device_item *item) {
-  add64(&d->pushed, 1); /* pairs with come_to_rest */
+  add64(&d->pushed, 1); /* pairs with has_ended_all */
   lane_push(lane_of(d), item);
 }
 

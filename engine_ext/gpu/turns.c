@@ -1,9 +1,9 @@
-/* The order of items: those of the world as they come, those of a process set where the world's schedule gives them their turn.
+/* The order of items: the world's items as they come, those of a process set in the turns that the world's schedule gives them.
  *
- * NCCL's kernels of several communicators run on one stream, so all ranks must have them in one order, or each waits for what is
- * behind another on some other rank. The world's schedule is such an order, which all ranks read: an entry of it is the turn of the
- * next item of a process set. Whoever reads it leaves a mark among the world's items, and the lane waits there for the set's next item,
- * which the set's own engine hands over, and which waits for no GPU.
+ * NCCL's kernels of several communicators run on one stream, so all ranks must enqueue them in one order. Otherwise two ranks
+ * can wait for each other's later kernels: a deadlock. The world's schedule, which all ranks read, is that order: an entry of it
+ * is the turn of the next item of a process set. The thread that reads such an entry pushes a turn among the world's items. There
+ * the lane waits for the set's next item. The set's own engine hands that over without waiting for a GPU.
  */
 #include "calls.h"
 
@@ -48,11 +48,12 @@ void lane_strike(lane *l, communicator *c) {
   if (*link != NULL) *link = c->next;
 }
 
-/* ---- the next one ---- */
+/* ---- the next item ---- */
 
-static int gives_up(const lane *l) { return l->failure.call != NULL || load32_acquire(&l->cancelled); /* pairs with lane_cancel */ }
+/* Return whether the lane gives up: a call has failed, or the owner has cancelled. The acquire pairs with lane_cancel. */
+static int gives_up(const lane *l) { return l->failure.call != NULL || load32_acquire(&l->cancelled); }
 
-/* When nothing is enqueued any more, items need no turn to be let go. */
+/* Remove and return an item of any set. When nothing is enqueued any more, items end without a turn. */
 static device_item *of_any_set(lane *l) {
   for (communicator *c = l->communicators; c != NULL; c = c->next)
     if (c->first != NULL) return remove_first(&c->first);
@@ -72,7 +73,7 @@ device_item *lane_next(lane *l) {
 
 const char *lane_awaited(const lane *l) { return l->first != NULL && l->first->work == DEVICE_TURN ? SET_IS_LATE : NULL; }
 
-/* ---- what other threads bring ---- */
+/* ---- functions for other threads ---- */
 
 void lane_push(lane *l, device_item *item) {
   void *head;
@@ -94,6 +95,7 @@ int lane_turn(device_queue *queue) {
 
 /* ---- connecting and parting ---- */
 
+/* Publish a communicator's stage, and wake the threads that wait for it. */
 static void reached(communicator *c, uint32_t stage) {
   lane *l = (lane *)c->queue.d;
   store32_release(&c->stage, stage); /* pairs with lane_await_stage */
@@ -113,6 +115,7 @@ int lane_connect_set(lane *l) {
   return lane_connect_ranks(l);
 }
 
+/* Push an item of a process set that has no entry. */
 static void bring(lane *l, communicator *c, device_item *item, int work, void (*ended)(device_item *, const char *)) {
   item->queue = &c->queue;
   item->work = work;
