@@ -1,4 +1,4 @@
-"""The arena: one sparse memfd of all ranks, mapped region by region. Every rank maps every part.
+"""The arena: one sparse memfd of all ranks, mapped region by region. Every rank maps every rank's part.
 
 A place is (region << 40 | offset in a part), so it is the same number on every rank.
 """
@@ -14,23 +14,25 @@ from engine_ext.platform.posix cimport (
 
 
 cdef void arena_open(Arena* arena, int fd, int rank, int size) noexcept nogil:
+    """Initialize an arena without regions, which owns `fd` from now on."""
     memset(arena, 0, sizeof(Arena))
     arena.fd, arena.rank, arena.size = fd, rank, size
 
 
 cdef inline uint64_t part_bytes(uint64_t nbytes) noexcept nogil:
+    """Return `nbytes` rounded up to whole pages."""
     return (nbytes + PAGE - 1) // PAGE * PAGE
 
 
 cdef int arena_grow(Arena* arena, uint64_t nbytes) noexcept nogil:
-    """Make the file long enough for the next region. One rank does it, before the others map."""
+    """Make the file long enough for the next region; 0 or -errno. One rank does it, before the others map."""
     if ftruncate(arena.fd, <long>(arena.end + part_bytes(nbytes) * <uint64_t>arena.size)) != 0:
         return -errno
     return 0
 
 
 cdef int arena_map(Arena* arena, uint64_t nbytes) noexcept nogil:
-    """Map the next region of every rank; its index, or -errno."""
+    """Map the next region's parts of all ranks; return the region's index, or -errno."""
     cdef uint64_t part = part_bytes(nbytes)
     cdef Region* region
     cdef void* base
@@ -55,7 +57,7 @@ cdef int arena_map(Arena* arena, uint64_t nbytes) noexcept nogil:
                 r -= 1
             free(region.bases)
             return -errno
-        madvise(base, part, MADV_HUGEPAGE)      # where the host allows it; no harm elsewhere
+        madvise(base, part, MADV_HUGEPAGE)      # takes effect where the host allows it
         region.bases[r] = <char*>base
     arena.end += part * <uint64_t>arena.size
     arena.count += 1
@@ -63,16 +65,16 @@ cdef int arena_map(Arena* arena, uint64_t nbytes) noexcept nogil:
 
 
 cdef void arena_populate_own(const Arena* arena, int region) noexcept nogil:
-    """Make the pages of this rank's part now, not in the first step. Before the other ranks make page tables of them."""
+    """Allocate the pages of this rank's part now, not in the first step, and before other ranks make page tables for them."""
     madvise(arena.regions[region].bases[arena.rank], arena.regions[region].part, MADV_POPULATE_WRITE)
 
 
 cdef void arena_populate_share(const Arena* arena, int region) noexcept nogil:
-    """Make page tables of what this rank writes in the parts of all ranks, which have made their pages: the share that it
-    reduces. That of whole parts would cost as much as those of its own part, for each.
+    """Make page tables for what this rank writes in the parts of all ranks: the share that it reduces. All ranks have allocated
+    their pages. Page tables for whole parts would cost as much as its own part's, for each rank.
 
-    Rank 0 has the first share of a batch, which is the end of the region, since the last parameters' gradients come first. Where
-    the batches are cut otherwise the first step faults in what is missing.
+    Rank 0 has the first share of a batch, which is the end of the region, since the last parameters' gradients come first. If
+    the batches are cut differently, the first step faults in what is missing.
     """
     cdef char** bases = arena.regions[region].bases
     cdef uint64_t pages = arena.regions[region].part // PAGE, size = <uint64_t>arena.size, rank = <uint64_t>arena.rank
@@ -84,7 +86,7 @@ cdef void arena_populate_share(const Arena* arena, int region) noexcept nogil:
 
 
 cdef int64_t arena_locate(Arena* arena, const char* address, uint64_t nbytes) noexcept nogil:
-    """The place of memory in this rank's part, or -1."""
+    """Return the place of memory in this rank's part; -1: it does not lie there."""
     cdef Region* region
     cdef int k
     for k in range(arena.count):
@@ -96,6 +98,7 @@ cdef int64_t arena_locate(Arena* arena, const char* address, uint64_t nbytes) no
 
 
 cdef void privatise_region(Arena* arena, Region* region) noexcept nogil:
+    """Replace this rank's part by a private copy, and unmap the others' parts. Without memory for it the part stays shared."""
     cdef char* own = region.bases[arena.rank]
     cdef void* copy = mmap(NULL, region.part, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
     cdef int r
@@ -109,7 +112,7 @@ cdef void privatise_region(Arena* arena, Region* region) noexcept nogil:
 
 
 cdef void arena_privatise(Arena* arena) noexcept nogil:
-    """A rank of a failed world may still write: put private copies at the same addresses, and let go of the others' parts."""
+    """Put private copies at the same addresses, and unmap the others' parts: a rank of a failed world may still write."""
     cdef int k
     for k in range(arena.count):
         if arena.regions[k].shared:
@@ -117,8 +120,8 @@ cdef void arena_privatise(Arena* arena) noexcept nogil:
 
 
 cdef void arena_forked(Arena* arena) noexcept nogil:
-    """In a forked child, at once: a shared mapping is not copied on write as the rest of its memory is. From now on what the
-    child writes is its own, and it cannot reach the parts of other ranks."""
+    """Make the parts private in a forked child, which calls this at once: shared mappings are not copied on write. From now on
+    the child's writes are its own, and it cannot reach the parts of other ranks."""
     cdef Region* region
     cdef int k, r
     for k in range(arena.count):
@@ -135,7 +138,7 @@ cdef void arena_forked(Arena* arena) noexcept nogil:
 
 
 cdef void arena_close(Arena* arena) noexcept nogil:
-    """Let go of the file. This rank's parts stay mapped, privately, for whoever still holds a view of them."""
+    """Close the file. This rank's parts stay mapped, as private memory, for views that still exist; arena_unmap frees them."""
     cdef int k
     arena_privatise(arena)
     for k in range(arena.count):
@@ -148,4 +151,5 @@ cdef void arena_close(Arena* arena) noexcept nogil:
 
 
 cdef void arena_unmap(char* base, uint64_t nbytes) noexcept nogil:
+    """Unmap this rank's part of a region of a closed arena, once no view of it exists."""
     munmap(base, part_bytes(nbytes))

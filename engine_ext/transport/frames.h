@@ -1,7 +1,7 @@
-/* What hosts of one world say to each other: frames, each a header and a payload, on connections that were proven at the start.
+/* Frames that the hosts of one world exchange, each a header and a payload, on connections that were authenticated at the start.
  *
- * A lane, between two ranks, carries slots and progress; a trunk, between the coordinator's rank and the leader of another host,
- * carries words, requests and the schedule. All numbers are in the byte order of the processors, which are of one kind
+ * A lane, between two ranks, carries slots and progress. A trunk, between the coordinator's rank and the leader of another host,
+ * carries words, requests and the schedule. Numbers have the byte order of the processors, which is the same everywhere
  * (engine_layout() is compared).
  */
 #ifndef ENGINE_TRANSPORT_FRAMES_H
@@ -14,23 +14,24 @@
 enum {
   FRAME_LEFT = 1,              /* the sender is done: after this its connection may end. No payload */
   /* lanes */
-  FRAME_SLOT,                  /* bytes of the sender's slot: `position` is the chunk, `offset` where in the slot */
-  FRAME_PROGRESS,              /* a Progress: how far the sender is; all bytes of these stages came before */
+  FRAME_SLOT,                  /* bytes of the sender's slot of chunk `position`, from byte `offset` of the slot on */
+  FRAME_PROGRESS,              /* a Progress: the sender's; all bytes of these stages came before. `position`: see lanes.pyx */
   /* trunks, up */
   FRAME_REQUESTS,              /* bytes of the request ring of `rank` from `position` on, which do not wrap */
   /* trunks, down */
   FRAME_SCHEDULE,              /* words of the schedule from `position` on, which do not wrap */
   /* trunks, both */
-  FRAME_WORDS,                 /* engine_word[]: of the page of `rank`; -1: of the coordinator */
-  FRAME_CAUSE,                 /* engine_failure_cause: why the world has ended; on lanes too, by who ends for that reason */
-  FRAME_CLOCK,                 /* engine_times: a leader asks what time it is, and the coordinator's rank answers */
+  FRAME_WORDS,                 /* engine_word[]: of the page of `rank`; -1: of the coordinator's page */
+  FRAME_CAUSE,                 /* engine_failure_cause: why the world has ended; on lanes too, from a rank that ends for it */
+  FRAME_CLOCK,                 /* engine_times: a leader asks for the time, and the coordinator's rank answers */
   /* lanes, beside FRAME_SLOT */
-  FRAME_MESSAGE,               /* as FRAME_SLOT, of `rank` bytes that the carrier brings as the next message. No payload */
+  FRAME_MESSAGE,               /* like FRAME_SLOT, but the carrier brings the `rank` bytes as its next message. No payload */
   FRAME_PING,                  /* asks whether the other process runs. No payload */
-  FRAME_PONG,                  /* the answer, with the same `position` */
+  FRAME_PONG,                  /* the answer to a ping, with the same `position`. No payload */
   FRAMES
 };
 
+/* The header of a frame. The meaning of `rank`, `offset` and `position` depends on the type. */
 typedef struct engine_frame {
   uint32_t bytes;              /* length of the payload */
   uint16_t type, reserved;     /* FRAME_* */
@@ -39,7 +40,7 @@ typedef struct engine_frame {
   uint64_t position;
 } engine_frame;
 
-/* A word that its one writer has changed. */
+/* A word of a page that its only writer has changed. */
 typedef struct engine_word {
   uint32_t offset;             /* in the page, in bytes */
   uint32_t bytes;              /* 4 or 8 */
@@ -47,14 +48,14 @@ typedef struct engine_word {
 } engine_word;
 
 typedef struct engine_failure_cause {
-  uint64_t abort;              /* as segment_header.abort */
+  uint64_t abort;              /* the value of segment_header.abort */
   char reason[REASON_BYTES];
 } engine_failure_cause;
 
-/* Times in nanoseconds, monotonic. */
+/* Times in nanoseconds of monotonic clocks. */
 typedef struct engine_times {
-  uint64_t asked;              /* by the leader's clock: when it asked */
-  uint64_t received, answered; /* by that of the coordinator's host; 0 in the question */
+  uint64_t asked;              /* leader's clock: when it asked */
+  uint64_t received, answered; /* clock of the coordinator's host; 0 in the question */
 } engine_times;
 
 enum {
@@ -62,7 +63,7 @@ enum {
   FRAME_WORDS_MOST = 4096      /* words in one frame */
 };
 
-/* Whether a word of a rank's page is one that its host's leader relays: what the rank alone writes, and no host keeps to itself. */
+/* Return whether a host's leader relays this word of a rank's page: the rank alone writes it, and other hosts need it. */
 static inline int engine_word_of_rank(const engine_word *word) {
   uint64_t end = (uint64_t)word->offset + word->bytes;
   if ((word->bytes != 4 && word->bytes != 8) || word->offset % word->bytes || end > offsetof(rank_page, requests)) return 0;
@@ -75,7 +76,8 @@ static inline int engine_word_of_rank(const engine_word *word) {
   return end <= offsetof(rank_page, packed) || word->offset >= offsetof(rank_page, ready);
 }
 
-/* The same of the coordinator's page in a world of `size` ranks, for other hosts. The end of the schedule comes with its words. */
+/* Return whether this word of the coordinator's page, in a world of `size` ranks, is sent to other hosts. The end of the
+ * schedule is not, as it comes with the schedule's words. */
 static inline int engine_word_of_coordinator(const engine_word *word, int size) {
   if (word->bytes == 8)
     return word->offset % 8 == 0 && word->offset >= offsetof(coordinator_page, drained) &&

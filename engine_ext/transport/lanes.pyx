@@ -1,21 +1,21 @@
 """The transport of ranks on several hosts (transport.pxd says what it promises).
 
-Every host has a slot and a page for each rank of the world. Those of ranks on other hosts are *shadows*: what such a rank offers
-comes over a lane, and the network thread of the rank that *carries* it writes it to the same place of the shadow slot, and then
-how far that rank is to the shadow page. So whoever waits and reads does so as on one host, and every promise follows from the
-order of bytes on one connection: what a rank wrote to its slot comes before the news that it did.
+Every host has a slot and a page for each rank of the world. Those of ranks on other hosts are *shadows*. What such a rank offers
+comes over a lane. The network thread of the rank that *carries* it writes it to the same place of the shadow slot, and then that
+rank's progress to the shadow page. So ranks wait and read as on one host. Every promise follows from the order of bytes on one
+connection: what a rank wrote to its slot comes before the progress that includes it.
 
-A lane may have several connections, since one does not fill a fast network. Large offers are cut, and each connection carries a
-part. How far the sender is goes over those that have carried bytes since the last time, and over the first in any case, which
-says which the others are. So how many are used is the sender's affair, at any time, and what is small costs one frame, however
-many there are. A rank counts as far as it is by all connections on which bytes are due.
+A lane may have several connections, since one does not fill a fast network. A large offer is cut, and each connection carries a
+part. The sender's progress goes over every connection that has carried bytes since it last sent it. It always goes over the
+first connection, whose frame lists the others. So the sender may change the number of connections at any time, and a small offer
+costs one frame whatever their number. A rank's progress is the least that is reported by the connections on which bytes are due.
 
-Lanes may also have a carrier beside their connections (carrier.h), MPI for one, which then takes what is large. The connection
-says what comes, and how far the peer is behind it; so a carrier, on which nobody can sleep, is polled only while something is
-under way, and a connection that ends tells of a peer that is gone, as ever.
+Lanes may also have a carrier beside their connections (carrier.h), such as MPI, which takes large offers. The connection
+announces each message, and the peer's progress behind it. Nobody can sleep on a carrier, so it is polled only while messages are
+in flight. A peer that is gone shows, as without a carrier, by the end of its connection.
 
-Nothing has to be said about room. A rank writes chunk n + SLOTS over chunk n only when every rank has copied chunk n: then it has
-been received on every host, and so has been sent.
+There is no flow control. A rank writes chunk n + SLOTS over chunk n only when every rank has copied chunk n. By then every host
+has received it, so it has been sent.
 """
 from libc.errno cimport EREMOTEIO
 from libc.stdint cimport int32_t, uint32_t, uint64_t
@@ -43,15 +43,15 @@ cdef uint64_t ONE = 1
 
 cdef enum:
     PART_BYTES = 64 << 10       # least part of a slot for which another connection is used
-    LINE = 64                   # parts begin where lines of the cache do
-    MESSAGE_BYTES = 16 << 10    # least part for any carrier: so what fits a rank's slots is less than ENGINE_CARRIER_MESSAGES
+    LINE = 64                   # bytes of a cache line; parts are multiples of it
+    MESSAGE_BYTES = 16 << 10    # least message for any carrier, so that a rank's slots hold fewer than ENGINE_CARRIER_MESSAGES
     SUMMING_NOTHING = 0         # no sum was begun, or the last is done
     SUMMING_GOES_ON = 1
     SUMMING_FAILED = 2
 
 
 cdef Transport* lanes_open(Lanes* t, Segment* segment, Lane** to, Lane** of, int bell) noexcept nogil:
-    """Fill in a transport over a mapped segment and open lanes, which stay their caller's."""
+    """Fill in a transport over a mapped segment and open lanes, which the caller owns."""
     cdef Transport* functions = shared_memory_open(&t.memory, segment)
     t.to, t.of, t.sockets, t.bell = to, of, MAX_SOCKETS, bell
     t.carrier, t.announced, t.summing, t.posted, t.dozing = NULL, NULL, SUMMING_NOTHING, False, 0
@@ -62,8 +62,8 @@ cdef Transport* lanes_open(Lanes* t, Segment* segment, Lane** to, Lane** of, int
 
 
 cdef bint lanes_use(Lanes* t, engine_carrier* carrier) noexcept nogil:
-    """Have large offers go over a carrier, which `lanes_close` closes. False: there is no memory for it. On all ranks, before
-    anything is submitted. One that can sum does so for the world."""
+    """Send large offers over a carrier, which `lanes_close` closes; False without memory. All ranks call this before anything is
+    submitted. A carrier that can sum does so for the world, not for process sets."""
     cdef const Segment* segment = t.memory.segment
     cdef Transport* functions = &t.memory.functions
     cdef int r, count = 0
@@ -85,7 +85,7 @@ cdef bint lanes_use(Lanes* t, engine_carrier* carrier) noexcept nogil:
 
 
 cdef bint lanes_close(Lanes* t) noexcept nogil:
-    """After the network thread has ended. False: the carrier may still write to the slots of ranks on other hosts."""
+    """Close the carrier, after the network thread has ended. False: it may still write to the slots of ranks on other hosts."""
     cdef bint over = t.carrier == NULL or t.carrier.close(t.carrier) == ENGINE_CARRIER_DONE
     free(t.announced)
     t.carrier, t.announced = NULL, NULL
@@ -93,14 +93,14 @@ cdef bint lanes_close(Lanes* t) noexcept nogil:
 
 
 cdef int carrying_rank(const Segment* segment, int rank, int host) noexcept nogil:
-    """The rank of `host` that receives what `rank`, of another host, offers: the one of the same place, as far as there are as
-    many."""
+    """Return the rank of `host` that receives what `rank`, of another host, offers: the one with the same place, modulo the
+    number of ranks of `host`."""
     cdef const Crews* crews = &segment.crews
     return member(crews, host, crews.place_of[rank] % crew_size(crews, host))
 
 
 cdef void send_slot_part(Lanes* t, Lane* lane, int number, uint64_t n, uint64_t begin, uint64_t nbytes) noexcept nogil:
-    """Send bytes of the own slot over one connection of a lane."""
+    """Send bytes of this rank's slot over one connection of a lane."""
     cdef engine_frame frame
     memset(&frame, 0, sizeof(frame))
     frame.type, frame.bytes, frame.offset, frame.position = FRAME_SLOT, <uint32_t>nbytes, <uint32_t>begin, n
@@ -109,13 +109,13 @@ cdef void send_slot_part(Lanes* t, Lane* lane, int number, uint64_t n, uint64_t 
 
 
 cdef bint send_message(Lanes* t, Lane* lane, uint64_t n, uint64_t begin, uint64_t nbytes) noexcept nogil:
-    """Give bytes of the own slot to the carrier, and announce them. False: it takes no more now."""
+    """Give bytes of this rank's slot to the carrier, and announce them. False: it takes no more now."""
     cdef const Segment* segment = t.memory.segment
     cdef const char* source = segment_slot(segment.header, segment.rank, n) + begin
     cdef engine_frame frame
     if load32_relaxed(&lane.failed) or lane.given - load_acquire(&lane.sent) >= ENGINE_CARRIER_MESSAGES:
         return False
-    store_release(&lane.given, lane.given + 1)      # before the carrier has it, which may be sent before it is counted
+    store_release(&lane.given, lane.given + 1)      # before `send`: the network thread may count the message as sent at once
     if t.carrier.send(t.carrier, segment.numbers[lane.links.peer], source, <uint32_t>nbytes) != ENGINE_CARRIER_DONE:
         store_release(&lane.given, lane.given - 1)
         return False
@@ -127,7 +127,7 @@ cdef bint send_message(Lanes* t, Lane* lane, uint64_t n, uint64_t begin, uint64_
 
 
 cdef void offer_to_host(Lanes* t, int host, uint64_t n, uint64_t begin, uint64_t nbytes) noexcept nogil:
-    """Send bytes of the own slot, over as many connections as they are worth."""
+    """Send bytes of this rank's slot to a host, by the carrier or by as many connections as their number justifies."""
     cdef Lane* lane = t.to[host]
     cdef uint64_t parts = min(min(<uint64_t>t.sockets, <uint64_t>lane.count), nbytes // PART_BYTES), part, end = begin + nbytes
     if (t.carrier != NULL and nbytes >= max(<uint64_t>t.carrier.least_bytes, <uint64_t>MESSAGE_BYTES)
@@ -160,7 +160,7 @@ cdef void offer(Transport* transport, int rank, uint64_t n, uint64_t begin, uint
 
 
 cdef void send_progress(Lane* lane, const Progress* mine) noexcept nogil:
-    """Send this rank's progress, on each connection behind what it has carried. The first says which others there are."""
+    """Send this rank's progress on each used connection, behind its bytes. The first connection's frame lists the others."""
     cdef uint32_t others = lane.used & ~<uint32_t>1
     cdef engine_frame frame
     cdef int k
@@ -177,7 +177,7 @@ cdef void send_progress(Lane* lane, const Progress* mine) noexcept nogil:
 
 
 cdef void publish(Transport* transport, const Progress* mine) noexcept nogil:
-    """On this host first; on others behind what was offered."""
+    """Publish progress on this host first, then to other hosts behind what was offered."""
     cdef Lanes* t = <Lanes*>transport
     cdef Segment* segment = t.memory.segment
     cdef int host
@@ -191,13 +191,13 @@ cdef void publish(Transport* transport, const Progress* mine) noexcept nogil:
 
 
 cdef void wake_poller(Lanes* t) noexcept nogil:
-    """The carrier was given something: have the network thread poll it."""
-    if add32(&t.dozing, 0):             # read and written: behind what was given, as lanes_doze looks for that behind this
+    """Have the network thread poll the carrier, which was given something."""
+    if add32(&t.dozing, 0):             # read-modify-write, as in lanes_doze: the caller's stores come before it
         write(t.bell, &ONE, 8)
 
 
 cdef char* sum_room(Transport* transport, uint64_t nbytes) noexcept nogil:
-    """Ask the carrier once for each size: what is packed there is summed and read there."""
+    """Return the carrier's memory for a sum. It is asked for anew only when the size changes, so pack and finish get the same."""
     cdef Lanes* t = <Lanes*>transport
     if t.room == NULL or t.room_bytes != nbytes:
         t.room, t.room_bytes = <char*>t.carrier.sum_memory(t.carrier, nbytes), nbytes
@@ -212,10 +212,10 @@ cdef void sum_all(Transport* transport, uint64_t count, int item_bytes) noexcept
 
 
 cdef bint summed(Transport* transport) noexcept nogil:
-    return load32_acquire(&(<Lanes*>transport).summing) == SUMMING_NOTHING      # pairs with lanes_poll: the sums are there
+    return load32_acquire(&(<Lanes*>transport).summing) == SUMMING_NOTHING      # pairs with lanes_poll: the sums are complete
 
 
-# ---- beside the data ---------------------------------------------------------------------------------------------------------
+# ---- failure causes and pings ------------------------------------------------------------------------------------------------
 
 cdef void lanes_send_failure_cause(Lanes* t, const engine_failure_cause* cause) noexcept nogil:
     """Send the failure cause to every rank that has a lane with this one, before it sees the connection end."""
@@ -236,13 +236,13 @@ cdef const engine_failure_cause* lanes_failure_cause(const Lanes* t) noexcept no
     """Return the failure cause that a rank of another host has sent; NULL: none has."""
     cdef int r
     for r in range(t.memory.segment.size):
-        if t.of[r] != NULL and load32_acquire(&t.of[r].cause_known):         # pairs with handle_failure_cause: it is there
+        if t.of[r] != NULL and load32_acquire(&t.of[r].cause_known):         # pairs with handle_failure_cause
             return &t.of[r].failure_cause
     return NULL
 
 
 cdef bint lanes_ping(Lanes* t, int rank, uint32_t number) noexcept nogil:
-    """Ask `rank` whether its process runs; False if there is no lane with it that is open."""
+    """Ask `rank` whether its process runs, by a ping with this number; False: there is no open lane to it."""
     cdef engine_frame frame
     if t.of[rank] == NULL or link_state(t.of[rank].links) != OPEN:
         return False
@@ -254,17 +254,18 @@ cdef bint lanes_ping(Lanes* t, int rank, uint32_t number) noexcept nogil:
 
 
 cdef bint lanes_answered(const Lanes* t, int rank, uint32_t number) noexcept nogil:
-    """Whether `rank` has answered that ping; or its connection has ended, which is handled elsewhere."""
+    """Return whether `rank` has answered that ping, or its connection has ended, which is handled elsewhere."""
     return load32_acquire(&t.of[rank].answered) == number or link_state(t.of[rank].links) != OPEN
 
 
-# ---- what comes: the network thread alone ------------------------------------------------------------------------------------
+# ---- incoming frames: the network thread alone -------------------------------------------------------------------------------
 
 cdef char* find_target(void* owner, Link* link, const engine_frame* frame) noexcept nogil:
+    """Return the address for a frame's payload, `link.small` for one without; NULL: the frame is not allowed here."""
     cdef Lanes* t = <Lanes*>owner
     cdef Segment* segment = t.memory.segment
     cdef Lane* lane = t.of[link.peer]
-    cdef uint64_t others = ((<uint64_t>1 << lane.count) - 2) if link == lane.links else 0   # that this connection may speak of
+    cdef uint64_t others = ((<uint64_t>1 << lane.count) - 2) if link == lane.links else 0   # connections that it may list
     if frame.type == FRAME_LEFT and frame.bytes == 0:
         return <char*>link.small
     if (frame.type == FRAME_PING or frame.type == FRAME_PONG) and frame.bytes == 0 and link == lane.links:
@@ -273,7 +274,7 @@ cdef char* find_target(void* owner, Link* link, const engine_frame* frame) noexc
             and not load32_relaxed(&lane.cause_known)):
         return <char*>&lane.failure_cause
     if not lane.carries:
-        return NULL                     # other lanes of that rank report no progress
+        return NULL                     # another rank of this host carries the peer: this lane brings no slots and no progress
     if frame.type == FRAME_PROGRESS and frame.bytes == sizeof(Progress) and frame.position & ~others == 0:
         return <char*>link.small
     if frame.position < load_relaxed(&segment.pages[link.peer].copied):
@@ -287,7 +288,7 @@ cdef char* find_target(void* owner, Link* link, const engine_frame* frame) noexc
 
 
 cdef inline bint is_behind(const Progress* one, const Progress* other) noexcept nogil:
-    """Whether `one` is less than `other` at some stage."""
+    """Return whether `one` is less than `other` at some stage."""
     return one.packed < other.packed or one.reduced < other.reduced or one.copied < other.copied
 
 
@@ -297,7 +298,8 @@ cdef inline void limit_progress(Progress* passed, const Progress* limit) noexcep
 
 
 cdef bint handle_progress(Lanes* t, Lane* lane, int number, uint64_t others) noexcept nogil:
-    """Take the peer's progress as a connection reports it, on which the bytes up to there have come. False: it went back."""
+    """Process the progress that the peer reports on a connection, whose bytes up to there have come. False: progress went back.
+    `others` has bit k for each other connection on which bytes are due."""
     cdef const Progress* received = <const Progress*>lane.links[number].small
     cdef Announced* last
     cdef Progress passed
@@ -320,13 +322,13 @@ cdef bint handle_progress(Lanes* t, Lane* lane, int number, uint64_t others) noe
 
 
 cdef void advance_peer(Lanes* t, Lane* lane, Progress passed) noexcept nogil:
-    """Advance the peer's page: it is as far as `passed`, at least."""
+    """Advance the peer's page to `passed`, unless it is further."""
     cdef Segment* segment = t.memory.segment
     cdef const rank_page* page = segment.pages[lane.links.peer]
     cdef Progress known
     known.packed, known.reduced = load_relaxed(&page.packed), load_relaxed(&page.reduced)
     known.copied = load_relaxed(&page.copied)
-    # A connection on which bytes have become due reports the state before them, of which more may be known.
+    # A connection on which bytes are now due still reports earlier progress, which may be less than the known one.
     passed.packed, passed.reduced = max(passed.packed, known.packed), max(passed.reduced, known.reduced)
     passed.copied = max(passed.copied, known.copied)
     if is_behind(&known, &passed):
@@ -351,8 +353,8 @@ cdef void handle_peer_end(Lanes* t, Lane* lane) noexcept nogil:
 
 
 cdef bint receive_message(Lanes* t, Lane* lane, const engine_frame* frame) noexcept nogil:
-    """The peer has announced a message. False: the carrier cannot receive it, or there are more than a peer sends that keeps to
-    the rules. Nothing behind it is looked at then, since it would be taken for this one."""
+    """Receive a message that the peer has announced. False: the carrier cannot receive it, or there are more than the contract
+    allows. Then later messages are ignored, since the carrier would take them for this one."""
     cdef const Segment* segment = t.memory.segment
     cdef int peer = lane.links.peer
     cdef void* target = segment_slot(segment.header, peer, frame.position) + frame.offset
@@ -367,7 +369,7 @@ cdef bint receive_message(Lanes* t, Lane* lane, const engine_frame* frame) noexc
 
 
 cdef bint handle_failure_cause(const Segment* segment, Lane* lane) noexcept nogil:
-    """Take the failure cause that the peer has sent. False if it cannot be."""
+    """Check and publish the failure cause that the peer has sent. False: it is invalid."""
     cdef uint64_t culprit = (lane.failure_cause.abort & 0xFFFF) - 1
     if culprit >= <uint64_t>segment.size or not CAUSE_NONE < lane.failure_cause.abort >> 16 & 0xFFFF < CAUSES:
         return False
@@ -405,20 +407,20 @@ cdef bint handle_frame(void* owner, Link* link, const engine_frame* frame) noexc
     return True
 
 
-# ---- the carrier: the network thread, but for what only reads ----------------------------------------------------------------
+# ---- the carrier: the network thread; read-only functions may be called by others --------------------------------------------
 
 cdef inline bint lane_is_busy(const Lane* lane) noexcept nogil:
-    """Whether messages are under way, and the carrier can go on with them."""
+    """Return whether messages are in flight, and the carrier can go on with them."""
     return (lane.announced != lane.arrived or load_acquire(&lane.given) != load_relaxed(&lane.sent)) and not lane.failed
 
 
 cdef bint lane_is_cut(const Lane* lane) noexcept nogil:
-    """Whether something that the peer has announced will never arrive."""
+    """Return whether a message that the peer has announced will never arrive."""
     return load32_relaxed(&lane.failed) and lane.announced != lane.arrived
 
 
 cdef uint64_t lanes_messages(const Lanes* t) noexcept nogil:
-    """How many messages the carrier was given."""
+    """Return the number of messages that the carrier was given."""
     cdef uint64_t total = 0
     cdef int r
     for r in range(t.memory.segment.size if t.carrier != NULL else 0):
@@ -427,12 +429,12 @@ cdef uint64_t lanes_messages(const Lanes* t) noexcept nogil:
 
 
 cdef bint lane_is_delivered(const Lane* lane) noexcept nogil:
-    """Whether the carrier has sent all that it was given: it will arrive without this rank."""
+    """Return whether the carrier has sent all that it was given, so that it arrives without this rank."""
     return load_relaxed(&lane.given) == load_acquire(&lane.sent)
 
 
 cdef bint lanes_delivered(const Lanes* t) noexcept nogil:
-    """Whether the carrier has sent all that it can."""
+    """Return whether the carrier has sent all messages, except on lanes with which it cannot go on."""
     cdef int r
     for r in range(t.memory.segment.size if t.carrier != NULL else 0):
         if t.of[r] != NULL and not lane_is_delivered(t.of[r]) and not load32_acquire(&t.of[r].failed):
@@ -441,26 +443,27 @@ cdef bint lanes_delivered(const Lanes* t) noexcept nogil:
 
 
 cdef bint lanes_doze(Lanes* t) noexcept nogil:
-    """Whether this thread may sleep without polling the carrier, until `lanes_wake`: whoever gives that something meanwhile rings
-    the bell.
+    """Set `dozing`, and return whether this thread may sleep without polling the carrier. Until `lanes_wake`, a thread that gives
+    the carrier something rings the bell.
 
-    All accesses to `dozing` read and write it, so they have one order. Either this one comes later, and so the look that follows
-    sees what was given; or the giver's does, and sees that nobody polls.
+    All accesses to `dozing` are read-modify-write, so they have one order. If this one comes later, the checks below see what was
+    given. If the giver's comes later, it sees that nobody polls.
     """
     cdef int r
     add32(&t.dozing, 1)
     for r in range(t.memory.segment.size):
         if t.of[r] != NULL and lane_is_busy(t.of[r]):
             return False
-    return load32_relaxed(&t.summing) == SUMMING_NOTHING        # that a sum has failed is news as well
+    return load32_relaxed(&t.summing) == SUMMING_NOTHING        # a failed sum has to be handled as well
 
 
 cdef void lanes_wake(Lanes* t) noexcept nogil:
+    """Clear `dozing`: this thread polls the carrier again."""
     cas32(&t.dozing, 1, 0)
 
 
 cdef int lanes_poll(Lanes* t) noexcept nogil:
-    """Let the carrier go on with what is under way: how many messages have arrived or are sent, and sums are done."""
+    """Poll the carrier for messages and sums in flight; return the number of messages sent or arrived, plus sums that ended."""
     cdef int r, done, total = 0
     for r in range(t.memory.segment.size):
         if t.of[r] != NULL and lane_is_busy(t.of[r]):
@@ -477,7 +480,8 @@ cdef int lanes_poll(Lanes* t) noexcept nogil:
 
 
 cdef int poll_lane(Lanes* t, Lane* lane) noexcept nogil:
-    """The same for one lane. A carrier that tells of more messages than there are has failed."""
+    """Poll the carrier for one lane; return the number of messages sent or arrived. A carrier that counts more than there are has
+    failed."""
     cdef uint64_t sent = 0, arrived = 0
     cdef int state = t.carrier.progress(t.carrier, t.memory.segment.numbers[lane.links.peer], &sent, &arrived)
     if (state == ENGINE_CARRIER_FAILED or sent > load_acquire(&lane.given) - load_relaxed(&lane.sent)
@@ -491,7 +495,7 @@ cdef int poll_lane(Lanes* t, Lane* lane) noexcept nogil:
 
 
 cdef void pass_arrived(Lanes* t, Lane* lane, uint64_t count) noexcept nogil:
-    """Count messages that have arrived: the peer is as far as it reported behind the last of them."""
+    """Count messages that have arrived, and advance the peer to what it reported behind the last of them."""
     cdef const Announced* message
     cdef Progress passed
     cdef uint64_t k
@@ -506,14 +510,14 @@ cdef void pass_arrived(Lanes* t, Lane* lane, uint64_t count) noexcept nogil:
 
 
 cdef void fail_lane(Lane* lane) noexcept nogil:
-    """The carrier cannot go on with a lane: as if its connection had failed. It is asked for this lane no more, since what it
-    would tell of later messages could be taken for this one."""
+    """Handle that the carrier cannot go on with a lane, as if its connection had failed. The carrier is no longer polled for this
+    lane, since its count of later messages could be taken for this one's."""
     store32_release(&lane.failed, 1)
     cas32(<uint32_t*>&lane.links.state, <uint32_t>OPEN, <uint32_t>-EREMOTEIO)
 
 
 cdef void fail_some_lane(Lanes* t) noexcept nogil:
-    """The carrier cannot sum, and does not say for whose sake."""
+    """Fail the first lane, since the carrier cannot sum and does not say which rank is at fault."""
     cdef int r
     for r in range(t.memory.segment.size):
         if t.of[r] != NULL:

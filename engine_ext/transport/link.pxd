@@ -1,4 +1,4 @@
-"""One connection to a rank on another host: frames that wait to be sent, and the frame that is coming in."""
+"""One connection to a rank on another host: frames that wait to be sent, and the frame that is being received."""
 from libc.stdint cimport int32_t, uint16_t, uint32_t, uint64_t
 
 from engine_ext.platform.atomics cimport load32_acquire
@@ -30,17 +30,17 @@ cdef extern from "engine_ext/transport/frames.h" nogil:
     bint engine_word_of_coordinator(const engine_word* word, int size)
 
 cdef enum:
-    OPEN = 1                # of Link.state: until an error, or until the other side closes
-    ENDED = -107            # the other side has closed; other values below 0: -errno
-    AHEAD = 16384
-    SMALL_WORDS = 3         # a payload of at most so many 64-bit words is copied
+    OPEN = 1                # Link.state: no error yet, and the other side has not closed
+    ENDED = -107            # Link.state: the other side has closed; other values below 0: -errno
+    AHEAD = 16384           # bytes of Receiver.ahead
+    SMALL_WORDS = 3         # payloads of at most this many 64-bit words are copied
 
 cdef struct Outgoing:       # a frame that is not wholly sent
     engine_frame head
-    const char* data        # the payload, which stays as it is until it is sent; NULL: it is in `small`
-    char* owned             # malloc'ed: freed when the frame is sent; NULL: the payload is somebody else's
+    const char* data        # the payload, which stays unchanged until it is sent; NULL: it is in `small`
+    char* owned             # malloc'ed payload, freed when the frame is sent; NULL: the queue does not own the payload
     uint64_t[SMALL_WORDS] small
-    uint64_t sent           # bytes, of head and payload
+    uint64_t sent           # bytes sent so far, of header and payload together
 
 cdef struct Link:
     int fd
@@ -48,33 +48,33 @@ cdef struct Link:
     int state               # atomic: OPEN, ENDED or -errno
     bint peer_ended         # the other side has said that it is done; the network thread alone
     int unsent              # atomic: -errno of a send that failed; 0: none has
-    uint64_t out_bytes      # atomic: bytes that the system has taken from this side; under the lock
-    uint64_t owed_since     # when it was first seen that an acknowledgement is owed; 0: none is; the network thread alone
-    uint64_t in_bytes       # atomic: bytes that have come; the network thread alone
-    uint32_t* spoken        # atomic: 1 once something is sent, on this connection or on others of its owner
-    uint32_t* starved       # atomic: 1 once the system had no memory for a call on this connection or on others of its owner
-    uint64_t out_starved    # since when it has none to send: nanoseconds, monotonic; 0: it has some; under the lock
-    uint64_t in_starved     # the same to receive; the network thread alone
-    # what goes out: any thread, under the lock
+    uint64_t out_bytes      # atomic: bytes that the system has taken from this side; written under the lock
+    uint64_t owed_since     # monotonic ns: when an acknowledgement was first seen to be owed; 0: none; the network thread alone
+    uint64_t in_bytes       # atomic: bytes received; written by the network thread alone
+    uint32_t* spoken        # atomic: set to 1 when something is sent on any connection of the owner, who shares the word
+    uint32_t* starved       # atomic: set to 1 when the system lacks memory for a call on any connection of the owner, likewise
+    uint64_t out_starved    # monotonic ns: since when the system lacks memory to send; 0: it has some; under the lock
+    uint64_t in_starved     # monotonic ns: since when it lacks memory to receive; 0: it has some; the network thread alone
+    # outgoing: any thread, under the lock
     pthread_mutex_t lock
-    bint mute               # it takes nothing more: what comes in tells why
+    bint mute               # frames are dropped from now on; what comes in tells why
     Outgoing* queue         # malloc'ed ring
-    uint32_t room           # frames for which it has room, a power of 2
-    uint32_t head           # number of the oldest, since the start
-    uint32_t tail           # number after the newest
-    # what comes in: the network thread alone
-    engine_frame coming     # header of the frame that is coming in
-    uint64_t came           # bytes of it, of header and payload
-    char* target            # where its payload goes
-    uint64_t[SMALL_WORDS] small     # or here, for a receiver that wants to look at it first
+    uint32_t room           # its capacity in frames, a power of 2
+    uint32_t head           # number of the oldest frame, since the start
+    uint32_t tail           # number after the newest frame
+    # incoming: the network thread alone
+    engine_frame coming     # header of the frame that is being received
+    uint64_t came           # bytes of it received so far, of header and payload together
+    char* target            # address for its payload
+    uint64_t[SMALL_WORDS] small     # a place for payloads that the receiver checks first
 
-# Receiver of frames. `find_target` returns where the payload of a frame goes, NULL if the frame may not come here;
-# `handle_frame` takes the frame when it is complete, and returns whether it may come here.
+# Receiver of frames. `find_target` returns the address for the payload of a frame; NULL: the frame is not allowed here.
+# `handle_frame` processes the complete frame, and returns whether it is allowed here.
 cdef struct Receiver:
     char* (*find_target)(void* owner, Link* link, const engine_frame* frame) noexcept nogil
     bint (*handle_frame)(void* owner, Link* link, const engine_frame* frame) noexcept nogil
     void* owner
-    char* ahead             # AHEAD bytes, for what comes behind a payload: frames are short, and system calls are not
+    char* ahead             # AHEAD bytes, for data behind a payload: many short frames then need only one system call
 
 cdef inline int link_state(const Link* link) noexcept nogil:
     return <int>load32_acquire(<const uint32_t*>&link.state)

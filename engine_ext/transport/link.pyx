@@ -1,6 +1,6 @@
-"""Frames over one connection (frames.h). Nothing here blocks, and nothing here knows what a frame means.
+"""Frames over one connection (frames.h). No function blocks. Only the merging of queued frames depends on their types.
 
-Payloads are sent from where they lie: a slot, a request ring and the schedule stay as they are until who needs them has them, by
+Payloads are sent without a copy. A slot, a request ring and the schedule stay unchanged until their readers have the bytes, by
 the same rules as on one host (docs/architecture/protocol-hosts.md).
 """
 from libc.errno cimport ENOMEM, EPIPE, EPROTO, ETIMEDOUT
@@ -32,10 +32,10 @@ cdef extern from "platform/sockets.h" nogil:
     void engine_socket_acknowledge(int fd)
 
 cdef enum:
-    ROOM_AT_FIRST = 64
-    PARTS = 32              # of one system call
-    TURN = 64               # frames taken from one connection before others have their turn
-    STARVED_NS = 30000000000    # for which the system may have no memory for a connection, before that has failed
+    ROOM_AT_FIRST = 64      # first capacity of a queue, in frames
+    PARTS = 32              # most buffers of one system call
+    TURN = 64               # most reads from one connection before others have their turn
+    STARVED_NS = 30000000000    # how long the system may lack memory for a connection before the connection fails
 
 
 cdef inline bint is_open(const Link* link) noexcept nogil:
@@ -43,13 +43,14 @@ cdef inline bint is_open(const Link* link) noexcept nogil:
 
 
 cdef void link_open(Link* link, int fd, int peer, uint32_t* spoken, uint32_t* starved) noexcept nogil:
+    """Initialize a link over a connected socket, which it owns from now on."""
     memset(link, 0, sizeof(Link))
     link.fd, link.peer, link.state, link.spoken, link.starved = fd, peer, OPEN, spoken, starved
     pthread_mutex_init(&link.lock, NULL)
 
 
 cdef void fall_silent(Link* link) noexcept nogil:
-    """Drop what waits, and all that comes after. The caller holds the lock, or is alone."""
+    """Drop the waiting frames, and all later ones. The caller holds the lock, or no other thread uses the link."""
     link.mute = True
     while link.head != link.tail:
         free(link.queue[link.head & (link.room - 1)].owned)
@@ -57,13 +58,13 @@ cdef void fall_silent(Link* link) noexcept nogil:
 
 
 cdef void link_end(Link* link, int error) noexcept nogil:
-    """End the connection: both sides see it end, and this one knows why. An end that it has seen before stays."""
+    """End the connection, which both sides see. `error` becomes its state here, unless it has ended before."""
     cas32(<uint32_t*>&link.state, <uint32_t>OPEN, <uint32_t>error)
     shutdown(link.fd, SHUT_RDWR)
 
 
 cdef void link_break(Link* link) noexcept nogil:
-    """End the connection, for want of memory."""
+    """End the connection for lack of memory."""
     pthread_mutex_lock(&link.lock)
     fall_silent(link)
     pthread_mutex_unlock(&link.lock)
@@ -71,26 +72,28 @@ cdef void link_break(Link* link) noexcept nogil:
 
 
 cdef bint may_recover(Link* link, uint64_t* since) noexcept nogil:
-    """The system had no memory for a call: have the owner try again soon, unless it has none for long."""
+    """Note that the system had no memory for a call, so that the owner tries again soon. Return whether it may, False once memory
+    has been lacking for STARVED_NS. `since` is the link's out_starved or in_starved."""
     cdef uint64_t now = now_ns()
     if since[0] == 0:
         since[0] = now
     store32_release(link.starved, 1)
-    store32_release(link.spoken, 1)         # behind `starved`: network_rest reads them in the other order
+    store32_release(link.spoken, 1)         # after `starved`: network_rest reads them in reverse order
     return not overdue_ns(now, since[0], STARVED_NS)
 
 
 cdef void link_close(Link* link) noexcept nogil:
+    """Free the link and close its socket. No other thread uses it any more."""
     fall_silent(link)
     free(link.queue)
     close(link.fd)
     pthread_mutex_destroy(&link.lock)
 
 
-# ---- out ---------------------------------------------------------------------------------------------------------------------
+# ---- outgoing frames ---------------------------------------------------------------------------------------------------------
 
 cdef bint make_room(Link* link) noexcept nogil:
-    """Room for one more frame. The caller holds the lock. False without memory."""
+    """Make room for one more frame; False without memory. The caller holds the lock."""
     cdef uint32_t room = 2 * link.room if link.room else ROOM_AT_FIRST, k
     cdef Outgoing* queue
     if link.tail - link.head < link.room:
@@ -108,31 +111,31 @@ cdef bint make_room(Link* link) noexcept nogil:
 
 
 cdef bint continues_last(const Outgoing* last, const engine_frame* head, const char* data) noexcept nogil:
-    """Whether the bytes of a slot go on where those of the last frame end, so that one frame can carry both."""
+    """Return whether the bytes of a slot continue those of the last frame, so that one frame can carry both."""
     return (last.sent == 0 and head.type == FRAME_SLOT and last.head.type == FRAME_SLOT
             and last.head.position == head.position and last.data + last.head.bytes == data
             and last.head.bytes + head.bytes <= FRAME_LONGEST)
 
 
 cdef bint replaces_last(const Outgoing* last, const engine_frame* head) noexcept nogil:
-    """Whether a frame takes the place of the last one, which has not begun: of answers, and of questions about times, only the
-    newest counts. So a peer that asks on and on, and never reads, makes nothing grow."""
+    """Return whether a frame replaces the last one, of which nothing is sent yet: only the newest pong and the newest clock frame
+    count. So a peer that keeps asking and never reads cannot make the queue grow."""
     return (last.sent == 0 and last.head.type == head.type and last.head.bytes == head.bytes
             and (head.type == FRAME_PONG or head.type == FRAME_CLOCK))
 
 
 cdef void link_queue(Link* link, const engine_frame* head, const char* data) noexcept nogil:
-    """Put a frame behind those that wait. The payload stays as it is until it is sent, unless it is small."""
+    """Append a frame to the queue. The caller keeps the payload unchanged until it is sent, unless it is small and so copied."""
     add_frame(link, head, data, NULL)
 
 
 cdef void link_give(Link* link, const engine_frame* head, char* owned) noexcept nogil:
-    """The same of a payload that is malloc'ed, and freed here."""
+    """Append a frame whose payload is malloc'ed; the link frees it in any case."""
     add_frame(link, head, owned, owned)
 
 
 cdef void link_leave(Link* link) noexcept nogil:
-    """Say that this side is done."""
+    """Tell the other side that this one is done."""
     cdef engine_frame frame
     memset(&frame, 0, sizeof(frame))
     frame.type = FRAME_LEFT
@@ -140,7 +143,8 @@ cdef void link_leave(Link* link) noexcept nogil:
 
 
 cdef void add_frame(Link* link, const engine_frame* head, const char* data, char* owned) noexcept nogil:
-    """Without memory the connection ends. One that takes nothing more loses the frame; who watches what comes in says so."""
+    """Append a frame, or merge it with the last one. Without memory the connection ends. A mute link drops the frame; its
+    receiving half reports why."""
     cdef Outgoing* out
     pthread_mutex_lock(&link.lock)
     if not link.mute and link.head != link.tail and continues_last(&link.queue[(link.tail - 1) & (link.room - 1)], head, data):
@@ -167,7 +171,7 @@ cdef void add_frame(Link* link, const engine_frame* head, const char* data, char
 
 
 cdef int gather_parts(Link* link, iovec* parts) noexcept nogil:
-    """What is to be sent next, as at most PARTS parts; how many."""
+    """Fill in the next buffers to send, at most PARTS; return their number. The caller holds the lock."""
     cdef const Outgoing* out
     cdef uint64_t head_bytes = sizeof(engine_frame), begin
     cdef uint32_t k = link.head
@@ -188,7 +192,7 @@ cdef int gather_parts(Link* link, iovec* parts) noexcept nogil:
 
 
 cdef void pass_over(Link* link, uint64_t sent) noexcept nogil:
-    """So many bytes have been taken by the system: drop the frames that are whole."""
+    """Note that the system has taken `sent` bytes: drop the frames that are complete. The caller holds the lock."""
     cdef Outgoing* out
     cdef uint64_t left
     while sent:
@@ -203,7 +207,7 @@ cdef void pass_over(Link* link, uint64_t sent) noexcept nogil:
 
 
 cdef bint link_flush(Link* link) noexcept nogil:
-    """Send what the connection takes now. Whether something waited, and does no more."""
+    """Send what the connection takes now. Return True if frames were waiting and none is any more."""
     cdef iovec[PARTS] parts
     cdef int64_t sent
     cdef bint waited
@@ -214,7 +218,7 @@ cdef bint link_flush(Link* link) noexcept nogil:
         if sent == ENGINE_SOCKET_SHORT and may_recover(link, &link.out_starved):
             break
         if sent < 0:
-            if sent != -EPIPE:              # why the connection fails is told to one call, and that was this one
+            if sent != -EPIPE:              # the system reports the failure's cause to one call only, which was this one
                 store32_release(<uint32_t*>&link.unsent, <uint32_t>sent)
             fall_silent(link)
         if sent <= 0:
@@ -229,7 +233,7 @@ cdef bint link_flush(Link* link) noexcept nogil:
 
 
 cdef bint link_idle(Link* link) noexcept nogil:
-    """Whether all that was queued has been taken by the system."""
+    """Return whether the system has taken everything that was queued."""
     cdef bint idle
     pthread_mutex_lock(&link.lock)
     idle = link.head == link.tail
@@ -238,7 +242,7 @@ cdef bint link_idle(Link* link) noexcept nogil:
 
 
 cdef bint link_delivered(Link* link) noexcept nogil:
-    """Whether the other side's system has all that was queued, or never will."""
+    """Return whether the other side's system has received everything that was queued, or never will."""
     cdef bint delivered
     pthread_mutex_lock(&link.lock)
     delivered = link.head == link.tail and (link.mute or not is_open(link) or engine_socket_delivered(link.fd))
@@ -246,10 +250,10 @@ cdef bint link_delivered(Link* link) noexcept nogil:
     return delivered
 
 
-# ---- in ----------------------------------------------------------------------------------------------------------------------
+# ---- incoming frames ---------------------------------------------------------------------------------------------------------
 
 cdef bint take_in(Link* link, const Receiver* receiver, uint64_t came) noexcept nogil:
-    """So many bytes have come: begin the payload, or finish the frame. False if it is not one that may come here."""
+    """Note that `came` bytes have come: begin the payload, or finish the frame. False: the frame is not allowed here."""
     cdef uint64_t head_bytes = sizeof(engine_frame), left
     while True:
         left = head_bytes + (link.coming.bytes if link.came >= head_bytes else 0) - link.came
@@ -272,7 +276,7 @@ cdef bint take_in(Link* link, const Receiver* receiver, uint64_t came) noexcept 
 
 
 cdef bint take_over(Link* link, const Receiver* receiver, uint64_t nbytes) noexcept nogil:
-    """Take in bytes that have come ahead of their place. False as of take_in."""
+    """Move `nbytes` bytes from `ahead` to where they belong, and take them in. False: a frame is not allowed here."""
     cdef const char* data = receiver.ahead
     cdef uint64_t head_bytes = sizeof(engine_frame), part
     while nbytes:
@@ -290,7 +294,7 @@ cdef bint take_over(Link* link, const Receiver* receiver, uint64_t nbytes) noexc
 
 
 cdef bint link_check_acks(Link* link, uint32_t patience_ms) noexcept nogil:
-    """Whether the other side owes an acknowledgement. A connection on which that has lasted for too long is over: the kernel
+    """Return whether the other side owes an acknowledgement. If it has owed one for `patience_ms`, end the connection: the kernel
     alone would try for a quarter of an hour."""
     cdef uint32_t silent = 0
     cdef uint64_t now = now_ns()
@@ -298,21 +302,21 @@ cdef bint link_check_acks(Link* link, uint32_t patience_ms) noexcept nogil:
     if not owed:
         link.owed_since = 0
     elif link.owed_since == 0:
-        link.owed_since = now       # the last answer may be older: nothing had been asked
+        link.owed_since = now       # not the last answer's time, which is older if nothing was sent meanwhile
     elif silent >= patience_ms and overdue_ns(now, link.owed_since, patience_ms * <uint64_t>1000000):
         link_end(link, -ETIMEDOUT)
     return owed
 
 
 cdef void link_acknowledge_end(Link* link) noexcept nogil:
-    """Acknowledge that the other side is done: it waits for that."""
+    """Note that the other side is done, and acknowledge it at once, since it waits for that."""
     link.peer_ended = True
     engine_socket_acknowledge(link.fd)
 
 
 cdef bint link_receive(Link* link, const Receiver* receiver, bint ended) noexcept nogil:
-    """Take in what has come; whether there may be more. An error, or the end, is in `state`. Unless the other side has `ended`
-    the connection, what comes behind a short answer is news again, and need not be asked for."""
+    """Take in what has come; return whether there may be more. An error or the end is in `state`. A short read ends the turn,
+    since the poller announces later bytes; if the other side has `ended` the connection it does not, so reading goes on."""
     cdef iovec[2] parts
     cdef uint64_t head_bytes = sizeof(engine_frame), direct
     cdef int64_t came

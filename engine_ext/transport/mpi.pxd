@@ -1,4 +1,4 @@
-"""Functions and handles of an MPI library (platform/mpi.h says what they are)."""
+"""Functions and handles of an MPI library (platform/mpi.h describes them)."""
 from libc.stdint cimport uint64_t
 
 cdef extern from "platform/mpi.h" nogil:

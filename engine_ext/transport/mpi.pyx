@@ -1,8 +1,8 @@
-"""MPI as a carrier (carrier.h). It moves bytes and adds nothing, so that results have the bits of any other lane; and, if a user
-chooses that, it sums over all ranks, in an order of its own.
+"""MPI as a carrier (carrier.h). It moves bytes unchanged, so results have the same bits as over any other lane. If the user
+chooses so, it also sums over all ranks, in an order of its own.
 
-MPI takes calls of one thread at a time, of any: all calls here are made under one lock, since MPI is the process's. Each channel
-has a tag of its own.
+MPI allows calls from any thread, but from one at a time. A process has one MPI, so all calls are made under one lock. Each
+channel has its own tag.
 """
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_New
 from libc.stdint cimport uint32_t, uint64_t
@@ -21,15 +21,15 @@ cdef extern from *:
     pthread_mutex_t mpi_lock
 
 cdef enum:
-    LEAST_BYTES = 16 << 10      # a connection takes less time for shorter messages
-    CHANNELS = 256              # the world and its process sets: as many tags belong to a world
+    LEAST_BYTES = 16 << 10      # shorter messages take less time over a connection
+    CHANNELS = 256              # for the world and its process sets; a world has as many tags
 
-cdef struct Requests:           # a ring, under the lock
+cdef struct Requests:           # a ring of requests, under the lock
     engine_mpi_request[ENGINE_CARRIER_MESSAGES] list
-    uint64_t head               # number of the oldest, since the start
-    uint64_t tail               # number after the newest
+    uint64_t head               # number of the oldest request, since the start
+    uint64_t tail               # number after the newest request
 
-cdef struct Peer:
+cdef struct Peer:               # requests from and to one rank
     Requests sends
     Requests receives
 
@@ -38,11 +38,11 @@ cdef struct MpiCarrier:
     engine_mpi library
     int tag
     int size                    # of the world
-    Peer* peers                 # by rank in the world; only those touched that have messages
-    char* room                  # calloc'ed: what is summed, in place
+    Peer* peers                 # calloc'ed, by rank in the world: memory is touched only for ranks with messages
+    char* room                  # calloc'ed memory for sums, which are made in place
     uint64_t room_bytes
-    engine_mpi_request summing  # under the lock
-    bint sums                   # whether a sum goes on
+    engine_mpi_request summing  # the request of the sum in flight; under the lock
+    bint sums                   # whether a sum is in flight
 
 cdef struct MpiProvider:
     engine_carrier_provider functions   # first
@@ -78,7 +78,7 @@ cdef int receive(engine_carrier* functions, int rank, void* target, uint32_t nby
 
 
 cdef int complete_requests(const engine_mpi* library, Requests* requests, uint64_t* count) noexcept nogil:
-    """Let go of the oldest requests that are done, and count them."""
+    """Remove the oldest requests that are done, and add their number to `count`. Returns DONE or FAILED."""
     cdef int done
     while requests.head != requests.tail:
         done = engine_mpi_test(library, &requests.list[requests.head % ENGINE_CARRIER_MESSAGES])
@@ -103,7 +103,7 @@ cdef int progress(engine_carrier* functions, int rank, uint64_t* sent, uint64_t*
 # ---- sums over all ranks -----------------------------------------------------------------------------------------------------
 
 cdef void* sum_memory(engine_carrier* functions, uint64_t nbytes) noexcept nogil:
-    """Memory that is kept from sum to sum. It is zeroed, since gaps between tensors are summed, too."""
+    """Return memory that is kept from sum to sum. It is zeroed, since gaps between tensors are summed, too."""
     cdef MpiCarrier* carrier = <MpiCarrier*>functions
     if nbytes > carrier.room_bytes:
         free(carrier.room)
@@ -127,13 +127,13 @@ cdef int summed(engine_carrier* functions) noexcept nogil:
     done = engine_mpi_test(&carrier.library, &carrier.summing)
     carrier.sums = done == 0
     pthread_mutex_unlock(&mpi_lock)
-    return done                 # 1, 0 or -1: as the contract has them
+    return done                 # 1, 0 or -1, which are DONE, BUSY and FAILED
 
 
-# ---- from the first channel to the last --------------------------------------------------------------------------------------
+# ---- opening and closing -----------------------------------------------------------------------------------------------------
 
 cdef bint finish_peer(const engine_mpi* library, Peer* peer) noexcept nogil:
-    """Cancel what is to come from a peer, and look whether everything is over."""
+    """Cancel receives from a peer; return whether all its requests are done."""
     cdef uint64_t count = 0, k
     for k in range(peer.receives.head, peer.receives.tail):
         engine_mpi_cancel(library, &peer.receives.list[k % ENGINE_CARRIER_MESSAGES])
@@ -143,7 +143,7 @@ cdef bint finish_peer(const engine_mpi* library, Peer* peer) noexcept nogil:
 
 
 cdef int close(engine_carrier* functions) noexcept nogil:
-    """A sum that is under way when the world has failed cannot be cancelled: it keeps its memory."""
+    """Close a channel. A sum that is in flight when the world fails cannot be cancelled, so its memory is leaked."""
     cdef MpiCarrier* carrier = <MpiCarrier*>functions
     cdef bint over = True
     cdef int r
@@ -164,6 +164,7 @@ cdef int close(engine_carrier* functions) noexcept nogil:
 
 cdef engine_carrier* open_channel(engine_carrier_provider* functions, uint32_t channel, void* memory,
                                   uint64_t nbytes) except? NULL:
+    """Open a channel. Only the world's, channel 0, can sum."""
     cdef MpiProvider* provider = <MpiProvider*>functions
     cdef MpiCarrier* carrier = <MpiCarrier*>calloc(1, sizeof(MpiCarrier))
     cdef Peer* peers = <Peer*>calloc(provider.size, sizeof(Peer))
@@ -186,7 +187,7 @@ cdef void free_provider(object capsule) noexcept:
 
 
 def make_provider(dict given, int tag, int size):
-    """Return a provider of carriers over the MPI whose functions and handles `given` has, by the names of `engine_mpi`."""
+    """Return a provider of carriers over MPI. `given` has MPI's functions and handles by the names of `engine_mpi`."""
     cdef MpiProvider* provider = <MpiProvider*>calloc(1, sizeof(MpiProvider))
     cdef engine_mpi* library = &provider.library
     if provider == NULL:

@@ -1,6 +1,6 @@
 """The transport of ranks on one host (transport.pxd says what it promises).
 
-A slot is written by its owner and read in place: nothing is sent. How far a rank is are three words of its page.
+A slot is written by its owner and read in place, so nothing is sent. A rank's progress is three words of its page.
 """
 from libc.stdint cimport uint64_t
 from libc.string cimport memset
@@ -14,8 +14,8 @@ from engine_ext.transport.transport cimport Progress, Stage, Transport
 
 
 cdef Transport* shared_memory_open(SharedMemory* t, Segment* segment) noexcept nogil:
-    """Fill in a transport over a mapped segment, which stays its caller's."""
-    memset(t, 0, sizeof(SharedMemory))      # functions that are not set here: this transport has none
+    """Fill in a transport over a mapped segment, which the caller owns."""
+    memset(t, 0, sizeof(SharedMemory))      # functions that are not set below stay NULL: this transport has none
     t.segment = segment
     t.functions.slot, t.functions.publish, t.functions.reached = slot, publish, reached
     t.functions.needs, t.functions.progress = needs, progress
@@ -35,16 +35,16 @@ cdef void publish(Transport* t, const Progress* mine) noexcept nogil:
 
 
 cdef void shared_memory_publish(Segment* segment, int rank, const Progress* passed) noexcept nogil:
-    """Store how far `rank` is, and wake those of this host who wait for it.
+    """Store the progress of `rank`, and wake the ranks of this host whose needs it meets.
 
-    Release: what the rank wrote to its slot, or read from others', comes before the words.
+    The stores release the rank's writes to its slot, and its reads of others' slots. They pair with reached().
     """
     cdef rank_page* page = segment.pages[rank]
     cdef int i
     store_release(&page.packed, passed.packed)
     store_release(&page.reduced, passed.reduced)
     store_release(&page.copied, passed.copied)
-    full_fence(FENCE_STAGE)                            # pairs with the fence after `asleep` is announced (I8)
+    full_fence(FENCE_STAGE)                            # pairs with the sleeper's fence after it announces `asleep` (I8)
     for i in range(segment.crew_size):
         page = segment.pages[segment.crew[i]]
         if segment.crew[i] != rank and load32_relaxed(&page.asleep) & SLEEP_IN_ENTRY and (
@@ -63,7 +63,7 @@ cdef bint reached(Transport* t, Stage stage, uint64_t chunks) noexcept nogil:
         return True
     least = <uint64_t>-1
     for r in range(segment.size):
-        passed = load_acquire(&segment.pages[r].packed + <int>stage)    # pairs with publish: its reads and writes are done
+        passed = load_acquire(&segment.pages[r].packed + <int>stage)    # pairs with shared_memory_publish
         if passed < least:
             least = passed
     known[0] = least
