@@ -1,7 +1,7 @@
 """The data plane's state machine (docs/architecture/protocol-memory.md).
 
-Chunk numbers count over the whole schedule, so that the words `packed`, `reduced` and `copied` of a rank say how many chunks
-it has passed at each stage, whatever the entry. A stage that has nothing to do is passed all the same.
+Chunk numbers count over the whole schedule. So the words `packed`, `reduced` and `copied` of a rank say how many chunks it has
+passed at each stage, whatever the entry. Chunks pass even a stage that has nothing to do.
 """
 from libc.stdint cimport UINT64_MAX
 from libc.stdlib cimport calloc, free
@@ -17,11 +17,12 @@ from engine_ext.shared.layout cimport SLOTS, Status
 
 
 cdef enum:
-    STEPS_AT_ONCE = 16      # then whoever drives looks at what else there is
+    STEPS_AT_ONCE = 16      # most steps of one call; then the driver looks for other work
 
 
 cdef int executor_open(Executor* x, int rank, const Crews* crews, Transport* transport, Arena* arena,
                        const engine_kernels* kernels, const patience* clock) noexcept nogil:
+    """Initialize an executor; return a Status. The pointers stay the caller's. executor_close frees it, also after a failure."""
     cdef int size = crews.size
     memset(x, 0, sizeof(Executor))
     x.rank, x.size, x.crews, x.transport, x.arena, x.kernels, x.clock = rank, size, crews, transport, arena, kernels, clock
@@ -61,7 +62,7 @@ cdef void executor_start(Executor* x, const Steps* steps, uint64_t chunks) noexc
     x.end = x.first + chunks
     x.uncopied = x.end if steps.copy == NULL else 0
     x.pack_gate = x.reduce_gate = 0
-    x.reduce_lag = SLOTS            # which holds anyway, by what is packed
+    x.reduce_lag = SLOTS            # no restriction: step() packs no chunk earlier than that either
     x.sums = x.takes_nothing = False
     x.culprit = -1
     x.active = True
@@ -82,7 +83,7 @@ cdef inline bint may_reduce(const Executor* x) noexcept nogil:
 
 
 cdef void executor_needs(Executor* x) noexcept nogil:
-    """Say what other ranks have to reach before step() can do anything: the conditions there, turned round."""
+    """Tell the transport the progress of other ranks at which step() can do something: the reverse of its conditions."""
     cdef bint needs_packed = not x.sums and not x.takes_nothing and (not x.steps.in_place or x.needs_pack)
     cdef Progress others
     others.packed = x.passed.reduced + 1 if may_reduce(x) and needs_packed else UINT64_MAX
@@ -114,14 +115,14 @@ cdef inline bint reached(Executor* x, Stage stage, uint64_t chunks) noexcept nog
 
 
 cdef inline bint may_take(Executor* x) noexcept nogil:
-    """Whether what the next chunk is reduced from is there."""
+    """Return whether the input of the next chunk's reduction is complete."""
     if x.sums:
         return x.transport.summed(x.transport)
     return x.takes_nothing or (x.steps.in_place and not x.needs_pack) or reached(x, Stage.PACKED, x.passed.reduced + 1)
 
 
 cdef bint step(Executor* x) noexcept nogil:
-    """Pass one stage of one chunk, the latest stage first, so that few chunks are on the way at once."""
+    """Take one chunk through one stage, if any can. Later stages come first, so that few chunks are in flight at once."""
     if x.passed.copied < x.passed.reduced:
         if not x.steps.copies_results or reached(x, Stage.REDUCED, x.passed.copied + 1):
             pass_chunk(x, Stage.COPIED, x.passed.copied - x.first)
@@ -144,8 +145,8 @@ cdef bint step(Executor* x) noexcept nogil:
 
 
 cdef bint executor_progress(Executor* x) noexcept nogil:
-    """Pass stages that can be passed now, as many as take about a millisecond; whether any was. Clears `active` when the entry is
-    done on this rank."""
+    """Take at most STEPS_AT_ONCE steps that are possible now, which last about a millisecond; return whether there were any.
+    Clears `active` when the entry is done on this rank."""
     cdef bint moved = False
     cdef int steps = 0
     x.waits = False
@@ -159,14 +160,14 @@ cdef bint executor_progress(Executor* x) noexcept nogil:
         x.transport.publish(x.transport, &x.passed)
         steps += 1
         moved = True
-    if moved and (x.active or x.end - x.first > 1):         # else it was over before anybody could have missed progress
+    if moved and (x.active or x.end - x.first > 1):         # else the entry ended before a lack of progress could be noticed
         store_relaxed(&x.progressed, patience_at(x.clock, now_ns()))
     return moved
 
 
 cdef int executor_laggard(Executor* x, bint elsewhere) noexcept nogil:
-    """The other rank that has passed least of the entry in progress, as far as it is known here; -1: there is no other. Of equals
-    it is the lowest; with `elsewhere`, one on another host, if there is."""
+    """Return the other rank that has passed least of the entry in progress, as far as known here; -1: there is no other rank. Of
+    equal ranks it is the lowest; with `elsewhere`, ranks of other hosts come first."""
     cdef Progress passed
     cdef uint64_t total, least = 0
     cdef int here = x.crews.host_of[x.rank], slowest = -1, r
@@ -181,15 +182,16 @@ cdef int executor_laggard(Executor* x, bint elsewhere) noexcept nogil:
 
 
 cdef bint executor_passed_by(Executor* x, int rank) noexcept nogil:
-    """Whether `rank` is done with the entry in progress."""
+    """Return whether `rank` is done with the entry in progress."""
     return x.transport.progress(x.transport, rank).copied >= x.end
 
 
 # ---- pieces -----------------------------------------------------------------------------------------------------------------
 
-# The fusion plan's pieces in a chunk. `n` counts from the entry's first chunk; [low, high) is of the logical buffer.
+# These functions handle the fusion plan's pieces in a chunk. `n` counts from the entry's first chunk; [low, high) is a range of
+# the logical buffer.
 #
-# Slots are shared memory; tensors are this rank's own. Whoever owns an element adds the ranks' values in rank order (I7).
+# Slots are shared memory; tensors are this rank's own. One rank reduces an element, and adds all values in rank order (I7).
 
 cdef void pack_range(Executor* x, char* into, uint64_t begin, uint64_t low, uint64_t high) noexcept nogil:
     """Copy [low, high) from the tensors to the slot `into`, which holds it from `begin` on; scale and cast on the way."""
@@ -211,7 +213,7 @@ cdef void copy_range(Executor* x, const char* out, uint64_t begin, uint64_t low,
 
 
 cdef void identity_of_absent(Executor* x, char* into, uint64_t begin, uint64_t low, uint64_t high) noexcept nogil:
-    """The part that this rank reduces itself: what it does not have must lie in its slot too."""
+    """Write the identity for absent tensors into this rank's slot, in the range that it reduces itself and does not pack."""
     cdef Cut cut = cut_range(&x.plan, low, high)
     while next_piece(&x.plan, &cut):
         if cut.piece.source == NULL:
@@ -219,15 +221,15 @@ cdef void identity_of_absent(Executor* x, char* into, uint64_t begin, uint64_t l
 
 
 cdef void find_slots(Executor* x, uint64_t n) noexcept nogil:
-    """Where each rank's slot of chunk n lies."""
+    """Fill in `slots`: each rank's slot of chunk n."""
     cdef int r
     for r in range(x.size):
         x.slots[r] = slot(x, r, n)
 
 
 cdef void find_sources(Executor* x, const Cut* cut, uint64_t begin) noexcept nogil:
-    """What each rank has of a piece, after find_slots: this one in its tensor, unless it is absent here. The slots hold the
-    logical buffer from `begin` on, which may have wrapped below zero."""
+    """Fill in `sources`: each rank's values of a piece, after find_slots. This rank's are in its tensor, unless it is absent. The
+    slots hold the logical buffer from `begin` on, which may have wrapped below zero."""
     cdef int r
     for r in range(x.size):
         x.sources[r] = x.slots[r] + (cut.low - begin)
@@ -252,9 +254,9 @@ cdef void reduce_range(Executor* x, uint64_t n, uint64_t begin, uint64_t low, ui
 
 # ---- identities -------------------------------------------------------------------------------------------------------------
 
-# The identity of each operation for each dtype: what leaves the other ranks' values as they are.
+# The identity of each operation for each dtype leaves the other ranks' values unchanged.
 
-# One element each, as bits, by dtype: 1, the least value and the greatest.
+# Bits of one element, by dtype: 1, the least value and the greatest value.
 cdef uint64_t* ONE = [0x3C00, 0x3F80, 0x3F800000, 0x3FF0000000000000, 1, 1, 1, 1, 1, 1, 1]
 cdef uint64_t* LEAST = [
     0xFC00, 0xFF80, 0xFF800000, 0xFFF0000000000000, 0x80, 0, 0x8000, 0, 0x80000000, 0x8000000000000000, 0,
@@ -265,6 +267,7 @@ cdef uint64_t* GREATEST = [
 
 
 cdef void fill_identity(char* into, int dtype, int op, uint64_t count) noexcept nogil:
+    """Write `count` elements of the operation's identity."""
     cdef uint64_t bits, i
     cdef int item = <int>dtype_bytes(dtype)
     if op == ENGINE_SUM or op == ENGINE_AVERAGE or op == ENGINE_ADASUM:

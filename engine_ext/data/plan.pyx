@@ -1,4 +1,4 @@
-"""The fusion plan. Pieces lie one after another, at multiples of 64 bytes; the gaps carry nothing."""
+"""The fusion plan. Pieces lie one after another, at multiples of 64 bytes; the gaps between them have no meaning."""
 from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memset
@@ -7,6 +7,7 @@ from engine_ext.kernels.kernels cimport dtype_bytes
 
 
 cdef void plan_clear(Plan* plan) noexcept nogil:
+    """Empty the plan, and keep its memory."""
     plan.count, plan.end, plan.total = 0, 0, 0
 
 
@@ -18,7 +19,7 @@ cdef void plan_free(Plan* plan) noexcept nogil:
 cdef Piece* plan_add(
     Plan* plan, const char* source, char* target, uint64_t nbytes, int dtype, int wire, int64_t shared
 ) noexcept nogil:
-    """Append a tensor of `nbytes`, which travels as `wire`; NULL without memory."""
+    """Append a tensor of `nbytes`, which travels as `wire`; return its piece, NULL without memory."""
     plan.end = plan.total
     return plan_append(plan, source, target, nbytes, dtype, wire, shared)
 
@@ -26,7 +27,7 @@ cdef Piece* plan_add(
 cdef Piece* plan_append(
     Plan* plan, const char* source, char* target, uint64_t nbytes, int dtype, int wire, int64_t shared
 ) noexcept nogil:
-    """As plan_add, without a gap after the piece before, which has the same dtype."""
+    """Append a tensor like plan_add, but without a gap behind the last piece, which has the same dtype."""
     cdef Piece* pieces
     cdef Piece* piece
     if plan.count == plan.room:
@@ -45,7 +46,7 @@ cdef Piece* plan_append(
 
 
 cdef int32_t plan_find(const Plan* plan, uint64_t at) noexcept nogil:
-    """The last piece that starts at or before `at`."""
+    """Return the number of the last piece that starts at or before `at`."""
     cdef int32_t low = 0, high = plan.count, middle
     while high - low > 1:
         middle = (low + high) // 2
