@@ -2,17 +2,17 @@
 
     adasum(a, b) = (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b        the coefficient of a vector of norm zero is 1
 
-Over a binary tree: ranks 2i and 2i + 1 first, then pairs of pairs. Every tensor has coefficients of its own.
+Vectors are combined in a binary tree: ranks 2i and 2i + 1 first, then pairs of pairs. Every tensor has its own coefficients.
 
 Each vector of that tree is a weighted sum of the ranks' vectors, so its inner products follow from those of the ranks' vectors.
-Hence one exchange is enough for any number of ranks, no vector in between is ever made, and the result is rounded once:
+So one exchange is enough for any number of ranks, no intermediate vector is ever made, and the result is rounded once:
 
-    chunks [0, measured)        Rank r gets part r of every tensor from all ranks, and adds up the inner products of each two.
+    chunks [0, measured)        Rank r gets part r of every tensor from all ranks, and computes inner products of all pairs.
     chunks [measured, lead)     The products, summed over the parts in the order of ranks: a two-shot sum in float64.
-    chunks [lead, end)          The weighted sum, two-shot, as any sum (allreduce.pyx).
+    chunks [lead, end)          The weighted sum, two-shot, like any sum (allreduce.pyx).
 
-A compartment (data/executor.pxd) has a share for each tensor, equally long for all ranks. So which part of a tensor a rank
-measures, and in which order it adds up, depends on the tensor and the number of ranks alone: fusion and chunk size change no bit.
+A compartment (data/executor.pxd) has a share for each tensor, equally long for all ranks. So the part of a tensor that a rank
+measures, and its order of additions, depend only on the tensor and the number of ranks: fusion and chunk size change no bit.
 """
 from libc.stdint cimport int32_t, uint64_t
 from libc.stdlib cimport realloc
@@ -33,13 +33,14 @@ from engine_ext.transport.transport cimport Stage
 
 cdef Steps STEPS = Steps(pack, reduce, copy, offer_chunk, False, True)
 
-# A vector of the tree whose squared norm is below this share of what it was added up from is zero: its ranks cancel to within
-# the resolution of float32, (2^-24)^2, and which way the rest points is chance.
+# A vector of the tree counts as zero if its squared norm is at most this fraction of the sum of its terms' magnitudes. Then its
+# ranks cancel each other within the resolution of float32, (2^-24)^2, and the direction of the remainder is random.
 cdef double CANCELLED = 2.0 ** -48
 
 
 cdef inline int32_t count_pairs(const Executor* x) noexcept nogil:
-    """Count the inner products of a tensor: of (0, 0), (0, 1) .. (1, 1), (1, 2) .., as `inner` in kernels.h takes them."""
+    """Return the number of inner products of a tensor: (0, 0), (0, 1) .. (1, 1), (1, 2) .., in the order of `inner` (kernels.h).
+    """
     return x.size * (x.size + 1) // 2
 
 
@@ -61,7 +62,7 @@ cdef bint plan(Executor* x, Op** batch, const engine_entry* entry) noexcept nogi
 
 
 cdef bint start(Executor* x) noexcept nogil:
-    """Begin the entry that the plan describes. False without memory."""
+    """Begin the entry that the plan describes; False without memory."""
     cdef Adasum* a = &x.adasum
     cdef uint64_t size = <uint64_t>x.size, count = <uint64_t>x.plan.count, lines, room, exchanged
     cdef uint64_t products = count * <uint64_t>count_pairs(x), lanes = <uint64_t>count_pairs(x) * ENGINE_INNER_LANES, k
@@ -84,7 +85,7 @@ cdef bint start(Executor* x) noexcept nogil:
     if size > 1 and x.plan.total:
         a.measured = (a.starts[count] + compartment(x) - 1) // compartment(x)
         exchanged = (products * 8 + SLOT_BYTES - 1) // SLOT_BYTES
-    # Adasum of multiples is the multiple of Adasum, so both factors can wait for the weights, and round nothing.
+    # Adasum is linear in a common factor, so both factors are applied to the weights, and no value is rounded for them.
     a.factor = x.reduction.prescale * x.reduction.postscale
     x.reduction.prescale = 1.0
     if size == 1:
@@ -99,7 +100,7 @@ cdef bint start(Executor* x) noexcept nogil:
 # ---- the inner products of this rank's parts ---------------------------------------------------------------------------------
 
 cdef int32_t share_at(const Executor* x, uint64_t at) noexcept nogil:
-    """The last piece whose share of a compartment begins at or before `at`."""
+    """Return the number of the last piece whose share of the compartments begins at or before byte `at`."""
     cdef int32_t low = 0, high = x.plan.count, middle
     while high - low > 1:
         middle = (low + high) // 2
@@ -111,13 +112,13 @@ cdef int32_t share_at(const Executor* x, uint64_t at) noexcept nogil:
 
 
 cdef inline uint64_t part_offset(const Executor* x, int32_t k, int rank, uint64_t at) noexcept nogil:
-    """What byte of piece k lies at `at` of the compartment of `rank`; the piece's end if it does not reach so far."""
+    """Return which byte of piece k lies at byte `at` of the compartments of `rank`; the piece's end if it is shorter."""
     cdef const uint64_t* start = &x.adasum.starts[k]
     return min(<uint64_t>rank * (start[1] - start[0]) + at - start[0], x.plan.pieces[k].nbytes)
 
 
 cdef void pack_parts(Executor* x, uint64_t n) noexcept nogil:
-    """Put what other ranks measure into my slot, and zeros for what this rank does not have."""
+    """Write the parts that other ranks measure to this rank's slot, with zeros for absent tensors."""
     cdef uint64_t begin = n * compartment(x), end = min(begin + compartment(x), x.adasum.starts[x.plan.count]), low, high, a, b
     cdef int32_t k = share_at(x, begin)
     cdef Piece* piece
@@ -137,7 +138,8 @@ cdef void pack_parts(Executor* x, uint64_t n) noexcept nogil:
 
 
 cdef void measure_parts(Executor* x, uint64_t n) noexcept nogil:
-    """Add the products of what all ranks have in my compartment. Chunks come in order, so each part is added from its start."""
+    """Add the products of all ranks' values in this rank's compartment. Chunks come in order, so each part is added from its
+    start."""
     cdef uint64_t begin = n * compartment(x), end = min(begin + compartment(x), x.adasum.starts[x.plan.count]), low, high, a, b
     cdef int32_t k = share_at(x, begin)
     cdef int me = x.rank, r
@@ -158,7 +160,7 @@ cdef void measure_parts(Executor* x, uint64_t n) noexcept nogil:
 
 
 cdef void add_lanes(Executor* x, int32_t k) noexcept nogil:
-    """My part of piece k is measured: one number for each pair, and the lanes free for the next piece."""
+    """Finish the measurement of this rank's part of piece k: store one number for each pair, and clear the lanes."""
     cdef int32_t count = count_pairs(x), p
     cdef double* products = x.adasum.products + <uint64_t>k * <uint64_t>count
     cdef double* lane = x.adasum.lanes
@@ -168,14 +170,14 @@ cdef void add_lanes(Executor* x, int32_t k) noexcept nogil:
     memset(x.adasum.lanes, 0, <size_t>count * ENGINE_INNER_LANES * sizeof(double))
 
 
-# ---- their sum over ranks ----------------------------------------------------------------------------------------------------
+# ---- the sum of the products over ranks --------------------------------------------------------------------------------------
 
 cdef inline uint64_t products_bytes(const Executor* x) noexcept nogil:
     return <uint64_t>x.plan.count * <uint64_t>count_pairs(x) * sizeof(double)
 
 
 cdef inline uint64_t exchange_start(const Executor* x, uint64_t n, int rank) noexcept nogil:
-    """Where what `rank` adds up begins in the products of exchange chunk n, in bytes; that of rank `size` is the chunk's end."""
+    """Return where the products that `rank` sums begin in exchange chunk n, in bytes; rank `size` begins at the chunk's end."""
     cdef uint64_t nbytes = min(products_bytes(x) - n * SLOT_BYTES, <uint64_t>SLOT_BYTES)
     cdef uint64_t lines = (nbytes + PIECE_ALIGNMENT - 1) // PIECE_ALIGNMENT
     return min(lines * <uint64_t>rank // <uint64_t>x.size * PIECE_ALIGNMENT, nbytes)
@@ -217,18 +219,20 @@ cdef void copy_exchange(Executor* x, uint64_t n) noexcept nogil:
 # ---- weights -----------------------------------------------------------------------------------------------------------------
 
 cdef inline double get_product(const double* products, int size, int i, int j) noexcept nogil:
+    """Return the inner product of the vectors of ranks i and j, which are stored as a triangle."""
     return products[i * size - i * (i - 1) // 2 + j - i] if i <= j else products[j * size - j * (j - 1) // 2 + i - j]
 
 
 cdef double compute_coefficient(double both, double squared, double scale) noexcept nogil:
-    """Return 1 - both / 2 squared; 1 for a vector whose squared norm is nothing beside `scale`. NaN stays NaN."""
+    """Return 1 - both / (2 squared); 1 if the squared norm is negligible beside `scale`. NaN stays NaN."""
     return 1.0 if squared <= CANCELLED * scale else 1.0 - both / (2.0 * squared)
 
 
 cdef double inner_product(
     const double* products, const double* w, int size, int a, int b, int span, double* scale
 ) noexcept nogil:
-    """Of the vectors that stand for `span` ranks each, from rank `a` and from rank `b` on; `scale`: the sum of magnitudes."""
+    """Return the inner product of two vectors of the tree, of `span` ranks from `a` and from `b` on. `scale` gets the sum of the
+    terms' magnitudes."""
     cdef double total = 0, term
     cdef int i, j
     scale[0] = 0
@@ -241,7 +245,7 @@ cdef double inner_product(
 
 
 cdef void weigh_tensor(const double* products, double* w, int size, double factor) noexcept nogil:
-    """The weight of each rank's vector in the tree's root, times `factor`."""
+    """Compute the weight of each rank's vector in the tree's root, times `factor`."""
     cdef double left, right, both, scale_left, scale_right, scale
     cdef int span = 1, a, i
     for i in range(size):
@@ -272,7 +276,7 @@ cdef void weigh_ranks(Executor* x) noexcept nogil:
 # ---- the stages --------------------------------------------------------------------------------------------------------------
 
 cdef inline uint64_t begin_of(const Executor* x, uint64_t n) noexcept nogil:
-    """Where in the logical buffer chunk n of the weighted sum begins."""
+    """Return the offset in the logical buffer of chunk n, which is one of the weighted sum."""
     return (n - x.adasum.lead) * x.chunk
 
 
@@ -318,7 +322,7 @@ cdef void copy(Executor* x, uint64_t n) noexcept nogil:
 
 
 cdef void weigh_part(Executor* x, uint64_t n, uint64_t begin) noexcept nogil:
-    """Add up this rank's part of chunk n, each rank's tensors by their weights, into its tensors and its slot."""
+    """Write the weighted sum of all ranks' tensors, in this rank's part of chunk n, to its tensors and its slot."""
     cdef uint64_t end = chunk_end(x, begin)
     cdef Cut cut = cut_range(&x.plan, part_start(x, begin, end, x.rank), part_start(x, begin, end, x.rank + 1))
     cdef char* target

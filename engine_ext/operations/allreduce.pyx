@@ -1,9 +1,9 @@
 """Allreduce: every rank gets the ranks' tensors, reduced element by element.
 
-*One-shot*, for what is small: every rank offers everything and reduces everything. *Two-shot*: rank r reduces part r of each
-chunk, and all copy it from there. *Shared*: tensors lie where all ranks reach them, in the arena, so that rank r reduces part r
-of every tensor in place, and writes it to all. On several hosts sums may pass from host to host instead (chain.pyx), travel
-block-scaled (blocks.pyx), or be made by the lanes' carrier.
+*One-shot*, for small entries: every rank offers everything and reduces everything. *Two-shot*: rank r reduces part r of each
+chunk, and all ranks copy it from there. *Shared*: tensors lie in the arena, where all ranks reach them, so rank r reduces part r
+of every tensor in place and writes it to all ranks' tensors. On several hosts sums may pass from host to host instead
+(chain.pyx), travel block-scaled (blocks.pyx), or be made by the lanes' carrier.
 """
 from libc.string cimport memset
 
@@ -64,7 +64,7 @@ cdef bint plan(Executor* x, Op** batch, const engine_entry* entry) noexcept nogi
     if entry.algorithm == ALGORITHM_CARRIER:
         return carrier_sum_start(x)
     if entry.algorithm == ALGORITHM_SHARED:
-        steps, x.chunk = &SHARED, x.plan.total         # one chunk, cut by rank only
+        steps, x.chunk = &SHARED, x.plan.total         # one chunk, which is cut only into ranks' parts
     elif entry.algorithm == ALGORITHM_ONE_SHOT:
         steps = &ONE_SHOT
     executor_start(x, steps, chunks_of_plan(x))
@@ -92,7 +92,8 @@ cdef void offer_all(Executor* x, Stage stage, uint64_t n) noexcept nogil:
 # ---- two-shot ----------------------------------------------------------------------------------------------------------------
 
 cdef void pack_parts_of_others(Executor* x, uint64_t n, uint64_t begin) noexcept nogil:
-    """Offer what other ranks reduce of chunk n, which begins at `begin` of the logical buffer."""
+    """Write the parts that other ranks reduce of chunk n, which begins at `begin` of the logical buffer, to the slot. This rank's
+    own part gets the identity for absent tensors."""
     cdef uint64_t end = chunk_end(x, begin)
     cdef uint64_t low = part_start(x, begin, end, x.rank), high = part_start(x, begin, end, x.rank + 1)
     cdef char* into = slot(x, x.rank, n)
@@ -105,7 +106,7 @@ cdef void pack_parts_of_others(Executor* x, uint64_t n, uint64_t begin) noexcept
 
 
 cdef void copy_parts_of_others(Executor* x, uint64_t n, uint64_t begin) noexcept nogil:
-    """Take what other ranks have reduced of chunk n."""
+    """Copy the parts that other ranks have reduced of chunk n to the tensors."""
     cdef uint64_t end = chunk_end(x, begin), low, high
     cdef int r
     for r in range(x.size):
@@ -115,7 +116,7 @@ cdef void copy_parts_of_others(Executor* x, uint64_t n, uint64_t begin) noexcept
 
 
 cdef void offer_parts_to_others(Executor* x, Stage stage, uint64_t n, uint64_t begin) noexcept nogil:
-    """To each rank what it reduces of chunk n, and then to all what this one has reduced."""
+    """Offer each rank the part of chunk n that it reduces, and later all ranks the part that this one has reduced."""
     cdef uint64_t end = chunk_end(x, begin)
     cdef int r
     if stage == Stage.PACKED:
@@ -147,7 +148,7 @@ cdef void copy_parts(Executor* x, uint64_t n) noexcept nogil:
 # ---- shared ------------------------------------------------------------------------------------------------------------------
 
 cdef void pack_shared(Executor* x, uint64_t n) noexcept nogil:
-    """What is there is there. What this rank does not have must be the identity before others read it."""
+    """Write the identity into absent tensors before others read them. The other tensors are in the arena already."""
     cdef Cut cut = cut_range(&x.plan, 0, x.plan.total)
     while x.needs_pack and next_piece(&x.plan, &cut):
         if cut.piece.source == NULL:
@@ -175,35 +176,35 @@ cdef void reduce_shared(Executor* x, uint64_t n) noexcept nogil:
 
 
 cdef void copy_shared(Executor* x, uint64_t n) noexcept nogil:
-    """The wait was all: every rank has written its part into this rank's tensors."""
+    """Do nothing: once all ranks have reduced, each has written its part into this rank's tensors."""
 
 
 # ---- sums by a carrier ------------------------------------------------------------------------------------------------------
 
-# An allreduce that the lanes' carrier makes: with MPI, one MPI_Iallreduce over all ranks for each entry, as other engines do it.
+# The lanes' carrier makes this allreduce: with MPI, one MPI_Iallreduce over all ranks for each entry, as other engines do it.
 #
-# It is there to be compared with the engine's own ways, and to be chosen where an MPI knows its network better. Its sums are in
-# an order of its own, which depends on where an element lies in the fused buffer: so fusion changes bits. Only sums of float32
-# and float64 go this way. Sums of halves would be rounded at each step, and all else is exact in any order.
+# It serves to be compared with the engine's own algorithms, and for networks that an MPI library knows better. The carrier has
+# its own order of summation, which depends on an element's place in the fused buffer, so fusion changes bits. Only sums of
+# float32 and float64 go this way. Sums of halves would be rounded at each step, and integer sums are exact in any order.
 #
-# The logical buffer is packed into memory of the transport as one chunk, and summed there; nothing goes through the slots. Every
-# rank comes to the entries that are summed in the order of the schedule, as a carrier wants it.
+# The logical buffer is packed as one chunk into memory of the transport, and summed there; nothing goes through the slots. Every
+# rank reaches the entries to be summed in the order of the schedule, as a carrier requires.
 
 cdef enum:
-    LONGEST = 0x7FFFFFFF   # bytes: MPI counts elements by an int, and so may other carriers
+    LONGEST = 0x7FFFFFFF   # bytes; entries this long are not summed: MPI counts elements by an int, and so may other carriers
 
 cdef Steps STEPS = Steps(pack, finish, NULL, NULL, True, False)
 
 
 cdef bint carrier_can_sum(const engine_meta* meta) noexcept nogil:
-    """Whether a carrier can sum such tensors: all are float32 or all float64, and travel as that."""
+    """Return whether a carrier can sum such tensors: all are float32 or all float64, and travel uncompressed."""
     return ((meta.op == ENGINE_SUM or meta.op == ENGINE_AVERAGE) and has_one_dtype(meta)
             and (meta.dtype == ENGINE_FLOAT32 or meta.dtype == ENGINE_FLOAT64)
             and wire_dtype(meta.wire, meta.dtype) == meta.dtype)
 
 
 cdef bint choose_carrier_sum(engine_entry* entry, const engine_knobs* knobs, const Crews* crews) noexcept nogil:
-    """Have the carrier sum `entry`, if the knob says so and it can."""
+    """Choose the carrier to sum `entry` if the knob says so and it can; return whether it was chosen."""
     if (knobs.between_hosts != BETWEEN_CARRIER or not crews.summing or entry.bytes >= LONGEST
             or not carrier_can_sum(&entry.meta)):
         return False
@@ -212,7 +213,7 @@ cdef bint choose_carrier_sum(engine_entry* entry, const engine_knobs* knobs, con
 
 
 cdef bint carrier_sum_start(Executor* x) noexcept nogil:
-    """Begin the entry that the plan describes. False without memory, or if its tensors are not of one dtype."""
+    """Begin the entry that the plan describes; False without memory, or if its tensors are not of one dtype."""
     cdef int k
     for k in range(1, x.plan.count):
         if x.plan.pieces[k].wire != x.plan.pieces[0].wire:
@@ -227,13 +228,14 @@ cdef bint carrier_sum_start(Executor* x) noexcept nogil:
 
 
 cdef void pack(Executor* x, uint64_t n) noexcept nogil:
+    """Pack everything into the transport's memory, and begin its sum."""
     cdef uint64_t item_bytes = <uint64_t>dtype_bytes(x.plan.pieces[0].wire)
     pack_range(x, x.transport.sum_room(x.transport, x.plan.total), 0, 0, x.plan.total)
     x.transport.sum(x.transport, (x.plan.total + item_bytes - 1) // item_bytes, <int>item_bytes)
 
 
 cdef void finish(Executor* x, uint64_t n) noexcept nogil:
-    """Divide and scale on the way to the tensors."""
+    """Copy the sums to the tensors, divided and scaled on the way."""
     cdef const char* sums = x.transport.sum_room(x.transport, x.plan.total)
     cdef Cut cut = cut_range(&x.plan, 0, x.plan.total)
     while next_piece(&x.plan, &cut):

@@ -1,28 +1,28 @@
 """An allreduce whose sums travel block-scaled between hosts: as float8 e4m3, with a power of two for each ENGINE_BLOCK
 elements.
 
-What is computed of a tensor does not depend on what travels with it, nor on who computes it:
+A tensor's result does not depend on the tensors that travel with it, nor on the rank that computes it:
 
-1. Each rank's value as float32, times the prescale factor.
-2. The sum of each host's ranks, in float32 in their order; a rank without a tensor adds zero.
-3. That sum, encoded and decoded.
-4. The sum of these over hosts, in float32 in the order of hosts; divided, and times the postscale factor.
-5. That, encoded and decoded, rounded to the tensor's dtype.
+1. Each rank's value is converted to float32 and multiplied by the prescale factor.
+2. The values of each host's ranks are summed in float32, in their order; a rank without a tensor adds zero.
+3. That sum is encoded and decoded.
+4. These sums are added over hosts in float32, in the order of hosts, then divided and multiplied by the postscale factor.
+5. That result is encoded, decoded and rounded to the tensor's dtype.
 
-So a value is rounded twice, however many hosts there are. Blocks begin at a tensor's first element. The logical buffer counts
-one byte for an element, so pieces begin, and chunks are cut, between blocks: PIECE_ALIGNMENT is the block.
+So a value is rounded to float8 twice, however many hosts there are. Blocks begin at a tensor's first element. The logical buffer has one
+byte for each element. So pieces begin, and chunks are cut, only between blocks: PIECE_ALIGNMENT is the size of a block.
 
-*Blocks*: a chunk is cut into a share for each host, and a share into a part for each rank of a host. In the first *leg* a
-rank adds up what its host has of its part of every share, and sends that to the share's host. In the second the ranks of that
-host add up what all hosts have of their parts, and send the result to all. The second leg follows LAG chunks behind, in the
-same stages, as legs of a chain do (chain.pyx), by whose argument slots are free again in time. Where each host has one rank
-the first leg needs nobody else's values, and is done while packing: then nothing follows behind.
+*Blocks*: a chunk is cut into a share for each host, and a share into a part for each rank of a host. In the first *leg* a rank
+sums the values of its host's ranks in its part of every share, and sends these sums to the share's host. In the second leg the
+ranks of that host add all hosts' sums of their parts, and send the result to all. The second leg follows LAG chunks later, in
+the same stages, like legs of a chain (chain.pyx says why slots are free in time). If each host has one rank, the first leg needs
+no other rank's values and is done while packing, so the second one follows at once.
 
-*One-shot*, for what is small, and for groups that also have other dtypes: every rank offers its float32 values, and each does
-all five steps. A block is cut nowhere there, because tensors begin at multiples of ENGINE_BLOCK float32.
+*One-shot*, for small entries, and for groups that also have other dtypes: every rank offers its float32 values, and each rank
+does all five steps. No block is cut, because tensors begin at multiples of ENGINE_BLOCK float32.
 
-A slot holds the float32 values for the ranks of the own host, if there are several; then for each host the rank's part of its
-share; then the rank's part of the result. A part is its codes, then its scales, so that a reader takes them as one.
+A slot holds the float32 values for the ranks of this host, if there are several; then for each host the rank's part of its
+share; then the rank's part of the result. A part's codes are followed by its scales, so that both are read together.
 """
 from libc.stdint cimport uint32_t, uint64_t, uint8_t
 from libc.string cimport memset
@@ -42,24 +42,25 @@ from engine_ext.shared.layout cimport (
 from engine_ext.transport.transport cimport Stage
 
 cdef enum:
-    LAG = SLOTS // 2
-    STRETCH = 1024              # elements that are worked on at once, so that they stay in the nearest cache
+    LAG = SLOTS // 2            # chunks by which the second leg follows the first
+    STRETCH = 1024              # elements that are processed at once, so that they stay in the nearest cache
     STRETCH_BLOCKS = STRETCH // 64
     FLOAT_BYTES = 4
     NAN_SCALE = 255             # the scale of a block that is NaN (kernels_blocks.h)
-    CHUNKS = SLOTS              # at least, so that all slots are on the way
+    CHUNKS = SLOTS              # least number of chunks, so that all slots are in use
 
 cdef Steps BLOCKS = Steps(pack, reduce, copy, offer_parts, False, True)
 cdef Steps ONE_SHOT = Steps(pack_all, reduce_all, NULL, offer_all, False, True)
 
-cdef struct Part:               # what one rank codes of a share of a chunk
-    uint64_t low                # of the logical buffer
+cdef struct Part:               # the part [low, high), in the logical buffer, of a share that one rank encodes
+    uint64_t low
     uint64_t high
 
 
-# ---- whether, and in which chunks --------------------------------------------------------------------------------------------
+# ---- the choice of the algorithm and of chunks -------------------------------------------------------------------------------
 
 cdef void choose_blocks(engine_entry* entry, const engine_knobs* knobs, const Crews* crews) noexcept nogil:
+    """Choose the algorithm and the chunk size of a block-scaled entry."""
     if entry.bytes * FLOAT_BYTES * <uint64_t>crews.size <= ONE_SHOT_BYTES or not is_coded_whole(&entry.meta):
         entry.algorithm, entry.chunk = ALGORITHM_ONE_SHOT, SLOT_BYTES
         return
@@ -68,22 +69,22 @@ cdef void choose_blocks(engine_entry* entry, const engine_knobs* knobs, const Cr
 
 
 cdef bint can_be_chosen(const engine_entry* entry) noexcept nogil:
-    """Whether a coded entry can travel by the algorithm that it names."""
+    """Return whether a block-scaled entry can travel by the algorithm that it names."""
     return entry.algorithm == ALGORITHM_ONE_SHOT or (entry.algorithm == ALGORITHM_BLOCKS and is_coded_whole(&entry.meta))
 
 
 cdef inline uint64_t most_of(uint64_t nbytes, int shares) noexcept nogil:
-    """The most elements of a share."""
+    """Return an upper bound of a share's elements."""
     return (nbytes // PIECE_ALIGNMENT // <uint64_t>shares + 2) * PIECE_ALIGNMENT
 
 
 cdef inline uint64_t coded_bytes(uint64_t count) noexcept nogil:
-    """Bytes of so many elements, a multiple of ENGINE_BLOCK, with their scales."""
+    """Return the bytes of `count` encoded elements and their scales. `count` is a multiple of ENGINE_BLOCK."""
     return count + count // ENGINE_BLOCK
 
 
 cdef bint lay_out_slot(Executor* x) noexcept nogil:
-    """Lay out the slot of a chunk of `chunk` elements; whether it is no larger than a slot."""
+    """Lay out the slot of a chunk of `chunk` elements; return whether it fits a slot."""
     cdef Blocks* b = &x.blocks
     cdef uint64_t room = coded_bytes(most_of(most_of(x.chunk, x.crews.hosts), x.crews.smallest))
     b.packed = x.chunk * FLOAT_BYTES if x.crews.largest > 1 else 0
@@ -93,12 +94,12 @@ cdef bint lay_out_slot(Executor* x) noexcept nogil:
 
 cdef bint add_tensor(Executor* x, const engine_entry* entry, const char* source, char* target, uint64_t nbytes,
                      int dtype) noexcept nogil:
-    """Append a tensor to the plan. False without memory, or if the entry cannot carry it."""
+    """Append a tensor to the plan; False without memory, or if the entry cannot carry it."""
     cdef uint64_t block = ENGINE_BLOCK * FLOAT_BYTES
     cdef int wire = dtype
     if entry.algorithm == ALGORITHM_BLOCKS:
         if not wire_compresses(WIRE_FP8, dtype):
-            return False            # its kernels would write more than it has
+            return False            # the kernels would write past the end of the tensor
         wire = ENGINE_FLOAT8_E4M3FN
     elif wire_compresses(WIRE_FP8, dtype):
         wire = ENGINE_FLOAT32
@@ -107,8 +108,8 @@ cdef bint add_tensor(Executor* x, const engine_entry* entry, const char* source,
 
 
 cdef bint plan_blocks(Executor* x, Op** batch, const engine_entry* entry) noexcept nogil:
-    """Begin the entry. A group's tensors each have blocks of their own, so ranks that have joined are told of them
-    (ENTRY_MEMBERS). False without memory."""
+    """Begin the entry; False without memory. Each tensor of a group has its own blocks, so ranks that have joined are told of
+    them (ENTRY_MEMBERS)."""
     cdef uint32_t i, k
     cdef Op* op
     x.blocks.not_finite = 0
@@ -130,6 +131,7 @@ cdef bint plan_blocks(Executor* x, Op** batch, const engine_entry* entry) noexce
 
 
 cdef void blocks_start(Executor* x) noexcept nogil:
+    """Begin the entry that the plan describes, by blocks."""
     while not lay_out_slot(x):
         x.chunk -= CHUNK_UNIT
     x.blocks.lag = LAG if x.crews.largest > 1 else 0
@@ -139,10 +141,11 @@ cdef void blocks_start(Executor* x) noexcept nogil:
         x.reduce_lag = x.blocks.lag
 
 
-# ---- values of ranks, and sums of hosts --------------------------------------------------------------------------------------
+# ---- ranks' values and hosts' sums -------------------------------------------------------------------------------------------
 
 cdef const float* own_values(Executor* x, const Piece* piece, uint64_t first, uint64_t count, float* room) noexcept nogil:
-    """This rank's elements of a piece from `first` on, as float32 and scaled: in the tensor, or in `room`."""
+    """Return this rank's elements of a piece from `first` on, as float32 and scaled: in the tensor if possible, else in `room`.
+    """
     if piece.source == NULL:
         memset(room, 0, count * FLOAT_BYTES)
         return room
@@ -154,8 +157,8 @@ cdef const float* own_values(Executor* x, const Piece* piece, uint64_t first, ui
 
 cdef const float* sum_of_host(Executor* x, int host, uint64_t n, uint64_t place_in_slot, const Piece* piece, uint64_t first,
                               uint64_t count, float* room, float* own) noexcept nogil:
-    """The sum of what the ranks of `host` have of a piece from element `first` on: others at `place_in_slot` of their slots. It
-    is in `room`, unless the host has one rank."""
+    """Return the sum of the values of the ranks of `host` in a piece, from element `first` on. The other ranks' values are at
+    `place_in_slot` of their slots. The sum is in `room`, unless the host has one rank."""
     cdef int place, rank
     cdef const float* values
     cdef const float* total = NULL
@@ -174,7 +177,7 @@ cdef const float* sum_of_host(Executor* x, int host, uint64_t n, uint64_t place_
 
 
 cdef void encode_total(Executor* x, uint8_t* scales, uint8_t* codes, float* total, uint64_t count) noexcept nogil:
-    """Divide, scale and encode the sum of all hosts. Blocks of NaN are counted."""
+    """Divide, scale and encode the sum over all hosts, and count its blocks of NaN."""
     cdef uint64_t k
     if x.reduction.divisor != 1 or x.reduction.postscale != 1:
         x.kernels.types[ENGINE_FLOAT32].ops[ENGINE_SUM].finish(
@@ -184,14 +187,14 @@ cdef void encode_total(Executor* x, uint8_t* scales, uint8_t* codes, float* tota
         x.blocks.not_finite += scales[k] == NAN_SCALE
 
 
-# ---- where things lie --------------------------------------------------------------------------------------------------------
+# ---- places in the logical buffer and in slots -------------------------------------------------------------------------------
 
 cdef inline int own_host(const Executor* x) noexcept nogil:
     return x.crews.host_of[x.rank]
 
 
 cdef inline Part part_of(const Executor* x, uint64_t n, int k, int host, int place) noexcept nogil:
-    """What the rank of `host` at `place` codes of the share of host `k` of chunk `n` of the logical buffer."""
+    """Return the part of host `k`'s share of chunk `n` of the logical buffer that the rank of `host` at `place` encodes."""
     cdef Part part
     cdef uint64_t begin = n * x.chunk, end = chunk_end(x, begin)
     cdef uint64_t low = share_start(begin, end, k, x.crews.hosts), high = share_start(begin, end, k + 1, x.crews.hosts)
@@ -205,34 +208,34 @@ cdef inline Part own_part(const Executor* x, uint64_t n, int k) noexcept nogil:
 
 
 cdef inline uint64_t floats_at(const Executor* x, uint64_t n, uint64_t at) noexcept nogil:
-    """Where in a slot the float32 of element `at` of the logical buffer lies, which is in chunk `n`."""
+    """Return the offset in a slot of the float32 of element `at` of the logical buffer, which is in chunk `n`."""
     return (at - n * x.chunk) * FLOAT_BYTES
 
 
 cdef inline uint64_t sums_at(const Executor* x, int k) noexcept nogil:
-    """Where in a slot a rank's part of the share of host `k` begins."""
+    """Return the offset in a slot of a rank's part of the share of host `k`."""
     return x.blocks.packed + <uint64_t>k * x.blocks.part
 
 
 cdef inline uint64_t result_at(const Executor* x) noexcept nogil:
-    """Where in a slot a rank's part of the result begins."""
+    """Return the offset in a slot of a rank's part of the result."""
     return sums_at(x, x.crews.hosts)
 
 
 cdef inline uint8_t* codes_in(const Part* part, char* region, uint64_t at) noexcept nogil:
-    """Where in the region of a part the code of element `at` lies."""
+    """Return the address, in the region of a part, of the code of element `at`."""
     return <uint8_t*>region + (at - part.low)
 
 
 cdef inline uint8_t* scales_in(const Part* part, char* region, uint64_t at) noexcept nogil:
-    """Where in the region of a part the scale of the block that begins at `at` lies."""
+    """Return the address, in the region of a part, of the scale of the block that begins at `at`."""
     return <uint8_t*>region + (part.high - part.low) + (at - part.low) // ENGINE_BLOCK
 
 
 # ---- the stages --------------------------------------------------------------------------------------------------------------
 
 cdef void pack(Executor* x, uint64_t n) noexcept nogil:
-    """Offer the ranks of this host what they add up; with none, encode at once."""
+    """Write the values that other ranks of this host sum to the slot; if every host has one rank, encode them at once."""
     cdef Part part
     cdef int k, place
     if x.blocks.lag == 0:
@@ -248,7 +251,7 @@ cdef void pack(Executor* x, uint64_t n) noexcept nogil:
 
 
 cdef void pack_floats(Executor* x, uint64_t n, Part part) noexcept nogil:
-    """Write this rank's values of another rank's part to the slot."""
+    """Write this rank's float32 values of another rank's part to the slot."""
     cdef Cut cut = cut_range(&x.plan, part.low, part.high)
     cdef float* into
     cdef const float* values
@@ -269,7 +272,7 @@ cdef void reduce(Executor* x, uint64_t n) noexcept nogil:
 
 
 cdef void encode_sums(Executor* x, uint64_t n) noexcept nogil:
-    """The first leg of chunk `n`: what this host has of this rank's part of every share."""
+    """Do the first leg of chunk `n`: sum and encode this host's values in this rank's part of every share."""
     cdef float[STRETCH] room
     cdef float[STRETCH] own
     cdef char* region
@@ -294,7 +297,7 @@ cdef void encode_sums(Executor* x, uint64_t n) noexcept nogil:
 
 
 cdef void encode_result(Executor* x, uint64_t n) noexcept nogil:
-    """The second leg of the chunk that is LAG before `n`: what all hosts have of this rank's part of the own share."""
+    """Do the second leg of chunk n - lag: add all hosts' sums in this rank's part of its host's share, and encode the result."""
     cdef float[STRETCH] total
     cdef uint64_t first = n - x.blocks.lag, at, count
     cdef Part part = own_part(x, first, own_host(x))
@@ -315,8 +318,8 @@ cdef void encode_result(Executor* x, uint64_t n) noexcept nogil:
 
 
 cdef void add_host(Executor* x, uint64_t n, int host, uint64_t at, uint64_t count, float* total) noexcept nogil:
-    """Add what `host` has of the own share from element `at` on, the first one in place of what is there. Its ranks may have cut
-    the share otherwise than those of this host."""
+    """Add the sums of `host` in this host's share, from element `at` on; host 0's replace the old content of `total`. The ranks
+    of `host` may have cut the share differently."""
     cdef uint64_t low, high
     cdef Part part
     cdef char* region
@@ -334,7 +337,7 @@ cdef void add_host(Executor* x, uint64_t n, int host, uint64_t at, uint64_t coun
 
 
 cdef void copy(Executor* x, uint64_t n) noexcept nogil:
-    """Take the results that all ranks have made, this one too, which so holds what the others do."""
+    """Decode the results of all ranks. This rank decodes its own, too, so that it has the same values as the others."""
     cdef uint64_t first = n - x.blocks.lag
     cdef Part part
     cdef int host, place
@@ -368,7 +371,7 @@ cdef void decode_result(Executor* x, Part part, char* region) noexcept nogil:
 
 
 cdef void offer_parts(Executor* x, Stage stage, uint64_t n) noexcept nogil:
-    """To each other host this rank's part of its share, and to all this rank's part of the result."""
+    """Offer to each other host this rank's part of that host's share, and to all ranks this rank's part of the result."""
     cdef Part part
     cdef int k
     if stage == (Stage.REDUCED if x.blocks.lag else Stage.PACKED) and n < x.blocks.chunks:
@@ -410,7 +413,8 @@ cdef void reduce_all(Executor* x, uint64_t n) noexcept nogil:
 
 
 cdef void reduce_floats(Executor* x, uint64_t n, uint64_t begin, const Cut* cut) noexcept nogil:
-    """All five steps, for a range of a tensor that begins with a block. Every rank makes the same result, and one counts."""
+    """Do all five steps for a range of a tensor, which begins with a block. Every rank makes the same result; only the
+    coordinator's rank counts blocks of NaN."""
     cdef float[STRETCH] total
     cdef float[STRETCH] room
     cdef float[STRETCH] own

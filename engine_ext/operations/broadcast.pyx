@@ -1,4 +1,4 @@
-"""Broadcast: every rank gets the tensors of one, the root, as bytes: of any dtype, kernels or not."""
+"""Broadcast: every rank gets the tensors of one rank, the root. They travel as bytes, so dtypes without kernels work, too."""
 from libc.stdint cimport int32_t
 from libc.string cimport memset
 
@@ -34,7 +34,7 @@ cdef bint plan(Executor* x, Op** batch, const engine_entry* entry) noexcept nogi
 
 
 cdef bint broadcast_memory(Executor* x, int root, uint64_t chunk, char* memory, uint64_t nbytes) noexcept nogil:
-    """Broadcast memory of the engine's own, equally long on all ranks, before what an entry is about. False without memory."""
+    """Broadcast memory of the engine, equally long on all ranks, before an entry's own data; False without memory."""
     plan_clear(&x.plan)
     x.streaming = x.needs_pack = x.timed = False
     x.root, x.chunk = root, chunk
@@ -58,7 +58,7 @@ cdef void offer_all(Executor* x, Stage stage, uint64_t n) noexcept nogil:
 
 
 cdef void copy(Executor* x, uint64_t n) noexcept nogil:
-    """From the root's slot; on the root itself from the tensors given to those wanted, where these are others."""
+    """Copy from the root's slot to the tensors. The root itself copies from its sources to its targets, if these differ."""
     cdef uint64_t begin = n * x.chunk, end = chunk_end(x, begin)
     cdef Cut cut
     if x.rank != x.root:

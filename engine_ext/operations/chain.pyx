@@ -1,19 +1,19 @@
-"""An allreduce whose sums pass from host to host, so that each host sends what it has once, however many ranks it has.
+"""An allreduce whose sums pass from host to host, so that each host sends its data once, however many ranks it has.
 
-*Chain*: the first host sums a chunk over its ranks and sends the sums to the next, which adds its own ranks' values to them, and
-so on; the last host has the result, and it goes on in the same direction until all have it. Rank after rank is added, as in a
-two-shot allreduce, so the bits are the same; where the ranks of a host do not follow one another, the order is by hosts.
-*Ring*: a chunk is cut into a piece for each host, and each piece sets out from another one. So all links carry equally much, and
-less than the inner ones of a chain; but in which order an element is summed depends on where it lies in the fused buffer.
+*Chain*: the first host sums a chunk over its ranks and sends the sums to the next host, which adds its own ranks' values, and so
+on. The last host has the result, which goes on in the same direction until all hosts have it. Ranks are added one after another,
+as in a two-shot allreduce, so the bits are the same. If the ranks of a host are not consecutive, the order is by hosts.
+*Ring*: a chunk is cut into a piece for each host, and each piece starts at another host. So all links carry equally much, and
+less than the inner links of a chain. But the order in which an element is summed depends on its place in the fused buffer.
 
-A *leg* is one host's work on a chunk: legs 0 .. hosts - 1 sum, those from `hosts` on hand the result on. Host `h` is at leg
-(h - start) modulo hosts, and again `hosts` legs later. All ranks take the chunks of the schedule through the stages together; leg
-l of chunk r is done at chunk r + LAG * l of the entry. A chunk is reduced when the one LAG before it has been copied, so when all
-have reduced that: then what the host before has made of it has arrived, while something else is on its way. The host before
-reduces into the same slot again only after this host has reduced too, since LAG is half of SLOTS.
+A *leg* is one host's work on a chunk: legs 0 .. hosts - 1 sum, those from `hosts` on pass the result on. Host `h` is at leg
+(h - start) modulo hosts, and again `hosts` legs later. All ranks take the schedule's chunks through the stages together; leg l of
+chunk r is done at chunk r + LAG * l of the entry. A chunk is reduced only when the one LAG before it has been copied, so when all
+ranks have reduced that one. By then the sums of the previous host have arrived, and other bytes were in flight meanwhile. The
+previous host reduces into the same slot again only after this host has reduced too, since LAG is half of SLOTS.
 
-A slot holds what the rank has packed for those of its own host, then the sums of its part, then the result of its part. A part is
-what one rank of a host reduces of a piece.
+A slot holds the bytes that the rank has packed for ranks of its own host, then the sums of its part, then the result of its
+part. A part is the range of a piece that one rank of a host reduces.
 """
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 
@@ -32,31 +32,31 @@ from engine_ext.shared.layout cimport (
 from engine_ext.transport.transport cimport Stage
 
 cdef enum:
-    LAG = SLOTS // 2
-    CHUNKS_A_LEG = 4            # so that the chunks in which a host has nothing to do are few beside the others
-    AUTO_BYTES = 1 << 20        # for each leg: below it the chain's length costs more than the bytes that it saves
+    LAG = SLOTS // 2            # chunks of the entry between two legs of a chunk
+    CHUNKS_A_LEG = 4            # least chunks for each leg, so that a host is idle during few of them
+    AUTO_BYTES = 1 << 20        # least bytes for each leg: below it the chain's length costs more than it saves
 
 cdef Steps STEPS = Steps(pack, reduce, copy, offer_parts, False, True)
 
-cdef struct Part:               # what one rank reduces of a piece of a chunk
-    uint64_t begin              # where the piece begins in the logical buffer
-    uint64_t low                # where the part does
-    uint64_t high               # and where it ends
+cdef struct Part:               # the part [low, high), in the logical buffer, of a piece that one rank reduces
+    uint64_t begin              # beginning of the piece
+    uint64_t low
+    uint64_t high
 
 
-# ---- whether, and in which chunks --------------------------------------------------------------------------------------------
+# ---- the choice of the algorithm and of chunks -------------------------------------------------------------------------------
 
 cdef inline uint64_t last_leg(const Crews* crews) noexcept nogil:
     return 2 * <uint64_t>crews.hosts - 2
 
 
 cdef uint64_t growth_of(const engine_kernels* kernels, int wire, int op) noexcept nogil:
-    """Bytes of an accumulator for each byte that travels."""
+    """Return the bytes of an accumulator for each byte that travels."""
     return <uint64_t>(kernels.types[wire].ops[op].size // kernels.types[wire].size)
 
 
 cdef uint64_t growth_of_all(const engine_meta* meta) noexcept nogil:
-    """The same of a tensor, or of all tensors of a group; 0: theirs differ."""
+    """Return the growth of a tensor, or of all tensors of a group; 0: theirs differ."""
     cdef uint64_t growth, found = 0
     cdef int d
     for d in range(ENGINE_DTYPES):
@@ -69,7 +69,7 @@ cdef uint64_t growth_of_all(const engine_meta* meta) noexcept nogil:
 
 
 cdef bint moves_less(const engine_entry* entry, const Crews* crews) noexcept nogil:
-    """Whether the busiest host receives fewer bytes than if every rank sent to every host (allreduce.pyx, two-shot)."""
+    """Return whether the busiest host receives fewer bytes than if every rank sent to every host (allreduce.pyx, two-shot)."""
     cdef double growth = <double>growth_of_all(&entry.meta), direct = 0
     cdef int h, crew
     for h in range(crews.hosts):
@@ -79,7 +79,8 @@ cdef bint moves_less(const engine_entry* entry, const Crews* crews) noexcept nog
 
 
 cdef bint choose_chain(engine_entry* entry, const engine_knobs* knobs, const Crews* crews) noexcept nogil:
-    """Have the sums of `entry` pass from host to host, if the knob says so, or if it leaves it open and they should."""
+    """Choose chain or ring for `entry` if the knob demands it, or if it leaves the choice open and this is faster. Return whether
+    it did."""
     cdef uint64_t legs = last_leg(crews)
     if crews.hosts == 1 or knobs.between_hosts == BETWEEN_DIRECT or growth_of_all(&entry.meta) == 0:
         return False
@@ -92,12 +93,12 @@ cdef bint choose_chain(engine_entry* entry, const engine_knobs* knobs, const Cre
 
 
 cdef inline uint64_t most_of(uint64_t nbytes, int shares) noexcept nogil:
-    """The most bytes of a share."""
+    """Return an upper bound of a share's bytes."""
     return (nbytes // PIECE_ALIGNMENT // <uint64_t>shares + 2) * PIECE_ALIGNMENT
 
 
 cdef bint lay_out_slot(Executor* x) noexcept nogil:
-    """Lay out the slot of a chunk of `chunk` bytes; whether it is no larger than a slot."""
+    """Lay out the slot of a chunk of `chunk` bytes; return whether it fits a slot."""
     cdef Chain* c = &x.chain
     c.piece = most_of(x.chunk, c.turns)
     c.part = most_of(c.piece, x.crews.smallest)
@@ -105,9 +106,8 @@ cdef bint lay_out_slot(Executor* x) noexcept nogil:
 
 
 cdef bint chain_start(Executor* x, int turns) noexcept nogil:
-    """Begin the entry that the plan describes, in pieces that set out from `turns` hosts. False, without a beginning: its tensors
-    are of dtypes whose sums grow differently. All ranks have plans of the same dtypes, so they find the same answer, and the same
-    chunk to fit the slots."""
+    """Begin the entry that the plan describes, in pieces that start at `turns` hosts. False, and nothing is begun: its dtypes
+    have sums of different growth. All ranks' plans have the same dtypes, so they get the same answer and the same chunk size."""
     cdef Chain* c = &x.chain
     cdef uint64_t growth
     cdef int32_t k
@@ -126,25 +126,26 @@ cdef bint chain_start(Executor* x, int turns) noexcept nogil:
     return True
 
 
-# ---- where things lie --------------------------------------------------------------------------------------------------------
+# ---- places in the logical buffer and in slots -------------------------------------------------------------------------------
 
 cdef inline int own_host(const Executor* x) noexcept nogil:
     return x.crews.host_of[x.rank]
 
 
 cdef inline uint64_t first_leg(const Executor* x, int k) noexcept nogil:
-    """The leg of piece k at which this host adds its ranks' values."""
+    """Return the leg of piece k at which this host adds its ranks' values."""
     cdef int start = k if x.chain.turns > 1 else 0
     return <uint64_t>((own_host(x) - start + x.crews.hosts) % x.crews.hosts)
 
 
 cdef inline bint is_due(const Executor* x, uint64_t n, uint64_t leg) noexcept nogil:
-    """Whether some chunk is at `leg` when chunk n of the entry passes a stage."""
+    """Return whether some chunk is at `leg` when chunk n of the entry passes a stage."""
     return leg <= last_leg(x.crews) and LAG * leg <= n < x.chain.chunks + LAG * leg
 
 
 cdef inline Part part_of(const Executor* x, uint64_t n, uint64_t leg, int k, int host, int place) noexcept nogil:
-    """What the rank of `host` at `place` reduces of piece k of the chunk that is at `leg` at chunk n of the entry."""
+    """Return the part of piece k that the rank of `host` at `place` reduces, of the chunk that is at `leg` at chunk n of the
+    entry."""
     cdef Part part
     cdef uint64_t begin = (n - LAG * leg) * x.chunk, end = chunk_end(x, begin), piece_end
     part.begin, piece_end = share_start(begin, end, k, x.chain.turns), share_start(begin, end, k + 1, x.chain.turns)
@@ -154,24 +155,24 @@ cdef inline Part part_of(const Executor* x, uint64_t n, uint64_t leg, int k, int
 
 
 cdef inline uint64_t packed_at(const Executor* x, int k) noexcept nogil:
-    """Where in a slot piece k begins, which is not of the same chunk as the other pieces there."""
+    """Return the offset in a slot of packed piece k, whose chunk is another than that of the other pieces there."""
     return <uint64_t>k * x.chain.piece
 
 
 cdef inline uint64_t sums_at(const Executor* x, int k) noexcept nogil:
-    """Where in a slot the sums of a part of piece k begin."""
+    """Return the offset in a slot of the sums of a part of piece k."""
     return packed_at(x, x.chain.turns) + <uint64_t>k * x.chain.growth * x.chain.part
 
 
 cdef inline uint64_t result_at(const Executor* x, int k) noexcept nogil:
-    """Where in a slot the result of a part of piece k begins."""
+    """Return the offset in a slot of the result of a part of piece k."""
     return sums_at(x, x.chain.turns) + <uint64_t>k * x.chain.part
 
 
 # ---- the stages --------------------------------------------------------------------------------------------------------------
 
 cdef void pack(Executor* x, uint64_t n) noexcept nogil:
-    """Offer the ranks of this host what they reduce."""
+    """Write the parts that other ranks of this host reduce to the slot."""
     cdef char* into
     cdef uint64_t leg
     cdef Part mine, first, last
@@ -203,7 +204,7 @@ cdef void reduce(Executor* x, uint64_t n) noexcept nogil:
 
 
 cdef void add_crew(Executor* x, uint64_t n, uint64_t leg, int k) noexcept nogil:
-    """Add what the ranks of this host have of this rank's part to what has come from the host before."""
+    """Add the values of this host's ranks, in this rank's part, to the sums that have come from the previous host."""
     cdef Part mine = part_of(x, n, leg, k, own_host(x), x.crews.place_of[x.rank]), other
     cdef int before = (own_host(x) + x.crews.hosts - 1) % x.crews.hosts, place
     if leg == 0:
@@ -217,7 +218,8 @@ cdef void add_crew(Executor* x, uint64_t n, uint64_t leg, int k) noexcept nogil:
 
 cdef void add_range(Executor* x, uint64_t n, uint64_t leg, int k, Part mine, uint64_t low, uint64_t high, const char* sums,
                     uint64_t sums_low) noexcept nogil:
-    """The same of [low, high). `sums`, NULL for none, has what came before from `sums_low` on."""
+    """Add the values of this host's ranks in [low, high) to `sums`, which begin at `sums_low`; NULL: there are none yet. The last
+    host writes the result."""
     cdef Cut cut = cut_range(&x.plan, low, high)
     cdef char* into = slot(x, x.rank, n)
     cdef const char* before
@@ -246,7 +248,7 @@ cdef void add_range(Executor* x, uint64_t n, uint64_t leg, int k, Part mine, uin
 
 
 cdef void hand_on(Executor* x, uint64_t n, uint64_t leg, int k) noexcept nogil:
-    """Take this rank's part of the result from the host before."""
+    """Copy this rank's part of the result from the previous host's slots to its own."""
     cdef Part mine = part_of(x, n, leg, k, own_host(x), x.crews.place_of[x.rank]), other
     cdef int before = (own_host(x) + x.crews.hosts - 1) % x.crews.hosts, place
     cdef uint64_t low, high
@@ -259,7 +261,7 @@ cdef void hand_on(Executor* x, uint64_t n, uint64_t leg, int k) noexcept nogil:
 
 
 cdef void copy(Executor* x, uint64_t n) noexcept nogil:
-    """Take the results that the ranks of this host have made or been handed."""
+    """Copy to the tensors the results that the ranks of this host have made or received."""
     cdef uint64_t leg
     cdef Part part
     cdef int k, place
@@ -277,7 +279,7 @@ cdef void copy(Executor* x, uint64_t n) noexcept nogil:
 
 
 cdef void offer_parts(Executor* x, Stage stage, uint64_t n) noexcept nogil:
-    """To the next host the sums of this rank's part, or the result."""
+    """Offer the sums or the result of this rank's part to the next host."""
     cdef int k, after = member(x.crews, (own_host(x) + 1) % x.crews.hosts, 0)
     cdef uint64_t leg
     cdef Part mine

@@ -1,8 +1,8 @@
-"""All-to-all: every rank sends rows to each, and gets rows from each.
+"""All-to-all: every rank sends rows to each rank, and gets rows from each.
 
-It begins with a chunk in which every rank says how many rows it has for each. From these all ranks know how many chunks
-follow, and each allocates what it will receive. A chunk has a compartment for every rank (data/executor.pxd), however
-unevenly the rows are split. In the executor, `send` is this rank's source, `gather` its result.
+In the first chunk every rank tells how many rows it has for each rank. From these numbers all ranks know how many chunks follow,
+and each allocates its result. A chunk has a compartment for every rank (data/executor.pxd), however unevenly the rows are split.
+In the executor, the fields `send_*` describe this rank's source, `gather_*` its result.
 """
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport calloc, malloc
@@ -33,7 +33,7 @@ cdef Operation exchange_row() noexcept:
 
 
 cdef int64_t count_sizes(const engine_meta* meta, int size) noexcept nogil:
-    """One size for each rank: the number of rows that go to it."""
+    """Return one size for each rank: the number of rows that go to it."""
     return size
 
 
@@ -43,7 +43,7 @@ cdef void stand_in(Op* op, int size) noexcept nogil:
 
 
 cdef bint plan(Executor* x, Op** batch, const engine_entry* entry) noexcept nogil:
-    """How long it is shows after its first chunk."""
+    """Plan the first chunk, which determines how many chunks follow; False without memory."""
     cdef Op* op = batch[0]
     cdef uint64_t start = 0
     cdef int r
@@ -60,7 +60,7 @@ cdef bint plan(Executor* x, Op** batch, const engine_entry* entry) noexcept nogi
 
 
 cdef const char* finish(Executor* x, Op** batch) noexcept nogil:
-    """The result becomes the operation's."""
+    """Hand the result to the operation; return NULL, or an error."""
     if x.culprit >= 0:
         return WRONG_ROW_COUNTS
     if x.received == NULL:
@@ -85,7 +85,7 @@ cdef void pack(Executor* x, uint64_t n) noexcept nogil:
 
 
 cdef void offer_rows(Executor* x, Stage stage, uint64_t n) noexcept nogil:
-    """How many rows go to each rank, to all; then to each its rows."""
+    """Offer the numbers of rows to all ranks, then each rank its rows."""
     cdef uint64_t at
     cdef int r
     if stage == Stage.PACKED and n == 0:
@@ -97,8 +97,8 @@ cdef void offer_rows(Executor* x, Stage stage, uint64_t n) noexcept nogil:
 
 
 cdef void begin_receiving(Executor* x) noexcept nogil:
-    """Every rank has said what it sends: find out what comes, and make room for it. All ranks see the same numbers, each of which
-    is read once: a peer that lies may write them again meanwhile."""
+    """Read from every rank how many rows it sends, and allocate the result. All ranks see the same numbers. Each is read only
+    once, since a malicious peer may overwrite it meanwhile."""
     cdef const uint64_t* sent
     cdef uint64_t longest = 0, total = 0, all_of_rank
     cdef int64_t rows
@@ -125,7 +125,7 @@ cdef void copy(Executor* x, uint64_t n) noexcept nogil:
     if n == 0:
         begin_receiving(x)
         return
-    if x.received == NULL:          # no memory: said at the end, so that the other ranks are not kept waiting
+    if x.received == NULL:          # no memory: `finish` reports it, so that the other ranks are not kept waiting
         return
     begin = (n - 1) * compartment(x)
     for s in range(x.size):

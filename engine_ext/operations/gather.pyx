@@ -1,9 +1,10 @@
-"""Allgather: every rank gets the rows of all, one rank's after another's. Each may have another number of rows.
+"""Allgather: every rank gets the rows of all ranks, in rank order. Ranks may have different numbers of rows.
 
-So every submission says how many, and the entry tells all ranks the rows of each. A chunk carries the next of every rank's rows.
+So every submission tells its number of rows, and the entry tells all ranks the rows of each. A chunk carries the next rows of
+every rank.
 
-A group is gathered as bytes: how many rows each member has here and how long one is, then the members, each at a multiple of 64.
-A rank that sends no bytes has nothing.
+A group is gathered as bytes: the number of rows and the row length of each member, then the members, each at a multiple of 64. A
+rank without tensors sends no bytes.
 """
 from libc.stdint cimport int64_t, uint32_t
 from libc.stdlib cimport malloc
@@ -41,12 +42,12 @@ cdef Operation gather_row() noexcept:
 
 
 cdef int64_t count_sizes(const engine_meta* meta, int size) noexcept nogil:
-    """Two sizes for each tensor of a group: its rows and the bytes of one. Of a single tensor the entry has them."""
+    """Return two sizes for each tensor of a group: its rows and the bytes of a row. For a single tensor the entry has them."""
     return 2 * <int64_t>meta.group
 
 
 cdef bint gather_memory(Executor* x, uint64_t chunk, char* own, uint64_t nbytes, char* all) noexcept nogil:
-    """Gather memory of the engine's own, equally long on all ranks, before what an entry is about. False without memory."""
+    """Gather memory of the engine, equally long on all ranks, before an entry's own data; False without memory."""
     cdef int r
     plan_clear(&x.plan)
     x.streaming = x.needs_pack = x.timed = False
@@ -61,8 +62,8 @@ cdef bint gather_memory(Executor* x, uint64_t chunk, char* own, uint64_t nbytes,
 
 
 cdef bint plan(Executor* x, Op** batch, const engine_entry* entry) noexcept nogil:
-    """One tensor or group. Only the entry knows the size of the result: it goes into the given target if that is as long, else
-    into memory that is allocated here."""
+    """Plan one tensor or group; False without memory. Only the entry tells the size of the result. It goes into the given target
+    if that has this size, else into memory that is allocated here."""
     cdef Op* op = batch[0]
     cdef const int64_t* rows = entry_rows(entry)
     cdef uint64_t given = op.memory_bytes, longest = 0, row_bytes = <uint64_t>bytes_of_row(&entry.meta)
@@ -79,27 +80,27 @@ cdef bint plan(Executor* x, Op** batch, const engine_entry* entry) noexcept nogi
     if op.row_counts == NULL or x.gathered == NULL:
         return False
     memcpy(op.row_counts, rows, x.size * sizeof(int64_t))
-    x.reduction.prescale = 1.0                      # what is gathered is not scaled on the way
+    x.reduction.prescale = 1.0                      # gathered values are not scaled
     if op.members != NULL:
         if not plan_members(x, op):
             return False
     elif rows[x.rank] and not plan_bytes(x, op.source, NULL, op.nbytes):
         return False
     executor_start(x, &STEPS, (longest + x.chunk - 1) // x.chunk)
-    # Between hosts frames of all ranks keep step with the chunks.
+    # With several hosts every rank waits all the same, so that the frames of all ranks keep pace with the chunks.
     x.takes_nothing = x.gather_bytes[x.rank] == op.memory_bytes and x.crews.hosts == 1
     return True
 
 
 cdef const char* finish(Executor* x, Op** batch) noexcept nogil:
-    """Look whether each rank's part of a group is as long as the numbers at its beginning say, which whoever reads it goes by. A
-    rank without a tensor has not said itself that it is a group."""
+    """Check that each rank's part of a group is as long as the numbers at its beginning say, since readers rely on them. A rank
+    without a tensor has not declared a group itself."""
     cdef const engine_meta* meta = &batch[0].record.meta
     cdef const char* memory = batch[0].memory
     cdef const int64_t* like = NULL
     cdef int r, k
     for r in range(x.size if meta.group else 0):
-        if x.gather_bytes[r] % PIECE_ALIGNMENT:         # else the parts behind it are not aligned, either
+        if x.gather_bytes[r] % PIECE_ALIGNMENT:         # it would misalign the parts behind it, too
             x.culprit = r
             return WRONG_ROW_COUNTS
     r = x.rank
@@ -114,7 +115,7 @@ cdef const char* finish(Executor* x, Op** batch) noexcept nogil:
 
 
 cdef bint is_whole_group(const engine_meta* meta, const int64_t* like, const char* part, uint64_t nbytes) noexcept nogil:
-    """Whether a rank's part has the members that its numbers say, with rows as long as those of another part, `like`, or NULL."""
+    """Return whether a rank's part has the members that its numbers say, with rows as long as in the part `like`, unless NULL."""
     cdef uint64_t numbers = <uint64_t>meta.group * 2 * sizeof(int64_t), total = 0, k
     cdef const int64_t* sent = <const int64_t*>part
     if nbytes < numbers or not add_padded_bytes(&total, <int64_t>numbers, 1, PIECE_ALIGNMENT):
@@ -130,7 +131,7 @@ cdef bint is_whole_group(const engine_meta* meta, const int64_t* like, const cha
 
 
 cdef bint are_entries(const engine_meta* meta, const int64_t* sent) noexcept nogil:
-    """Whether two tensors can be the indices and the values of a sparse one."""
+    """Return whether two tensors can be the indices and the values of a sparse tensor."""
     cdef uint64_t value_bytes = <uint64_t>dtype_bytes(meta.dtype)
     cdef uint32_t d
     for d in range(<uint32_t>meta.dims[DIM_SPARSE], meta.ndim):
@@ -140,6 +141,7 @@ cdef bint are_entries(const engine_meta* meta, const int64_t* sent) noexcept nog
 
 
 cdef bint plan_members(Executor* x, const Op* op) noexcept nogil:
+    """Plan the numbers and the members of a group; False without memory."""
     cdef uint32_t k
     if not plan_bytes(x, <char*>op.splits, NULL, op.meta.group * 2 * sizeof(int64_t)):
         return False
@@ -150,13 +152,13 @@ cdef bint plan_members(Executor* x, const Op* op) noexcept nogil:
 
 
 cdef void pack(Executor* x, uint64_t n) noexcept nogil:
-    """Offer the next chunk of this rank's rows, and put it where it belongs in the own result."""
+    """Write the next chunk of this rank's rows to its slot, and to its place in this rank's result."""
     cdef uint64_t begin = n * x.chunk, end = chunk_end(x, begin)
     if begin >= end:
         return
     if x.size > 1:
         pack_range(x, slot(x, x.rank, n), begin, begin, end)
-    if x.gathered + x.gather_start[x.rank] != x.plan.pieces[0].source:      # else they lie there: the rows of a single tensor
+    if x.gathered + x.gather_start[x.rank] != x.plan.pieces[0].source:      # else a single tensor's rows lie there already
         pack_range(x, x.gathered + x.gather_start[x.rank] + begin, begin, begin, end)
 
 

@@ -14,11 +14,11 @@ cdef const char* kind_name(int kind) noexcept nogil
 cdef int64_t wire_bytes(const engine_meta* meta, int wire) noexcept nogil
 
 cdef inline const Operation* operation_of(const engine_meta* meta) noexcept nogil:
-    """What an operation is. What reduces nothing has the same row for any reduction."""
+    """Return the row of an operation. Kinds that reduce nothing have the same row for every reduction."""
     return OPERATIONS[meta.kind * REDUCTIONS + meta.op]
 
 cdef inline bint can_be_coded(const engine_meta* meta) noexcept nogil:
-    """Whether an operation can travel block-scaled: a sum or an average of tensors in the host's memory."""
+    """Return whether an operation can travel block-scaled: a sum or an average of tensors in host memory."""
     return operation_of(meta).codes and (meta.op == ENGINE_SUM or meta.op == ENGINE_AVERAGE) and not meta.device
 
 cdef Operation barrier_row() noexcept
@@ -30,5 +30,5 @@ cdef const char* op_name(int op) noexcept nogil
 cdef const char* dtype_name(int dtype) noexcept nogil
 
 cdef inline int fit(int at, int written, int room) noexcept nogil:
-    """Where a text ends to which snprintf has added `written` bytes, as far as there was room."""
+    """Return the end of a text to which snprintf has added `written` bytes, or as many of them as there was room for."""
     return at + written if at + written < room else room - 1

@@ -1,6 +1,6 @@
-"""The table of operations. Beside the enum and the border to Python, nowhere else is a kind asked for.
+"""The table of operations. Only this file, the enum and the border to Python depend on an operation's kind.
 
-An operation is a file here that exports its row, a number with a name in shared/names.h, and a line below (CONTRIBUTING.md has
+An operation has a file here that exports its row, a number with a name in shared/names.h, and a line below (CONTRIBUTING.md has
 the recipe).
 """
 from libc.stdio cimport snprintf
@@ -29,7 +29,7 @@ OPERATIONS = <const Operation**>calloc(KINDS * REDUCTIONS, sizeof(Operation*))
 
 
 cdef int fill_in(int kind, Operation row, int reduction=-1) except -1:
-    """Put a row into the table, for good; of one `reduction` alone, if it is said."""
+    """Put a row into the table for good: for one `reduction`; -1: for all."""
     cdef Operation* kept = <Operation*>calloc(1, sizeof(Operation))
     cdef int k
     if kept == NULL or OPERATIONS == NULL:
@@ -51,7 +51,7 @@ fill_in(KIND_REDUCESCATTER, scatter_row())
 
 
 cdef int expect_rows_of_all() except -1:
-    """Every kind has a row for every reduction, and every row what is called without asking."""
+    """Raise ImportError unless every kind has a row for every reduction, and every row the functions that it must have."""
     cdef const Operation* row
     cdef int k
     for k in range(KINDS * REDUCTIONS):
@@ -70,7 +70,7 @@ cdef const char* kind_name(int kind) noexcept nogil:
 
 
 cdef int64_t wire_bytes(const engine_meta* meta, int wire) noexcept nogil:
-    """Bytes of an operation as they travel, `wire` being an entry's."""
+    """Return the bytes of an operation as they travel in an entry with this `wire`."""
     cdef const Operation* operation = operation_of(meta)
     cdef int64_t n = operation.bytes(meta)
     cdef int d
@@ -84,14 +84,14 @@ cdef int64_t wire_bytes(const engine_meta* meta, int wire) noexcept nogil:
 
 
 cdef int64_t bytes_as_sent(int64_t items, int dtype, int wire) noexcept nogil:
-    """Bytes of so many elements of a dtype as they travel, scales included."""
+    """Return the bytes of `items` elements of a dtype as they travel, scales included."""
     cdef int64_t nbytes = items * dtype_bytes(wire_dtype(wire, dtype))
     return nbytes + items // ENGINE_BLOCK if wire == WIRE_FP8 and wire_compresses(wire, dtype) else nbytes
 
 
 # ---- barrier ----------------------------------------------------------------------------------------------------------------
 
-# Barrier: no rank goes on before all have come. It moves nothing: that its entry is there says that all have submitted it.
+# A barrier lets no rank go on before all have reached it. It moves nothing: its entry exists only once all have submitted it.
 
 cdef Steps STEPS = Steps(NULL, NULL, NULL, NULL, False, False)
 
@@ -109,7 +109,7 @@ cdef int64_t no_bytes(const engine_meta* meta) noexcept nogil:
 
 
 cdef void stand_in(Op* op, int size) noexcept nogil:
-    """There is nothing to hold."""
+    """Do nothing: a barrier has no tensor."""
 
 
 cdef bint plan(Executor* x, Op** batch, const engine_entry* entry) noexcept nogil:
@@ -117,9 +117,10 @@ cdef bint plan(Executor* x, Op** batch, const engine_entry* entry) noexcept nogi
     return True
 
 
-# ---- metadata in words ------------------------------------------------------------------------------------------------------
+# ---- descriptions of metadata -----------------------------------------------------------------------------------------------
 
-# Metadata in words: `allreduce sum float32[3, 4]`, `ranks 0, 2`. Functions return the bytes written, never past `room`.
+# Descriptions such as `allreduce sum float32[3, 4]` and `ranks 0, 2`. Functions return the end of the text in bytes, and never
+# write past `room`. Those with `at` append to a text of that length.
 
 cdef enum:
     PARTS = 8                   # most ranges that a list of ranks shows
@@ -134,7 +135,7 @@ cdef const char* dtype_name(int dtype) noexcept nogil:
 
 
 cdef int describe_dtypes(int first, int end, char* text, int room) noexcept nogil:
-    """`float16, bfloat16, float32`: the names of the dtypes from one number to before another."""
+    """Describe the dtypes [first, end): `float16, bfloat16, float32`."""
     cdef int at = 0, dtype
     for dtype in range(first, end):
         at = fit(at, snprintf(text + at, room - at, "%s%s", b", " if dtype > first else b"", ENGINE_DTYPE_NAMES[dtype]), room)
@@ -142,9 +143,10 @@ cdef int describe_dtypes(int first, int end, char* text, int room) noexcept nogi
 
 
 cdef int describe_meta(const engine_meta* meta, char* text, int room) noexcept nogil:
+    """Describe an operation: `allreduce sum float32[3, 4] on a GPU`."""
     cdef int at = 0
     cdef const Operation* operation = operation_of(meta)
-    cdef bint sparse = meta.layout == LAYOUT_SPARSE             # an allreduce to whoever calls it, though it is gathered
+    cdef bint sparse = meta.layout == LAYOUT_SPARSE             # the user calls an allreduce, which is a gather here
     cdef const char* name = kind_name(meta.kind)
     if sparse:
         name = b"sparse allreduce"
@@ -166,7 +168,7 @@ cdef int describe_meta(const engine_meta* meta, char* text, int room) noexcept n
     if meta.device:
         at = fit(at, snprintf(text + at, room - at, " on a GPU"), room)
     at = describe_wire(meta, text, at, room)
-    if operation.reduces and meta.root:      # of an optimizer's pass, see GradientGroup.mark_late
+    if operation.reduces and meta.root:      # set for an optimizer's pass by GradientGroup.mark_late
         at = fit(at, snprintf(text + at, room - at, " with gradients that came after backward"), room)
     if meta.fault:
         at = describe_fault(meta, text, at, room)
@@ -187,7 +189,7 @@ cdef int describe_fault(const engine_meta* meta, char* text, int at, int room) n
 
 
 cdef int describe_group(const engine_meta* meta, char* text, int at, int room) noexcept nogil:
-    """`a group of 3 tensors: float32 12 elements, int64 3 elements, shapes 0123456789abcdef`."""
+    """Describe a group: `, a group of 3 tensors: float32 12 elements, int64 3 elements, shapes 0123456789abcdef`."""
     cdef int d
     at = fit(at, snprintf(text + at, room - at, ", a group of %u tensors: ", <unsigned int>meta.group), room)
     for d in range(ENGINE_DTYPES):
@@ -201,7 +203,7 @@ cdef int describe_group(const engine_meta* meta, char* text, int at, int room) n
 
 
 cdef int describe_shape(const engine_meta* meta, char* text, int at, int room) noexcept nogil:
-    """`float32[3, 4]`; a star for rows that may differ."""
+    """Describe dtype, shape and layout: ` float32[3, 4]`, with a star for rows that may differ."""
     cdef int d
     at = fit(at, snprintf(text + at, room - at, " %s[", ENGINE_DTYPE_NAMES[meta.dtype]), room)
     for d in range(<int>meta.ndim if meta.ndim < MAX_DIMS else MAX_DIMS):
@@ -209,7 +211,7 @@ cdef int describe_shape(const engine_meta* meta, char* text, int at, int room) n
             at = fit(at, snprintf(text + at, room - at, "*"), room)
         else:
             at = fit(at, snprintf(text + at, room - at, "%s%lld", b", " if d else b"", <long long>meta.dims[d]), room)
-    if meta.layout == LAYOUT_ROWS or meta.layout == LAYOUT_SPARSE:      # of a sparse one, its name tells
+    if meta.layout == LAYOUT_ROWS or meta.layout == LAYOUT_SPARSE:      # a sparse layout is in the operation's name
         return fit(at, snprintf(text + at, room - at, "]"), room)
     return fit(at, snprintf(text + at, room - at, "] %s", LAYOUT_NAMES[meta.layout]), room)
 
@@ -226,7 +228,7 @@ cdef int describe_wire(const engine_meta* meta, char* text, int at, int room) no
 
 
 cdef int describe_factor(const char* what, double factor, char* text, int at, int room) noexcept nogil:
-    """With as many digits as tell it from any other number."""
+    """Describe a factor, with as many digits as distinguish it from any other number."""
     cdef char[32] digits
     cdef int precision
     for precision in range(6, 18):
@@ -248,8 +250,9 @@ cdef int end_of_run(const bint* chosen, const int* numbers, int size, int first)
 
 
 cdef int describe_ranks(const bint* chosen, const int* numbers, int size, char* text, int room) noexcept nogil:
-    """`rank 3`, `ranks 0, 1` or `ranks 0-2, 5`, by the world's `numbers`, in the set's order; of more than PARTS, the last one
-    and the first ones: the form of engine/text/readable.py. NULL: all are chosen."""
+    """Describe the chosen ranks as `rank 3`, `ranks 0, 1` or `ranks 0-2, 5`, by their `numbers` in the world, in the set's order.
+    `chosen` NULL: all ranks. More than PARTS ranges are shortened to the first ones and the last, as in engine/text/readable.py.
+    """
     cdef int at, count = 0, parts = 0, shown = 0, r = 0, last
     while r < size:
         if chosen == NULL or chosen[r]:

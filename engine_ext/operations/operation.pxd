@@ -1,7 +1,7 @@
-"""An operation as a row: all in which one collective differs from another. kinds.pyx holds the rows.
+"""An operation's row: everything in which one collective differs from another. kinds.pyx holds the rows.
 
-The coordinator, which knows no tensors, goes by the fields. Every rank plans an entry by `plan`: it makes the fusion plan of the
-tensors that the entry names, and hands the executor the Steps by which chunks pass. Nobody asks for a kind.
+The coordinator, which knows no tensors, reads the fields. Every rank plans an entry by `plan`, which makes the fusion plan of the
+entry's tensors and gives the executor the Steps for the chunks. No other code depends on the kind.
 """
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
@@ -13,55 +13,55 @@ from engine_ext.shared.layout cimport WIRE_FP8, engine_entry, engine_knobs, engi
 
 cdef enum:
     SMALLEST_CHUNK = 65536
-    CHUNK_UNIT = 4096       # of which chunk sizes are multiples
-    ONE_SHOT_BYTES = 32768  # of all ranks together: below it a second handshake costs more than the extra reading
+    CHUNK_UNIT = 4096       # chunk sizes are multiples of it
+    ONE_SHOT_BYTES = 32768  # of all ranks together: below it a second handshake costs more than reading the extra bytes
 
-# Why an entry cannot go on, for which `culprit` of the executor is to blame.
+# The error of an entry that cannot go on because `culprit` of the executor has sent wrong numbers.
 cdef const char* WRONG_ROW_COUNTS
 
-cdef enum Says:             # what a rank tells the coordinator of each submission, in `rows` of its page
+cdef enum Says:             # the number that a rank tells the coordinator of each submission, in `rows` of its page
     SAYS_NOTHING = 0
-    SAYS_ROWS = 1           # how many rows it has; the entry tells all ranks the rows of each
+    SAYS_ROWS = 1           # its number of rows; the entry tells all ranks the rows of each
     SAYS_ALIGNED = 2        # whether ranks align behind it (docs/architecture/protocol-failure.md)
 
 cdef struct Operation:
-    bint reduces            # values of ranks become one value: factors, compression and the reduction's name mean something
+    bint reduces            # values of ranks become one value, so factors, compression and the reduction's name have a meaning
     bint moves              # there are bytes to move
-    bint alone              # an entry carries one of it, since its size or its plan is its own
-    bint rooted             # one rank gives what all receive
+    bint alone              # an entry carries one such operation, since its size or its plan is special
+    bint rooted             # all ranks receive the tensor of one rank
     bint uneven             # ranks may have different numbers of rows
-    bint optional           # a rank may submit no tensor: it contributes what changes nothing, and gets the result
+    bint optional           # a rank may submit no tensor: it contributes the identity, and gets the result
     bint parts              # each rank receives its part of the rows
-    bint tells_members      # ranks that have joined have to know the tensors of a group one by one
-    bint codes              # sums may travel between hosts block-scaled (blocks.pyx)
+    bint tells_members      # ranks that have joined have to know each tensor of a group
+    bint codes              # sums may travel block-scaled between hosts (blocks.pyx)
     Says says
-    int work                # DEVICE_*: what an item does with its tensors on GPUs
+    int work                # DEVICE_*: the work of the lane's item for tensors on GPUs
 
-    # The coordinator's. Bytes of the tensor, or of all tensors of a group; of one row where the rows may differ.
+    # For the coordinator. Return the bytes of the tensor, or of all tensors of a group; of one row if ranks' rows may differ.
     int64_t (*bytes)(const engine_meta* meta) noexcept nogil
-    # By which algorithm `entry`, whose bytes are known, travels among the ranks, and in which chunks; whoever appends the entry
-    # makes that size a whole one (whole_chunk).
+    # Choose the algorithm and the chunk size of `entry`, whose bytes are known. The function that appends the entry rounds the
+    # chunk size (whole_chunk).
     void (*choose)(engine_entry* entry, const engine_knobs* knobs, const Crews* crews) noexcept nogil
 
-    # Tensors on GPUs: number of sizes (int64, in `splits`) that each rank sends all others before the entry is handed over.
-    # NULL as a function: none.
+    # Tensors on GPUs: return the number of sizes (int64, in `splits`) that each rank sends to all others before the entry is
+    # handed to the lane. NULL as a function: none.
     int64_t (*count_sizes)(const engine_meta* meta, int size) noexcept nogil
 
-    # Every rank's. Fill the operation that a rank that has joined contributes: all fields beside `meta`, without a tensor.
+    # For every rank. Fill in the operation that a rank that has joined contributes: all fields except `meta`, without a tensor.
     void (*stand_in)(Op* op, int size) noexcept nogil
-    # Start the executor on `entry`, whose operations are in `batch`. False without memory.
+    # Start the executor on `entry`, whose operations are in `batch`; False without memory.
     bint (*plan)(Executor* x, Op** batch, const engine_entry* entry) noexcept nogil
-    # The executor is done: hand over what it has made. NULL, or why that is not possible. NULL as a function: there is nothing.
+    # Take the results from the executor, which is done. Return NULL, or an error. NULL as a function: there is nothing to do.
     const char* (*finish)(Executor* x, Op** batch) noexcept nogil
 
 cdef bint operation_begin(
     const Operation* operation, Executor* x, Op** batch, const engine_entry* entry, int root, bint timed
 ) noexcept nogil
 
-# ---- groups, which are called by the dtype of their first tensor ---------------------------------------------------------------
+# ---- groups, whose `dtype` is that of their first tensor -----------------------------------------------------------------------
 
 cdef inline bint is_coded_whole(const engine_meta* meta) noexcept nogil:
-    """Whether a tensor, or every tensor of a group, can be coded."""
+    """Return whether a tensor, or every tensor of a group, can travel block-scaled."""
     cdef int d
     for d in range(ENGINE_DTYPES if meta.group else 0):
         if meta.dims[d] and not wire_compresses(WIRE_FP8, d):
@@ -69,14 +69,14 @@ cdef inline bint is_coded_whole(const engine_meta* meta) noexcept nogil:
     return meta.group != 0 or wire_compresses(WIRE_FP8, meta.dtype)
 
 cdef inline bint has_one_dtype(const engine_meta* meta) noexcept nogil:
-    """Whether all tensors of a group have the dtype that the group is called by, the first one's."""
+    """Return whether all tensors of a group have the dtype of the first one."""
     cdef int d
     for d in range(ENGINE_DTYPES if meta.group else 0):
         if meta.dims[d] and d != meta.dtype:
             return False
     return True
 
-# ---- what several rows share -------------------------------------------------------------------------------------------------
+# ---- functions that several rows share ---------------------------------------------------------------------------------------
 
 cdef int64_t bytes_of_all(const engine_meta* meta) noexcept nogil
 cdef int64_t bytes_of_row(const engine_meta* meta) noexcept nogil

@@ -1,4 +1,4 @@
-"""What rows of the table share: how an entry begins, sizes, chunks, and the plan of tensors that are fused."""
+"""Functions that rows of the table share: the beginning of an entry, sizes, chunks, and the plan of fused tensors."""
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_XDECREF
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
@@ -19,13 +19,14 @@ cdef const char* WRONG_ROW_COUNTS = b"it has reported numbers of rows that do no
 cdef bint operation_begin(
     const Operation* operation, Executor* x, Op** batch, const engine_entry* entry, int root, bint timed
 ) noexcept nogil:
-    """Start a BATCH, whose operations are in `batch`. `root` is a rank here, -1 if there is none. False without memory."""
+    """Start the executor on a BATCH entry, whose operations are in `batch`; False without memory. `root` is a rank of this
+    engine's world or set; -1: there is none."""
     plan_clear(&x.plan)
     x.streaming = entry.stores == STORES_STREAMING
     x.needs_pack = entry.flags & ENTRY_NEEDS_PACK != 0
     x.root, x.chunk, x.timed = root, entry.chunk, timed
     memset(&x.reduction, 0, sizeof(x.reduction))
-    x.reduction.op = entry.meta.op                      # the dtypes are each piece's own
+    x.reduction.op = entry.meta.op                      # the dtypes are set for each piece
     x.reduction.count, x.reduction.streaming = x.size, x.streaming
     x.reduction.prescale, x.reduction.postscale = entry.meta.prescale, entry.meta.postscale
     x.reduction.divisor = x.size if entry.meta.op == ENGINE_AVERAGE else 1
@@ -35,7 +36,8 @@ cdef bint operation_begin(
 # ---- sizes and chunks --------------------------------------------------------------------------------------------------------
 
 cdef int64_t bytes_of_row(const engine_meta* meta) noexcept nogil:
-    """Bytes of one row, for kinds whose first dimension may differ by rank; 2^62 at most. A group is gathered as bytes."""
+    """Return the bytes of one row, at most 2^62, for kinds whose first dimension may differ by rank. 1 for a group, which is
+    gathered as bytes."""
     cdef uint64_t n = 1 if meta.group else <uint64_t>dtype_bytes(meta.dtype)
     cdef uint32_t d
     for d in range(1, 0 if meta.group else min(meta.ndim, <uint32_t>MAX_DIMS)):
@@ -44,6 +46,7 @@ cdef int64_t bytes_of_row(const engine_meta* meta) noexcept nogil:
 
 
 cdef int64_t bytes_of_all(const engine_meta* meta) noexcept nogil:
+    """Return the bytes of the tensor, or of all tensors of a group."""
     cdef int64_t n = 0
     cdef int d
     if not meta.group:
@@ -54,22 +57,23 @@ cdef int64_t bytes_of_all(const engine_meta* meta) noexcept nogil:
 
 
 cdef uint32_t whole_chunk(uint32_t wanted) noexcept nogil:
-    """The chunk size that an entry has where `wanted` was chosen: whole pages, so that no element is cut, whatever its dtype."""
+    """Round a chosen chunk size to the one that an entry has: whole pages, so that no element of any dtype is cut."""
     return (min(max(wanted, <uint32_t>SMALLEST_CHUNK), <uint32_t>SLOT_BYTES) + CHUNK_UNIT - 1) // CHUNK_UNIT * CHUNK_UNIT
 
 
 cdef bint is_whole_chunk(uint32_t nbytes) noexcept nogil:
-    """Whether an entry can have that chunk size."""
+    """Return whether an entry can have that chunk size."""
     return nbytes == whole_chunk(nbytes)
 
 
 cdef void choose_two_shot(engine_entry* entry, const engine_knobs* knobs, const Crews* crews) noexcept nogil:
-    """Two chunks at least."""
+    """Choose two-shot, with chunks of at most half of the entry's bytes."""
     entry.algorithm = ALGORITHM_TWO_SHOT
     entry.chunk = <uint32_t>min(<uint64_t>knobs.chunk_bytes, entry.bytes // 2)
 
 
 cdef void choose_scatter(engine_entry* entry, const engine_knobs* knobs, const Crews* crews) noexcept nogil:
+    """Choose chunks with a compartment for every rank."""
     entry.algorithm = ALGORITHM_SCATTER
     entry.chunk = knobs.chunk_bytes
 
@@ -77,29 +81,30 @@ cdef void choose_scatter(engine_entry* entry, const engine_knobs* knobs, const C
 # ---- what ranks that have joined contribute ----------------------------------------------------------------------------------
 
 cdef void stand_in_tensor(Op* op, int size) noexcept nogil:
-    """An absent tensor, or a group of such."""
-    op.nbytes = <uint64_t>bytes_of_all(&op.meta) + (8 * ENGINE_DTYPES if op.meta.group else 0)     # to align each dtype
+    """Fill in an absent tensor, or a group of absent tensors."""
+    op.nbytes = <uint64_t>bytes_of_all(&op.meta) + (8 * ENGINE_DTYPES if op.meta.group else 0)     # room to align each dtype
 
 
 cdef void stand_in_rows(Op* op, int size) noexcept nogil:
-    """No rows."""
+    """Fill in a tensor without rows."""
     op.row_bytes = <uint64_t>bytes_of_row(&op.meta)
 
 
 # ---- the plan of fused tensors -----------------------------------------------------------------------------------------------
 
 cdef bint plan_bytes(Executor* x, const char* source, char* target, uint64_t nbytes) noexcept nogil:
-    """What travels as it is, whatever it means. False without memory."""
+    """Append memory that travels unchanged, as bytes, to the plan; False without memory."""
     return plan_add(&x.plan, source, target, nbytes, ENGINE_UINT8, ENGINE_UINT8, -1) != NULL
 
 
 cdef uint64_t chunks_of_plan(const Executor* x) noexcept nogil:
+    """Return the number of chunks of the logical buffer."""
     return (x.plan.total + x.chunk - 1) // x.chunk if x.plan.total else 0
 
 
 cdef bint plan_group(Plan* plan, const Op* op, int entry_wire) noexcept nogil:
-    """By dtype, and without gaps between tensors of one: so a rank that has joined, and has not been told more than how many
-    elements of each dtype there are, has the same plan. False without memory."""
+    """Append the tensors of a group, ordered by dtype and without gaps between tensors of one dtype; False without memory. So a
+    rank that has joined, which knows only the number of elements of each dtype, makes the same plan."""
     cdef const Member* member
     cdef Piece* piece
     cdef uint64_t nbytes, used = 0
@@ -112,7 +117,7 @@ cdef bint plan_group(Plan* plan, const Op* op, int entry_wire) noexcept nogil:
             nbytes = <uint64_t>(op.meta.dims[d] * dtype_bytes(d))
             if plan_add(plan, NULL, op.target + used, nbytes, d, wire, -1) == NULL:
                 return False
-            used += (nbytes + 7) & ~<uint64_t>7         # the next dtype's alignment; stand_in_tensor has made room
+            used += (nbytes + 7) & ~<uint64_t>7         # aligns the next dtype; stand_in_tensor has added room for this
         for k in range(op.meta.group if op.members != NULL and op.meta.dims[d] else 0):
             member = &op.members[k]
             if member.dtype != d or member.nbytes == 0:
@@ -128,8 +133,8 @@ cdef bint plan_group(Plan* plan, const Op* op, int entry_wire) noexcept nogil:
 
 
 cdef bint give_target(Op* op) noexcept nogil:
-    """Absent here, present elsewhere: there is a result after all, in memory that is allocated now if there is none yet, or none
-    for the others' dtype and order of elements. False without memory."""
+    """Allocate memory for the result of an operation without a target; False without memory. A tensor that is absent here but
+    present elsewhere gets the others' dtype and layout; if these differ from its own, it loses its target."""
     cdef const engine_meta* agreed = &op.record.meta
     if op.source == NULL and op.nbytes and not op.meta.device and (
             op.meta.dtype != agreed.dtype or op.meta.layout != agreed.layout):
@@ -143,7 +148,7 @@ cdef bint give_target(Op* op) noexcept nogil:
 
 
 cdef bint plan_tensors(Executor* x, Op** batch, const engine_entry* entry) noexcept nogil:
-    """The tensors of the entry, one after another. False without memory."""
+    """Plan the tensors of the entry, one after another; False without memory."""
     cdef bint shared = entry.meta.shared >= 0, planned
     cdef int32_t i
     cdef Op* op
@@ -163,11 +168,11 @@ cdef bint plan_tensors(Executor* x, Op** batch, const engine_entry* entry) noexc
 
 # ---- operations -------------------------------------------------------------------------------------------------------------
 
-# Operations of Python are made and freed with the GIL held: each holds a reference to what keeps its tensors alive. Those of
-# native calls hold none, and need no GIL.
+# Operations of Python are created and freed with the GIL held, since each holds a reference to what keeps its tensors alive.
+# Those of native calls hold none, and need no GIL.
 
 cdef Op* make_op() noexcept nogil:
-    """An operation that its maker alone owns until it is submitted; NULL without memory."""
+    """Return a new operation, which the caller alone owns until it is submitted; NULL without memory."""
     cdef Op* op = <Op*>calloc(1, sizeof(Op))
     if op != NULL:
         op.meta.shared, op.meta.prescale, op.meta.postscale = -1, 1.0, 1.0
@@ -176,7 +181,7 @@ cdef Op* make_op() noexcept nogil:
 
 
 cdef Op* new_op() except NULL:
-    """As make_op."""
+    """Return a new operation like make_op, but raise MemoryError without memory."""
     cdef Op* op = make_op()
     if op == NULL:
         raise MemoryError("no memory for an operation")
@@ -184,14 +189,14 @@ cdef Op* new_op() except NULL:
 
 
 cdef void free_op(Op* op) noexcept:
-    """The GIL is held and the engine has let go of `op`."""
+    """Free an operation that the engine does not use any more, and drop its Python references. The caller holds the GIL."""
     Py_XDECREF(<PyObject*>op.owner)
     Py_XDECREF(<PyObject*>op.result)
     free_parts(op)
 
 
 cdef void free_parts(Op* op) noexcept nogil:
-    """As free_op, of an operation that holds no Python reference."""
+    """Free an operation that holds no Python reference; needs no GIL."""
     free(op.call)
     free(op.memory)
     free(op.row_counts)

@@ -1,7 +1,7 @@
-"""Reduce-scatter: rank r gets part r of the rows, reduced. The first ranks have one more where the rows do not divide.
+"""Reduce-scatter: rank r gets part r of the rows, reduced. If the rows cannot be divided evenly, the first ranks get one more.
 
-The logical buffer is the part of rank 0 of every tensor, then that of rank 1, and so on. A chunk has a compartment for every rank
-(data/executor.pxd), so that each chunk is work for all of them. Nothing is copied: a part has one reader.
+The logical buffer has rank 0's part of every tensor, then rank 1's, and so on. A chunk has a compartment for every rank
+(data/executor.pxd), so every chunk is work for all ranks. There is no copy stage, since a part has one reader.
 """
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport malloc
@@ -43,7 +43,7 @@ cdef bint plan(Executor* x, Op** batch, const engine_entry* entry) noexcept nogi
     if op.meta.group == 0:
         one.source, one.target, one.nbytes = op.source, op.target, op.nbytes
         one.row_bytes, one.rows, one.dtype = op.row_bytes, entry.meta.dims[0], op.meta.dtype
-        if load32_relaxed(&op.flags) & OP_STAND_IN:     # somewhere for a part that nobody wants
+        if load32_relaxed(&op.flags) & OP_STAND_IN:     # memory for a part that nobody reads
             one.target = op.memory = <char*>malloc(max(<uint64_t>1, largest_part(one.rows, x.size) * one.row_bytes))
             if one.target == NULL:
                 return False
@@ -59,7 +59,7 @@ cdef bint plan(Executor* x, Op** batch, const engine_entry* entry) noexcept nogi
 
 
 cdef bint plan_part(Executor* x, const Member* members, uint32_t count, uint64_t rank, int wire) noexcept nogil:
-    """The rows of every tensor that `rank` gets. False without memory."""
+    """Plan the rows that `rank` gets, of every tensor; False without memory."""
     cdef const Member* member
     cdef uint64_t size = <uint64_t>x.size, rows, first, last
     cdef uint32_t k
@@ -75,13 +75,13 @@ cdef bint plan_part(Executor* x, const Member* members, uint32_t count, uint64_t
 
 
 cdef inline void find_window(const Executor* x, uint64_t n, int rank, uint64_t* low, uint64_t* high) noexcept nogil:
-    """Find the range of the part of `rank` in chunk n: [low, high) of the logical buffer."""
+    """Find [low, high), the range of the logical buffer that chunk n has of the part of `rank`."""
     low[0] = x.send_start[rank] + n * compartment(x)
     high[0] = low[0] + in_compartment(x, x.send_bytes[rank], n * compartment(x))
 
 
 cdef void pack(Executor* x, uint64_t n) noexcept nogil:
-    """Offer every other rank the next of its part."""
+    """Write the next rows of every other rank's part to the slot, and the identity for absent tensors in this rank's part."""
     cdef uint64_t low, high
     cdef int r
     for r in range(x.size):
