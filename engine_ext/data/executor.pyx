@@ -166,8 +166,8 @@ cdef bint executor_progress(Executor* x) noexcept nogil:
 
 
 cdef int executor_laggard(Executor* x, bint elsewhere) noexcept nogil:
-    """Return the other rank that has passed least of the entry in progress, as far as known here; -1: there is no other rank. Of
-    equal ranks it is the lowest; with `elsewhere`, ranks of other hosts come first."""
+    """Return the other rank that has passed least of the entry in progress, as far as known here; -1: there is no other rank.
+    Of equal ranks it is the lowest; with `elsewhere`, one of another host is preferred."""
     cdef Progress passed
     cdef uint64_t total, least = 0
     cdef int here = x.crews.host_of[x.rank], slowest = -1, r

@@ -9,8 +9,8 @@ A tensor's result does not depend on the tensors that travel with it, nor on the
 4. These sums are added over hosts in float32, in the order of hosts, then divided and multiplied by the postscale factor.
 5. That result is encoded, decoded and rounded to the tensor's dtype.
 
-So a value is rounded to float8 twice, however many hosts there are. Blocks begin at a tensor's first element. The logical buffer has one
-byte for each element. So pieces begin, and chunks are cut, only between blocks: PIECE_ALIGNMENT is the size of a block.
+So a value is rounded to float8 twice, however many hosts there are. Blocks begin at a tensor's first element. The logical buffer
+has one byte for each element. So pieces begin, and chunks are cut, only between blocks: PIECE_ALIGNMENT is the size of a block.
 
 *Blocks*: a chunk is cut into a share for each host, and a share into a part for each rank of a host. In the first *leg* a rank
 sums the values of its host's ranks in its part of every share, and sends these sums to the share's host. In the second leg the
