@@ -1,16 +1,16 @@
-/* What the GPU plane runs on the device: pack tensors into a slab, unpack them, and reduce the parts of all ranks in rank order.
+/* The kernels of the GPU plane: pack tensors into a slab, unpack them, and reduce the parts of all ranks in rank order.
  *
- * `make gpu-kernels` compiles this to kernels.ptx, which is what is shipped: no CUDA compiler is needed to build or to install.
- * The numbers are those of the CPU's kernels (kernels/kernels.h says which, docs/reference/operations.md is the table for users), bit by
- * bit but for the sign and payload of a NaN.
+ * `make gpu-kernels` compiles this file to kernels.ptx, which is shipped, so no CUDA compiler is needed to build or install.
+ * Results equal those of the CPU's kernels bit by bit, except the sign and payload of a NaN. kernels/kernels.h defines them, and
+ * docs/reference/operations.md has the table for users.
  *
- * - Every kernel is one-dimensional, takes any grid and any block, and has no barrier and no shared memory: a thread alone can
- *   be run and understood.
- * - Pointers need the alignment of their element type, no more. What is aligned to 16 bytes is read and written by 16 bytes, and
- *   when it is cast as many elements as 16 bytes have of the wider type.
- * - A factor is multiplied with, after the division by the divisor; 1 is none. Both come as float64 and are rounded to the type
- *   that is computed in.
- * - Nothing checks its arguments: who launches does.
+ * - Every kernel is one-dimensional and accepts any grid and any block. It has no barrier and no shared memory, so a single
+ *   thread can be run and understood.
+ * - Pointers need only the alignment of their element type. Memory aligned to 16 bytes is accessed by 16 bytes; a cast takes as
+ *   many elements at once as 16 bytes hold of the wider type.
+ * - Values are divided by the divisor, then multiplied by the factor; 1 leaves them unchanged. Both come as float64 and are
+ *   rounded to the type of the computation.
+ * - Kernels do not check their arguments; their caller does.
  */
 
 typedef unsigned char u8;
@@ -32,23 +32,23 @@ enum { SUM, AVERAGE, MIN, MAX, PRODUCT };
 
 /* One tensor of a plan. Rows lie in the order of their offsets and do not overlap. */
 struct row {
-  u64 tensor; /* its address; 0: this rank has none. Pack fills its place with the identity, unpack passes over it. */
-  u64 offset; /* where it lies, in bytes from the address that the kernel is given as the slab: a multiple of its elements' size there,
-               * best of 16 */
-  u64 bytes;  /* how many it takes in the slab; 0 is allowed */
+  u64 tensor; /* its address; 0: this rank has none. Pack fills its place with the identity, unpack skips it. */
+  u64 offset; /* its place in bytes from the kernel's parameter `slab`: a multiple of the size of its elements there, best of
+               * 16 */
+  u64 bytes;  /* its size in the slab; 0 is allowed */
 };
 
-/* What a warp works on before it looks for its next piece: bytes of the slab. */
+/* PIECE: bytes of the slab that a warp takes at a time. VECTOR: bytes of the widest access. */
 enum : u64 { PIECE = 2048, VECTOR = 16 };
 enum : u32 {
   WARP = 32,
-  AT_ONCE = 4, /* what a thread reads before it writes: otherwise it would mostly wait for memory */
+  AT_ONCE = 4, /* units that a thread reads before it writes, as otherwise it would mostly wait for memory */
 };
 
-/* Threads of a warp that share a tensor: the number of this one among them, and how many they are. */
+/* Threads of a warp that share a tensor: the number of this thread among them, and their count. */
 struct team { u32 member, members; };
 
-/* ---- memory: addresses are of the device's global memory, which a generic access would have to find out -------------------- */
+/* ---- memory: accesses name the device's global memory, as a generic access first has to find out the kind ------------------ */
 
 union alignas(VECTOR) vector {
   u32 words[4];
@@ -90,7 +90,7 @@ __device__ __forceinline__ void store(u64 at, const vector &x) {
                : "memory");
 }
 
-/* `N` elements at a multiple of what they take: 4, 8 or 16 bytes. */
+/* `N` elements of 4, 8 or 16 bytes together, at an address aligned to that size. */
 template <class T, u32 N>
 union group {
   T elements[N];
@@ -111,6 +111,7 @@ __device__ __forceinline__ void store(u64 at, group<T, N> &x) { store(at, part_o
 
 /* ---- numbers --------------------------------------------------------------------------------------------------------------- */
 
+/* Convert an element to the type of its computation. */
 __device__ __forceinline__ f32 widen(f16 x) {
   f32 wide;
   asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(x.bits));
@@ -123,7 +124,7 @@ __device__ __forceinline__ i64 widen(b8 x) { return x.byte != 0; }
 template <class T>
 __device__ __forceinline__ i64 widen(T x) { return x; }
 
-/* Round to nearest even; what is too large becomes an infinity. */
+/* Convert a result to its dtype: round to nearest even; values that are too large become infinite. */
 __device__ __forceinline__ void narrow(f32 x, f16 &half) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half.bits) : "f"(x)); }
 __device__ __forceinline__ void narrow(f32 x, bf16 &half) {
   u32 bits = __float_as_uint(x), rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
@@ -131,12 +132,12 @@ __device__ __forceinline__ void narrow(f32 x, bf16 &half) {
 }
 __device__ __forceinline__ void narrow(f32 x, f32 &y) { y = x; }
 __device__ __forceinline__ void narrow(f64 x, f64 &y) { y = x; }
-/* float64 goes through float32 to a half. */
+/* float64 is rounded to float32 first, then to the half type. */
 __device__ __forceinline__ void narrow(f64 x, f16 &half) { narrow((f32)x, half); }
 __device__ __forceinline__ void narrow(f64 x, bf16 &half) { narrow((f32)x, half); }
 
-/* What a dtype is accumulated and computed in. All integers share int64: a sum of narrow ones is exact for Average, and its low
- * bits are the sum that wraps. */
+/* The type in which a dtype is accumulated and computed. All integers share int64: a sum of narrow integers is exact, as Average
+ * needs it, and its low bits are the wrapped sum. */
 template <class T> struct accumulator { typedef i64 type; };
 template <> struct accumulator<f16> { typedef f32 type; };
 template <> struct accumulator<bf16> { typedef f32 type; };
@@ -151,8 +152,9 @@ template <> struct range<u16> { enum : i64 { LEAST = 0, GREATEST = 0xffff }; };
 template <> struct range<i32> { enum : i64 { LEAST = -0x80000000ll, GREATEST = 0x7fffffff }; };
 template <> struct range<i64> { enum : i64 { LEAST = -0x7fffffffffffffffll - 1, GREATEST = 0x7fffffffffffffffll }; };
 
-/* Divided, then multiplied. Integers are divided toward zero, and saturate. Below 2^52 a quotient of whole numbers that is not whole
- * lies further from the next whole number than it is rounded, so truncating the rounded quotient is exact; int64 goes beyond. */
+/* Divide, then multiply. Integers are divided toward zero, and saturate. Below 2^52, a fractional quotient of integers lies
+ * further from the next integer than its rounding error. So truncating the rounded quotient is exact; int64 is divided as an
+ * integer, since it exceeds 2^52. */
 template <class T>
 __device__ __forceinline__ f32 finish(f32 x, f64 divisor, f64 factor) {
   if (divisor != 1) x = x / (f32)divisor;
@@ -183,7 +185,7 @@ template <class T>
 __device__ __forceinline__ void narrow(i64 x, T &y) { y = (T)x; }
 __device__ __forceinline__ void narrow(i64 x, b8 &y) { y.byte = (u8)x; }
 
-/* A NaN wins whichever side it is on; of equal values the later rank's is taken. */
+/* A NaN on either side wins; of equal values, the later rank's is taken. */
 template <class A>
 __device__ __forceinline__ A lesser(A x, A y) { return (x < y) | (x != x) ? x : y; }
 template <class A>
@@ -205,16 +207,16 @@ __device__ __forceinline__ A combine(u32 op, A x, A y) {
   }
 }
 
-/* ---- pieces of one tensor: the threads of a team share them ---------------------------------------------------------------- */
+/* ---- pieces of one tensor, which the threads of a team share --------------------------------------------------------------- */
 
 __device__ __forceinline__ u64 least(u64 x, u64 y) { return x < y ? x : y; }
 __device__ __forceinline__ u32 least(u32 x, u32 y) { return x < y ? x : y; }
 
-/* Elements up to the next multiple of 16 bytes. */
+/* Return the number of elements up to the next multiple of 16 bytes. */
 template <class T>
 __device__ __forceinline__ u32 up_to_aligned(u64 at) { return ((u32)-at & (VECTOR - 1)) / sizeof(T); }
 
-/* Units in turn: read(i, x) all of `K`, then write(i, x) them; those that are left one by one. */
+/* Process units in turn: read(i, x) for `K` of them, then write(i, x) for these; the remaining units one by one. */
 template <u32 K, class T, class Read, class Write>
 __device__ __forceinline__ void in_turn(team t, u32 count, Read read, Write write) {
   u32 i = t.member;
@@ -240,7 +242,7 @@ __device__ __forceinline__ void copy_units(team t, u64 to, u64 from, u32 count) 
       t, count, [=](u32 i, T &x) { load(from + i * sizeof(T), x); }, [=](u32 i, const T &x) { store(to + i * sizeof(T), x); });
 }
 
-/* By units of T, as many as are aligned; the bytes before and after them one by one. */
+/* Copy the aligned units of T, and the bytes before and after them one by one. */
 template <class T>
 __device__ __forceinline__ void copy_by(team t, u64 to, u64 from, u32 bytes) {
   u32 head = least((u32)-to & (u32)(sizeof(T) - 1), bytes), whole = (bytes - head) / sizeof(T) * sizeof(T), tail = head + whole;
@@ -249,7 +251,7 @@ __device__ __forceinline__ void copy_by(team t, u64 to, u64 from, u32 bytes) {
   if (sizeof(T) > 1) copy_units<u8, 1>(t, to + tail, from + tail, bytes - tail);
 }
 
-/* By the widest unit that both sides can be aligned to. */
+/* Copy by the widest unit to which both sides can be aligned. */
 __device__ __forceinline__ void copy(team t, u64 to, u64 from, u32 bytes) {
   u64 apart = (to ^ from) & (VECTOR - 1);
   if (apart == 0) copy_by<vector>(t, to, from, bytes);
@@ -265,11 +267,12 @@ __device__ __forceinline__ void convert(To &y, From x, f64 divisor, f64 factor) 
 template <class C>
 __device__ __forceinline__ void convert(b8 &y, b8 x, f64, f64) { y.byte = x.byte != 0; }
 
-/* How many groups of `N` a thread reads before it writes. Of integers one: each takes many instructions, and the driver compiles all. */
+/* The number of groups of `N` that a thread reads before it writes. It is 1 for integers: each takes many instructions, all of
+ * which the driver has to compile. */
 template <class C, u32 N> struct at_once { enum : u32 { K = N > 4 ? 2 : AT_ONCE }; };
 template <u32 N> struct at_once<i64, N> { enum : u32 { K = 1 }; };
 
-/* `count` elements of From become as many of To, computed in C. They are read and written by groups of 16 bytes of the wider type. */
+/* Convert `count` elements from From to To, computed in C. They are accessed by groups of 16 bytes of the wider type. */
 template <class C, class To, class From>
 __device__ __forceinline__ void convert_all(team t, u64 to, u64 from, u32 count, f64 divisor, f64 factor) {
   enum : u32 { WIDER = sizeof(To) > sizeof(From) ? sizeof(To) : sizeof(From), N = VECTOR / WIDER };
@@ -294,11 +297,11 @@ __device__ __forceinline__ void convert_all(team t, u64 to, u64 from, u32 count,
       });
 }
 
-/* The identity, repeated to 8 bytes, from its byte `phase` on. */
+/* Fill memory with the 8 bytes of `identity`, repeated, starting with its byte `phase` modulo 8. */
 __device__ __forceinline__ void fill(team t, u64 to, u32 bytes, u64 identity, u64 phase) {
   u32 head = least((u32)-to & 7u, bytes), words = (bytes - head) / 8, tail = head + words * 8;
   u32 turn = 8 * ((u32)(phase + head) & 7);
-  u64 turned = identity >> turn | identity << 1 << (63 - turn); /* a turn by 0 shifts by 64 */
+  u64 turned = identity >> turn | identity << 1 << (63 - turn); /* in two steps, as turn 0 means a shift by 64 */
   for (u32 i = t.member; i < words; i += t.members) store(to + head + i * 8, turned);
   for (u32 i = t.member; i < head + bytes - tail; i += t.members) {
     u32 at = i < head ? i : i - head + tail;
@@ -308,10 +311,11 @@ __device__ __forceinline__ void fill(team t, u64 to, u32 bytes, u64 identity, u6
 
 /* ---- plans: which piece of which tensor a team has -------------------------------------------------------------------------- */
 
-/* Warps take the slab's pieces in turn. Behind the rows of a table, if there are several, stands for each piece and for the end a
- * number of 4 bytes: twice the first row that ends behind where the piece begins, or else the number of rows; and 1 more if that row
- * begins before the piece. So the rows of a piece are known from its number and the next one. The warp is parted into as many teams,
- * as far as it goes: act(team, row, first, bytes) has `bytes` bytes of the slab that begin `first` bytes after the row's first. */
+/* Warps take the slab's pieces in turn. If a table has several rows, they are followed by a number of 4 bytes for each piece
+ * and one for the end. The number is twice the index of the first row that ends behind the piece's beginning (or the number
+ * of rows), plus 1 if that row begins before the piece. So a piece's number and the next one tell its rows. The warp is
+ * divided into a team for each row, as far as its threads suffice. act(team, row, first, bytes) gets `bytes` bytes of the
+ * slab, which begin `first` bytes after the row's first. */
 template <class Act>
 __device__ __forceinline__ void for_each_piece(u64 table, u64 rows, u64 end, Act act) {
   u32 thread = threadIdx.x % WARP, threads = least((u32)WARP, blockDim.x - (threadIdx.x - thread));
@@ -337,7 +341,7 @@ __device__ __forceinline__ void for_each_piece(u64 table, u64 rows, u64 end, Act
   }
 }
 
-/* Pack: tensors of From to To in the slab. */
+/* Pack tensors of From into the slab as To. */
 template <class C, class To, class From>
 __device__ __forceinline__ void pack(u64 table, u64 rows, u64 end, u64 slab, u64 identity, f64 divisor, f64 factor) {
   for_each_piece(table, rows, end, [=](team t, row r, u64 first, u32 bytes) {
@@ -347,7 +351,7 @@ __device__ __forceinline__ void pack(u64 table, u64 rows, u64 end, u64 slab, u64
   });
 }
 
-/* And back. */
+/* Unpack From in the slab into tensors of To. */
 template <class C, class To, class From>
 __device__ __forceinline__ void unpack(u64 table, u64 rows, u64 end, u64 slab, f64 divisor, f64 factor) {
   for_each_piece(table, rows, end, [=](team t, row r, u64 first, u32 bytes) {
@@ -358,8 +362,8 @@ __device__ __forceinline__ void unpack(u64 table, u64 rows, u64 end, u64 slab, f
 
 /* ---- the ordered reduction: the parts of all ranks become one, in rank order ----------------------------------------------- */
 
-/* Part k lies `k * stride` bytes after `parts`, but for part `own`, which lies at `own_part` (own = count: for none). The result
- * may be exactly one of the parts. */
+/* Part k lies `k * stride` bytes after `parts`, except part `own`, which lies at `own_part` (own = count: no exception). `result`
+ * may be the address of a part. */
 template <class T>
 __device__ __forceinline__ void reduce(u64 result, u64 parts, u64 stride, u64 own_part, u32 own, u32 count, u64 elements, u32 op,
                                        f64 divisor, f64 factor) {
@@ -392,10 +396,10 @@ __device__ __forceinline__ void reduce(u64 result, u64 parts, u64 stride, u64 ow
   }
 }
 
-/* Of bool Sum is whether any is true, and Product whether all are: the greatest and the least. */
+/* Sum of bool tells whether any value is true, Product whether all are: these are the greatest and the least value. */
 __device__ __forceinline__ u32 op_of_bool(u32 op) { return op == SUM ? MAX : op == PRODUCT ? MIN : op; }
 
-/* ---- what is launched ------------------------------------------------------------------------------------------------------ */
+/* ---- entry points ---------------------------------------------------------------------------------------------------------- */
 
 #define PACK(tensor, Tensor, wire, Wire, C)                                                                                     \
   extern "C" __global__ void pack_##tensor##_##wire(u64 table, u64 rows, u64 end, u64 slab, u64 identity, f64 divisor, f64 factor) {     \
@@ -412,7 +416,7 @@ __device__ __forceinline__ u32 op_of_bool(u32 op) { return op == SUM ? MAX : op 
     reduce<T>(result, parts, stride, own_part, own, count, elements, op_of(op), divisor, factor);                               \
   }
 
-/* Elements as they are, of any dtype. */
+/* Pack and unpack elements of any dtype unchanged. */
 extern "C" __global__ void pack_bytes(u64 table, u64 rows, u64 end, u64 slab, u64 identity) {
   for_each_piece(table, rows, end, [=](team t, row r, u64 first, u32 bytes) {
     if (r.tensor == 0) fill(t, slab + r.offset + first, bytes, identity, first);
@@ -425,7 +429,7 @@ extern "C" __global__ void unpack_bytes(u64 table, u64 rows, u64 end, u64 slab) 
   });
 }
 
-/* Any nonzero byte becomes 1, so that the greatest and the least of bytes are those of bool. Unpacked as bytes. */
+/* Pack bool: any nonzero byte becomes 1, so that the greatest and least byte are those of bool. unpack_bytes unpacks it. */
 PACK(bool, b8, bool, b8, i64)
 
 BOTH_WAYS(float16, f16, float16, f16, f32)
