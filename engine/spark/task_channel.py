@@ -1,4 +1,4 @@
-"""Authenticated connection between a task and the driver, and how a task finds the driver.
+"""Authenticated connection between a task and the driver: how a task finds the driver, and the driver's server.
 
 Both sides first prove that they know the job's secret, which Spark has brought to the tasks (`engine.net.stream`). The
 task's greeting has its number. Then they exchange messages of `engine.launch.hosts.channel`, each of them sealed.
@@ -7,18 +7,22 @@ task's greeting has its number. Then they exchange messages of `engine.launch.ho
 from __future__ import annotations
 
 import os
-import select
 import socket
+import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Self
 
-from ..host.network import keep_watch
+from ..host import network
 from ..host.patience import Patience
-from ..launch.hosts.channel import LIMIT, Channel, ChannelError, Message
-from ..net.connection import Connection, greet_server, receive_greeting
-from ..net.event_loop import run
+from ..host.sockets import retry_short
+from ..launch.hosts.channel import LIMIT, Channel
+from ..net.acceptor import Acceptor
+from ..net.connection import Connection, greet_server
+from ..net.event_loop import Coroutine, CoroutineLoop, Wait, run
 from ..net.frames import wrap
-from ..net.stream import CLIENT, SERVER, StreamError, derive_key
+from ..net.stream import CLIENT, StreamError, derive_key
 
 SEARCH = 4.0  # seconds that a task looks for the driver
 TRY = 1.5  # seconds for one of its addresses
@@ -36,7 +40,7 @@ def task_key(secret: str) -> bytes:
 
 def channel_over(connection: Connection) -> Channel:
     """Return a channel over a connection whose peer is authenticated, which it owns from now on."""
-    keep_watch(connection.socket, SILENCE)
+    network.keep_watch(connection.socket, SILENCE)
     writing = os.dup(connection.socket.fileno())  # first, as it may fail for lack of descriptors
     channel = Channel(connection.socket.detach(), writing)
     channel.limit_sizes(LIMIT, HEAD)
@@ -86,55 +90,65 @@ def _try_address(address: tuple[str, int], secret: str, task: int, patience: Pat
         connection.close()  # does nothing to what a channel has taken over
 
 
-def admit_task(connection: Connection, greeting: dict[str, object], tasks: int) -> tuple[Channel, int]:
-    """Take over the connection of a task; return the channel that owns it now, and the number of the task.
+class TaskServer(ABC):
+    """Driver's end of the connections of `size` tasks. A context manager: its thread runs inside.
 
-    `answer_task` must follow, which authenticates the driver. Raises ValueError if there is no such task among `tasks`,
-    and OSError if there is no descriptor for the channel.
+    It listens on `host`; None: all addresses. If there are more than `most` unauthenticated connections, one is closed.
     """
-    task = greeting.get("task")
-    if type(task) is not int or not 0 <= task < tasks:  # True is no number of a task
-        raise ValueError(f"there is no task {task!r}")
-    return channel_over(connection), task
 
+    def __init__(self, size: int, secret: str, host: str | None, most: int) -> None:
+        self._size = size
+        listener = network.listen(host, 0, backlog=256)
+        self.port = int(listener.getsockname()[1])
+        self._loop = CoroutineLoop()
+        self._acceptor = Acceptor(self._loop, [listener], task_key(secret), self._admit_connection, most)
+        self._closing = threading.Event()
+        self._waker, self._wakes = socket.socketpair()
+        self._thread = threading.Thread(target=self._run, name="engine-spark-tasks", daemon=True)
 
-def answer_task(channel: Channel) -> None:
-    """Answer the greeting of a task."""
-    assert channel.sealed is not None
-    channel.out.write(wrap(channel.sealed.close(b"{}")))
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
 
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
-def receive_task(connected: socket.socket, secret: str, tasks: int) -> tuple[Channel | None, int]:
-    """Authenticate the peer that has connected: the driver's side of `reach_driver` in a thread of its own.
+    def close(self) -> None:
+        """End the thread, and admit no more tasks."""
+        self._closing.set()
+        self._wake()
+        self._thread.join()
+        self._loop.close()
+        self._acceptor.close()
+        self._waker.close()
+        self._wakes.close()
 
-    Returns a channel over copies of the descriptor of `connected`, which remains the caller's, and the number of the
-    task; None and -1 if the peer is no task, or does not answer in time. `tasks` is the number of tasks.
-    """
-    connection = Connection(connected, task_key(secret), SERVER)
-    try:
-        greeting = run(receive_greeting(connection))
-        connection.socket = connected.dup()  # only now, so that strangers use up no spare descriptors
-    except (OSError, ValueError):
-        return None, -1
-    try:
-        channel, task = admit_task(connection, greeting, tasks)
-    except (OSError, ValueError):
-        return None, -1
-    finally:
-        connection.close()
-    answer_task(channel)
-    return channel, task
+    @abstractmethod
+    def _admit_task(self, channel: Channel, task: int, address: str) -> Coroutine[None]:
+        """Admit the task of that number, and return the coroutine that serves it; the task is answered after that."""
 
+    def _admit_connection(self, connection: Connection, greeting: dict[str, object]) -> Coroutine[None]:
+        """Take over an authenticated connection; ValueError if there is no such task, OSError without a descriptor."""
+        task = greeting.get("task")
+        if type(task) is not int or not 0 <= task < self._size:  # True is no number of a task
+            raise ValueError(f"there is no task {task!r}")
+        channel = channel_over(connection)
+        service = self._admit_task(channel, task, connection.there.host)
+        channel.out.write(wrap(connection.stream.seal.close(b"{}")))
+        return service
 
-def next_message(channel: Channel, patience: Patience) -> Message | None:
-    """Return the next message; None if none comes in time, or an invalid one. The peer sends one at a time."""
-    poll = select.poll()
-    while not channel.ended and patience.seconds_left():
-        poll.register(channel.reading, select.POLLIN)
-        poll.poll(1000 * patience.wait())
-        try:
-            for message in channel.receive():
-                return message
-        except ChannelError:
-            return None
-    return None
+    def _wake(self) -> None:
+        """Wake the thread."""
+        self._waker.send(b"\0")
+
+    def _run(self) -> None:
+        self._loop.start(self._watch_waker())
+        while not self._closing.is_set():
+            self._loop.poll(self._loop.next_timeout())
+            self._loop.run_ready()
+
+    def _watch_waker(self) -> Coroutine[None]:
+        """Receive what wakes the thread."""
+        while True:
+            yield Wait(None, self._wakes)
+            retry_short(self._wakes.recv, 4096)

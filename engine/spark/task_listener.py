@@ -9,28 +9,23 @@ from __future__ import annotations
 import contextlib
 import selectors
 import signal
-import socket
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, TextIO
+from typing import TextIO
 
 from ..errors.formatting import exception_text, format_exception
-from ..host import network
 from ..host.patience import Patience
 from ..host.sockets import retry_short
 from ..launch.hosts.channel import Channel, ChannelError, Message
 from ..launch.process.output import Lines
 from ..launch.process.rank_end import RankEnd, describe_code
-from ..net.acceptor import Acceptor
-from ..net.connection import Connection
-from ..net.event_loop import Coroutine, CoroutineLoop, Wait
+from ..net.event_loop import Coroutine, Wait
 from ..text import readable
 from ..text.bounded_reader import shorten_text
 from .record import RankRecord
-from .task_channel import admit_task, answer_task, task_key
+from .task_channel import TaskServer
 
 UNPROVEN = 64  # most unauthenticated connections, beyond one per task; if there are more, one is closed
 
@@ -45,46 +40,28 @@ class _TaskConnection:
     lines: dict[str, Lines] = field(default_factory=dict)
 
 
-class TaskListener:
-    """Server for the tasks of one job. A context manager: its thread runs inside.
+class TaskListener(TaskServer):
+    """Server for the tasks of a job of fixed size.
 
-    It listens on `host`; None: all addresses. `streams` are for stdout and stderr of ranks. `timestamps` says whether
-    lines begin with the time.
+    `streams` are for stdout and stderr of ranks. `timestamps` says whether lines begin with the time.
     """
 
     def __init__(
         self, size: int, secret: str, host: str | None, streams: tuple[TextIO, TextIO], timestamps: bool = False
     ) -> None:
+        super().__init__(size, secret, host, UNPROVEN + size)
         self.records: dict[int, RankRecord] = {}  # ends that tasks have reported, by rank
         self.lost: dict[int, RankRecord] = {}  # ends of ranks whose tasks went away without a report
-        self._size = size
         self._streams = dict(zip(("stdout", "stderr"), streams, strict=True))
         self._timestamps = timestamps
-        self._socket = network.listen(host, 0, backlog=256)
-        self.port = int(self._socket.getsockname()[1])
-        self._loop = CoroutineLoop()
-        self._acceptor = Acceptor(self._loop, [self._socket], task_key(secret), self._admit_task, UNPROVEN + size)
         self._peers: list[_TaskConnection] = []
         self._tasks: set[int] = set()
         self._why = ""
-        self._closing = threading.Event()
         self._on_late: tuple[Patience, Callable[[], None]] | None = None
-        self._waker, self._wakes = socket.socketpair()  # by which another thread wakes this one
-        self._loop.start(self._watch_deadline())
-        self._thread = threading.Thread(target=self._run, name="engine-spark-listener", daemon=True)
 
-    def __enter__(self) -> TaskListener:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._closing.set()
-        self._waker.send(b"\0")
-        self._thread.join()
-        self._loop.close()
-        self._acceptor.close()
-        self._waker.close()
-        self._wakes.close()
+    def close(self) -> None:
+        """End the thread, and show the last output of ranks."""
+        super().close()
         for peer in self._peers:
             self._flush(peer)
             peer.channel.close()
@@ -97,7 +74,7 @@ class TaskListener:
     def set_deadline(self, seconds: float, late: Callable[[], None]) -> None:
         """Have `late` called once, in the thread, unless all tasks connect within `seconds`."""
         self._on_late = (Patience(seconds), late)
-        self._waker.send(b"\0")
+        self._wake()
 
     def await_reports(self, seconds: float) -> None:
         """Wait at most `seconds` until each task that has come has reported its end or gone."""
@@ -107,12 +84,7 @@ class TaskListener:
 
     # ---- in the thread
 
-    def _run(self) -> None:
-        while not self._closing.is_set():
-            self._loop.poll(self._loop.next_timeout())
-            self._loop.run_ready()
-
-    def _watch_deadline(self) -> Coroutine[None]:
+    def _watch_waker(self) -> Coroutine[None]:
         """Call `late` at the deadline that another thread sets, unless all tasks have connected by then."""
         while True:
             deadline = self._on_late
@@ -123,13 +95,10 @@ class TaskListener:
                 if self.came < self._size:
                     deadline[1]()
 
-    def _admit_task(self, connection: Connection, greeting: dict[str, Any]) -> Coroutine[None]:
-        """Admit a task, and return the coroutine that serves it."""
-        channel, task = admit_task(connection, greeting, self._size)
+    def _admit_task(self, channel: Channel, task: int, address: str) -> Coroutine[None]:
         peer = _TaskConnection(channel)
         self._peers.append(peer)
         self._tasks.add(task)
-        answer_task(channel)
         return self._serve(peer)
 
     def _serve(self, peer: _TaskConnection) -> Coroutine[None]:

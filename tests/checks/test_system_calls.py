@@ -122,8 +122,7 @@ WRITERS = {
     "engine/host/private_files.py": "it is the rule",
     "autotune/journal.py": "autotune imports nothing of the engine; a new file of mode 0600",
     "autotune/result_cache.py": "autotune imports nothing of the engine; drafts of mode 0600",
-    "engine/metrics/export/atomic_file.py": "for Prometheus, which is another user",
-    "engine/metrics/export/discovery.py": "for Prometheus, which is another user",
+    "engine/metrics/export/files.py": "for Prometheus, which is another user",
     "engine/metrics/dashboards.py": "for Grafana, which is another user",
     "engine/foresee/command.py": "a picture that the user asks for",
     "engine/spark/store.py": "the store of Spark's estimators, of any file system",
@@ -267,8 +266,7 @@ PORTS = {
     "engine/net/rendezvous/hub.py": ["chosen", "address"],  # ENGINE_INTERFACE's, or where others look for rank 0
     "engine/net/rendezvous/hub_client.py": ["chosen or connection.here.host"],  # ENGINE_INTERFACE's, or of the hub
     "engine/net/rendezvous/set_connections.py": ["own"],  # that of the world's connections
-    "engine/spark/task_listener.py": ["host"],  # `listening_address`
-    "engine/spark/task_registry.py": ["host"],  # `listening_address`
+    "engine/spark/task_channel.py": ["host"],  # `listening_address`
     "engine/spark/task.py": ["chosen"],  # ENGINE_INTERFACE's
 }
 BINDERS = {
