@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -75,6 +76,27 @@ def read_process(pid: int) -> Process | None:
     return Process(pid, int(fields[1]), int(fields[2]), fields[0], name, int(fields[19]))
 
 
+def is_running(process: Process) -> bool:
+    """Return whether a process runs; one whose first thread has ended may still have others."""
+    if process.state not in ("Z", "X"):
+        return True
+    try:
+        return len(os.listdir(f"/proc/{process.pid}/task")) > 1
+    except OSError:
+        return False
+
+
+def list_memory(pid: int, name: str) -> list[int]:
+    """List a process's descriptors of anonymous memory whose name begins with `name`; empty if they may not be read."""
+    found = []
+    with contextlib.suppress(OSError):  # it has ended
+        for entry in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):  # closed in the meantime
+                if os.readlink(f"/proc/{pid}/fd/{entry}").startswith(f"/memfd:{name}"):
+                    found.append(int(entry))
+    return sorted(found)
+
+
 def list_descendants(ancestor: int, spared: Collection[int] = ()) -> list[Process]:
     """List the descendants of a process, generation by generation, without itself.
 
@@ -88,6 +110,15 @@ def list_descendants(ancestor: int, spared: Collection[int] = ()) -> list[Proces
     for process in found:  # the list grows during the loop
         found.extend(children.get(process.pid, []))
     return found
+
+
+def close_descriptors(kept: Collection[int]) -> None:
+    """Close all descriptors of this process but `kept`, also inherited ones without close-on-exec."""
+    # Only open ones: the limit may be a thousand million, and old kernels have no close_range.
+    for entry in os.listdir("/proc/self/fd"):
+        if int(entry) not in kept:
+            with contextlib.suppress(OSError):  # the listing's own descriptor is closed already
+                os.close(int(entry))
 
 
 def catches_signal(pid: int, signum: int) -> bool:

@@ -44,15 +44,15 @@ def retry_short(call: Callable[..., Result], /, *arguments: Any) -> Result:
                 raise
 
 
-def wait_readable(descriptors: Iterable[int], seconds: float) -> set[int]:
-    """Wait up to `seconds` until descriptors have data or have ended, and return these.
+def wait_readable(descriptors: Iterable[int], seconds: float | None = None) -> set[int]:
+    """Wait up to `seconds`, or without a limit, until descriptors have data or have ended, and return these.
 
     It polls, because `select` takes no descriptor above 1023.
     """
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)
-    return {descriptor for descriptor, _ in poll.poll(max(0.0, seconds) * 1000)}
+    return {descriptor for descriptor, _ in poll.poll(None if seconds is None else max(0.0, seconds) * 1000)}
 
 
 def write_all(descriptor: int, data: bytes) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..config.config import Config
-from ..host.processes import read_process
+from ..host.processes import is_running, read_process
 from ..text.logs import logger
 from . import page
 from .names import STATES
@@ -60,7 +60,7 @@ def _open(path: str | None) -> int:
 def _is_other_running(pid: int) -> bool:
     """Return whether the process is another one than this, and runs."""
     process = read_process(pid)
-    return pid != os.getpid() and process is not None and process.state not in "ZX"
+    return pid != os.getpid() and process is not None and is_running(process)
 
 
 def make_start_fields(

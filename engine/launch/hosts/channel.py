@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from typing import Any
 
 from ...config.forms import MOST
 from ...host.patience import Patience
-from ...host.sockets import retry_short
+from ...host.sockets import retry_short, wait_readable
 from ...net import frames
 from ...net.stream import MAC, AuthenticationError, Seal
 from ...text.bounded_reader import LARGEST
@@ -212,19 +211,15 @@ class Channel:
 
         A `ChannelError` is raised if the other side does not speak this protocol.
         """
-        poll = select.poll()
         while not self.ended:
-            poll.register(self.reading, select.POLLIN)
-            poll.poll()
+            wait_readable([self.reading])
             yield from self.receive()
 
     def await_end(self, seconds: float) -> None:
         """Wait until the other side closes its end, for at most `seconds`; its messages are dropped."""
         patience = Patience(seconds)
-        poll = select.poll()
         while not self.ended and patience.seconds_left():
-            poll.register(self.reading, select.POLLIN)
-            poll.poll(1000 * patience.wait())
+            wait_readable([self.reading], patience.wait())
             with contextlib.suppress(ChannelError):
                 for _ in self.receive():
                     pass

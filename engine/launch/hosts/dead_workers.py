@@ -9,13 +9,12 @@ container or PID namespace of its own would show it none.
 from __future__ import annotations
 
 import os
-import select
 import signal
 from pathlib import Path
 from typing import Any
 
 from ...host import processes
-from ..process.guardian import end_all, is_running
+from ..process.guardian import end_all
 from .channel import PIDS, Channel, ChannelError, Message
 
 LOOK = 0.02  # seconds between two searches for workers
@@ -38,7 +37,8 @@ def confirm_dead_workers(channel: Channel, order: Message) -> None:
         channel.send("blind")
     else:
         while _kill_workers(known) | end_all(str(head["job"]), str(head["host"])):
-            if _hung_up(channel):
+            channel.await_end(LOOK)
+            if channel.ended:
                 return
         channel.send("clear")
     channel.out.drain()
@@ -63,17 +63,7 @@ def _kill_workers(workers: list[tuple[int, int]]) -> bool:
     found = [
         (pid, process) for pid, born in workers if (process := processes.read_process(pid)) and process.born == born
     ]
-    running = [pid for pid, process in found if is_running(process)]
+    running = [pid for pid, process in found if processes.is_running(process)]
     for pid in running:
         processes.send_group(pid, signal.SIGKILL)
     return bool(running)
-
-
-def _hung_up(channel: Channel) -> bool:
-    """Wait up to `LOOK` seconds, and return whether the launcher has hung up."""
-    poll = select.poll()
-    poll.register(channel.reading, select.POLLIN)
-    if poll.poll(1e3 * LOOK):
-        for _ in channel.receive():
-            pass
-    return channel.ended

@@ -12,10 +12,11 @@ import os
 import select
 import signal
 import struct
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
-from ...host import linux
+from ...host import linux, processes
 from ...host.patience import Patience
 
 _CODE = struct.Struct("=i")
@@ -95,9 +96,9 @@ class Child:
 
     def wait(self, seconds: float) -> int | None:
         """Wait up to `seconds` for the end, and return the exit code; None if the end has not come."""
-        patience, poll = Patience(seconds), select.poll()
+        patience = Patience(seconds)
         while self.poll() is None and patience.seconds_left():
-            poll.poll(1e3 * _LOOK)
+            time.sleep(_LOOK)
         return self.returncode
 
 
@@ -120,7 +121,7 @@ def _execute_program(
         for descriptor in inherited:
             os.set_inheritable(descriptor, True)
         prepare()
-        _close_all_but({0, 1, 2, told, *inherited})
+        processes.close_descriptors({0, 1, 2, told, *inherited})
         os.execve(program, list(command), dict(environment))
     except OSError as error:
         code = error.errno or 0
@@ -140,11 +141,3 @@ def _reset_signals() -> None:
             signal.signal(number, signal.SIG_DFL)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
-
-
-def _close_all_but(kept: set[int]) -> None:
-    """Close all descriptors except `kept`, also those that this process has inherited without close-on-exec."""
-    for entry in os.listdir("/proc/self/fd"):
-        if int(entry) not in kept:
-            with contextlib.suppress(OSError):  # the listing's own descriptor is closed already
-                os.close(int(entry))

@@ -26,7 +26,7 @@ from ...host.signals import ENDING_SIGNALS
 from .job_signals import PASSED_SIGNALS
 
 NOWHERE = "-"  # number of no host: a guardian with it looks for no processes of the job, as others guard them
-SWEEP_LIMIT = 5.0
+SWEEP_LIMIT = 5.0  # longest seconds for which processes that a killed launcher leaves are killed, until none is found
 DISMISSAL = 2.0  # seconds in which a dismissed guardian must end, or read from its pipe
 LOOK = 0.001  # seconds between two polls for its end
 
@@ -177,7 +177,9 @@ def _run_guardian(
     for group in told.groups:
         processes.send_group(group, signal.SIGKILL)
     discard()
-    _kill_leftovers(job, host)
+    deadline = time.monotonic() + SWEEP_LIMIT
+    while time.monotonic() < deadline and end_all(job, host):
+        time.sleep(0.01)
 
 
 def _told_in_time(pipe: int, lease: _Lease, groups: Collection[int]) -> bool:
@@ -203,18 +205,8 @@ def _keep_only(pipe: int) -> int:
     kept = os.dup2(pipe, 3) if null != 3 else os.dup2(pipe, 4)
     for standard in (0, 1, 2):
         os.dup2(null, standard)
-    # Only open descriptors: the limit may be a thousand million, and old kernels have no close_range.
-    for entry in os.listdir("/proc/self/fd"):
-        if int(entry) > kept:
-            os.closerange(int(entry), int(entry) + 1)  # ignores the listing's own descriptor, closed already
+    processes.close_descriptors({0, 1, 2, kept})
     return kept
-
-
-def _kill_leftovers(job: str, host: str | None) -> None:
-    """Kill processes of the job until none is found, for at most `SWEEP_LIMIT` seconds."""
-    deadline = time.monotonic() + SWEEP_LIMIT
-    while time.monotonic() < deadline and end_all(job, host):
-        time.sleep(0.01)
 
 
 def end_all(job: str, host: str | None) -> bool:
@@ -225,21 +217,11 @@ def end_all(job: str, host: str | None) -> bool:
     found = [
         process.pid
         for process in processes.list_processes()
-        if is_running(process) and process.pid != os.getpid() and _is_of_job(process.pid, job, host)
+        if processes.is_running(process) and process.pid != os.getpid() and _is_of_job(process.pid, job, host)
     ]
     for pid in found:
         processes.send(pid, signal.SIGKILL)
     return bool(found)
-
-
-def is_running(process: processes.Process) -> bool:
-    """Return whether a process runs; one whose first thread has ended may still have others."""
-    if process.state not in ("Z", "X"):
-        return True
-    try:
-        return len(os.listdir(f"/proc/{process.pid}/task")) > 1
-    except OSError:
-        return False
 
 
 def _is_of_job(pid: int, job: str, host: str | None) -> bool:

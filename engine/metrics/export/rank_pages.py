@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,24 +23,13 @@ class Member:
 
 def page_of(pid: int) -> str | None:
     """Return the path in /proc of the page into which a process of this user counts; None if there is none."""
-    directory = f"/proc/{pid}/fd"
-    try:
-        for entry in os.listdir(directory):
-            path = f"{directory}/{entry}"
-            try:
-                if os.readlink(path).startswith(f"/memfd:{NAME}") and _is_of(path, pid):
-                    return path
-            except (OSError, PageError):  # closed in the meantime, or not readable
-                continue
-    except OSError:
-        pass
+    for descriptor in processes.list_memory(pid, NAME):
+        path = f"/proc/{pid}/fd/{descriptor}"
+        with contextlib.suppress(PageError):  # closed in the meantime, or not readable
+            snapshot = read(path)
+            if snapshot is not None and snapshot["pid"] == pid:  # a forked process also holds its parent's
+                return path
     return None
-
-
-def _is_of(path: str, pid: int) -> bool:
-    """Return whether a page is the process's own; a forked process also holds its parent's."""
-    snapshot = read(path)
-    return snapshot is not None and snapshot["pid"] == pid
 
 
 class Stranger:
@@ -71,4 +61,4 @@ class Stranger:
         if snapshot is not None and snapshot.state in ("ended", "failed"):
             return False
         process = processes.read_process(self._pid)
-        return process is not None and process.state not in "ZX"
+        return process is not None and processes.is_running(process)

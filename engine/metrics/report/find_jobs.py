@@ -15,12 +15,13 @@ import os
 import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeGuard
 
 from ...config.launchers import JOBS
-from ...host.processes import Process, list_processes, read_process
+from ...host.processes import Process, is_running, list_memory, list_processes, read_process
+from ...text.bounded_reader import parse_natural
 from .. import elastic_job
 from ..elastic_job import ElasticJob
 from ..page import NAME, PageError, Snapshot, read
@@ -28,7 +29,6 @@ from ..run_names import clean_name, default_name
 from .rates import JobReading, Page
 
 PROC = Path("/proc")
-LINK = f"/memfd:{NAME}"
 AGENT = "engine.launch.agent"  # module in the command line of an agent
 
 
@@ -128,7 +128,7 @@ class Attached:
     @property
     def runs(self) -> bool:
         """True while the job runs."""
-        return any(_is_running(process) for process in self.job.processes)
+        return any(_still_runs(process) for process in self.job.processes)
 
     def read_process_states(self, reading: JobReading) -> dict[int, str]:
         """Return the states of the ranks' processes, as in `Process.state`; `X` for those that are gone.
@@ -160,25 +160,19 @@ class Attached:
             if not job.launched and mine & job.members:
                 self._join(job.pages)
                 known = {process.pid: process for process in (*self.job.processes, *job.processes)}
-                self.job = RunningJob(
-                    self.job.run,
-                    self.job.pid,
-                    False,
-                    (*self.job.pages, *(path for path in job.pages if path not in self.job.pages)),
-                    tuple(known.values()),
-                    self.job.members | job.members,
+                self.job = replace(
+                    self.job,
+                    pages=tuple(dict.fromkeys((*self.job.pages, *job.pages))),
+                    processes=tuple(known.values()),
+                    members=self.job.members | job.members,
                 )
 
 
 def _board_of(job: RunningJob) -> int | None:
     """Open the published state of an elastic job's launcher; return None if there is none."""
-    directory = PROC / str(job.pid) / "fd"
-    if job.launched:
-        with contextlib.suppress(OSError):  # it has ended
-            for name in os.listdir(directory):
-                with contextlib.suppress(OSError):
-                    if os.readlink(directory / name).startswith(f"/memfd:{elastic_job.NAME}"):
-                        return os.open(directory / name, os.O_RDONLY | os.O_CLOEXEC)
+    for number in list_memory(job.pid, elastic_job.NAME) if job.launched else ():
+        with contextlib.suppress(OSError):  # closed in the meantime
+            return os.open(PROC / str(job.pid) / "fd" / str(number), os.O_RDONLY | os.O_CLOEXEC)
     return None
 
 
@@ -233,10 +227,10 @@ def _list_own_processes() -> Iterator[Process]:
                 yield process
 
 
-def _is_running(process: Process) -> bool:
+def _still_runs(process: Process) -> bool:
     """Return whether this very process still runs (the same start time, not a reused id)."""
     now = read_process(process.pid)
-    return now is not None and now.born == process.born and now.state not in "ZX"
+    return now is not None and now.born == process.born and is_running(now)
 
 
 def _one_numbering(pid: int) -> bool:
@@ -254,13 +248,14 @@ def _group_pages_by_owner(mine: Mapping[int, Process]) -> tuple[dict[int, list[_
     held: dict[tuple[int, int], list[_Held]] = {}
     for process in mine.values():
         seen = set()
-        for number in _list_page_descriptors(process.pid):
+        for number in list_memory(process.pid, NAME):
             path = PROC / str(process.pid) / "fd" / str(number)
             try:
-                status = path.stat()
+                status, written = path.stat(), path.lstat().st_mode & stat.S_IWUSR
             except OSError:
                 continue
-            if (status.st_dev, status.st_ino) not in seen:
+            # The link's mode shows how the file was opened: a mere reader is not part of a job.
+            if written and (status.st_dev, status.st_ino) not in seen:
                 seen.add((status.st_dev, status.st_ino))
                 held.setdefault((status.st_dev, status.st_ino), []).append(_Held(process, path, number))
     owned: dict[int, list[_Held]] = {}
@@ -272,19 +267,6 @@ def _group_pages_by_owner(mine: Mapping[int, Process]) -> tuple[dict[int, list[_
     for pages in owned.values():
         pages.sort(key=lambda one: one.number)
     return owned, holders
-
-
-def _list_page_descriptors(pid: int) -> list[int]:
-    """Return a process's descriptors of pages opened for writing; a mere reader is not part of a job."""
-    directory = PROC / str(pid) / "fd"
-    found = []
-    with contextlib.suppress(OSError):  # it has ended
-        for name in os.listdir(directory):
-            with contextlib.suppress(OSError):
-                link = directory / name  # the link's mode shows how the file was opened
-                if os.readlink(link).startswith(LINK) and link.lstat().st_mode & stat.S_IWUSR:
-                    found.append(int(name))
-    return sorted(found)
 
 
 def _has_rank(page: Page) -> TypeGuard[Snapshot]:
@@ -325,7 +307,7 @@ def _is_agent(
 def _launcher_of(variables: Mapping[str, str]) -> int | None:
     """Return the process id of the launcher from the job id `PID-KEY` in a process's environment; None if absent."""
     pid, dash, key = variables.get("ENGINE_JOB", "").partition("-")
-    return int(pid) if dash and key and pid.isascii() and pid.isdigit() else None
+    return parse_natural(pid) if dash and key else None
 
 
 def _make_job_key(owner: Process, variables: Mapping[str, str], page: Page) -> str:
