@@ -13,7 +13,7 @@ OWN = {
     # from the kernel, this process, or the package itself
     "autotune/journal.py", "engine/gpu/plane.py", "engine/host/machine.py", "engine/host/network.py",
     "engine/host/processes.py", "engine/launch/hosts/dead_workers.py", "engine/metrics/dashboards.py",
-    "engine/metrics/export/atomic_file.py", "engine/metrics/report/find_jobs.py", "engine/ray/node_agent.py",
+    "engine/metrics/export/files.py", "engine/metrics/report/find_jobs.py", "engine/ray/node_agent.py",
     # from ranks of the same job, which have proven the secret, or in a directory made for the job alone
     "engine/launch/hosts/remote_files.py", "engine/ray/elastic.py",
     "engine/runner/function.py", "engine/runner/job.py", "engine/runner/rank.py",

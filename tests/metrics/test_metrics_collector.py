@@ -23,8 +23,8 @@ from prometheus_client.samples import Sample
 
 from engine.metrics import definitions, names, page
 from engine.metrics.elastic_job import ElasticJob
+from engine.metrics.export.collector import ELASTIC as ELASTIC_READERS
 from engine.metrics.export.collector import READERS, Exporter, merge_buckets
-from engine.metrics.export.elastic_families import ELASTIC as ELASTIC_READERS
 
 from .fake_pages import ELASTIC, FIRST, FakePage, full_exposition, member, training
 from .written_pages import groups_of

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.metrics.errors import MetricsError
-from engine.metrics.export import atomic_file, discovery, textfile
-from engine.metrics.export.textfile import Textfile
+from engine.metrics.export import files
+from engine.metrics.export.files import Textfile
 from engine.metrics.run_names import clean_name, default_name
 
 from ..waiting import until, until_files
@@ -44,7 +44,7 @@ def test_a_run_is_named_for_its_script(command, name):
 
 
 def test_a_target_brings_no_label_that_a_series_has():
-    [group] = json.loads(discovery.describe_endpoint("h:1", "r", 5))
+    [group] = json.loads(files.describe_endpoint("h:1", "r", 5))
     assert group["targets"] == ["h:1"]
     assert all(label.startswith("__meta_") for label in group["labels"])
 
@@ -53,7 +53,7 @@ def test_a_file_is_whole_at_any_moment_and_others_may_read_it(tmp_path):
     path, over, parts = tmp_path / "a.json", threading.Event(), set()
     old = os.umask(0o077)
     try:
-        atomic_file.replace(path, b"a" * 100_000)
+        files.replace(path, b"a" * 100_000)
     finally:
         os.umask(old)
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
@@ -66,7 +66,7 @@ def test_a_file_is_whole_at_any_moment_and_others_may_read_it(tmp_path):
     reader = threading.Thread(target=read)
     reader.start()
     for turn in range(300):
-        atomic_file.replace(path, (b"a", b"b")[turn % 2] * 100_000)
+        files.replace(path, (b"a", b"b")[turn % 2] * 100_000)
     over.set()
     reader.join(60)
     assert parts <= {(100_000, b"a", b"a"), (100_000, b"b", b"b")}
@@ -76,34 +76,34 @@ def test_a_file_is_whole_at_any_moment_and_others_may_read_it(tmp_path):
 def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path):
     (tmp_path / "taken").mkdir()
     with pytest.raises(OSError, match="Is a directory"):
-        atomic_file.replace(tmp_path / "taken", b"x")
+        files.replace(tmp_path / "taken", b"x")
     assert os.listdir(tmp_path) == ["taken"]
 
 
 def test_only_the_runs_own_file_is_removed(tmp_path):
     path = tmp_path / "a.json"
-    ours, theirs = (discovery.describe_endpoint("h:1", "train", pid) for pid in (1, 2))
+    ours, theirs = (files.describe_endpoint("h:1", "train", pid) for pid in (1, 2))
     path.write_bytes(theirs)
-    atomic_file.remove(path, ours)
+    files.remove(path, ours)
     assert path.exists()
-    atomic_file.remove(path, theirs)
+    files.remove(path, theirs)
     assert not path.exists()
-    atomic_file.remove(path, theirs)
+    files.remove(path, theirs)
 
 
 def test_a_directory_gets_a_file_for_each_run_and_is_made(tmp_path):
-    assert discovery.choose_file(tmp_path / "sd" / "engine", "run-1") == tmp_path / "sd" / "engine" / "run-1.json"
-    assert discovery.choose_file(tmp_path / "all.json", "run-1") == tmp_path / "all.json"
+    assert files.choose_file(tmp_path / "sd" / "engine", "run-1") == tmp_path / "sd" / "engine" / "run-1.json"
+    assert files.choose_file(tmp_path / "all.json", "run-1") == tmp_path / "all.json"
     (tmp_path / "d.json").mkdir()
-    assert discovery.choose_file(tmp_path / "d.json", "run-1") == tmp_path / "d.json" / "run-1.json"
+    assert files.choose_file(tmp_path / "d.json", "run-1") == tmp_path / "d.json" / "run-1.json"
 
 
 def test_places_that_cannot_be_say_so(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(MetricsError, match=r"file_sd in .*: .*; name a directory or a"):
-        discovery.choose_file(tmp_path / "file", "r")
+        files.choose_file(tmp_path / "file", "r")
     with pytest.raises(MetricsError, match=r"there is no directory .*: make it"):
-        discovery.choose_file(tmp_path / "no" / "a.json", "r")
+        files.choose_file(tmp_path / "no" / "a.json", "r")
     with pytest.raises(MetricsError, match=r"there is no directory .*: make it"):
         Textfile(tmp_path / "no" / "a.prom", lambda: b"", print)
     with pytest.raises(MetricsError, match=r"which reads \*.prom: name it so"):
@@ -111,7 +111,7 @@ def test_places_that_cannot_be_say_so(tmp_path):
 
 
 def test_a_textfile_is_written_again_and_again_and_once_more_at_the_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(textfile, "PERIOD", 0.01)
+    monkeypatch.setattr(files, "PERIOD", 0.01)
     texts = iter(range(1_000_000))
     it = Textfile(tmp_path / "a.prom", lambda: b"%d\n" % next(texts), print)
     it.start()
@@ -123,7 +123,7 @@ def test_a_textfile_is_written_again_and_again_and_once_more_at_the_end(tmp_path
 
 
 def test_a_textfile_that_cannot_be_written_is_said_once_and_tried_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(textfile, "PERIOD", 0.01)
+    monkeypatch.setattr(files, "PERIOD", 0.01)
     place = tmp_path / "d"
     place.mkdir()
     said, turns = [], []

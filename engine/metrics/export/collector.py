@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -19,11 +18,11 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from ... import __version__
 from .. import definitions, page
 from ..elastic_job import ElasticJob
 from ..knobs import GAUGES
 from ..page import PageError, Snapshot
-from .elastic_families import ELASTIC
 from .encoding import OPENMETRICS, PLAIN, Encoder
 from .rank_pages import Member
 
@@ -99,7 +98,7 @@ class Exporter(Collector):
         self._lock = threading.Lock()
         self._offset = time.time() - time.monotonic()
         self._host = socket.gethostname()
-        self._version = _read_version()
+        self._version = __version__
 
     def encode_metrics(self, accept: str = "") -> tuple[bytes, str]:
         """Encode all metrics; return the body and its content type.
@@ -126,7 +125,7 @@ class Exporter(Collector):
             if definition.scope == "host":
                 family.add_metric([self._run], hosts[definition.name])  # type: ignore[attr-defined]
             elif definition.scope == "elastic":
-                for labels, value in [] if job is None else ELASTIC[definition.name](job):
+                for labels, value in [] if job is None else _read_elastic(job, definition):
                     family.add_metric([self._run, *labels], value)  # type: ignore[attr-defined]
             else:
                 self._add_series(family, definition, readings, leader)
@@ -189,13 +188,6 @@ class Exporter(Collector):
 
 
 _NOTHING = Snapshot({name: [0] * words for name, words in page.EXPECTED.items()})
-
-
-def _read_version() -> str:
-    try:
-        return metadata.version("enginerun")
-    except metadata.PackageNotFoundError:
-        return "unknown"
 
 
 def _make_field_reader(field: str, unit: float = 1.0) -> Reader:
@@ -362,3 +354,25 @@ READERS: dict[str, Reader] = {
     "engine_autotune_default_score_seconds": _make_known_reader("tuner_default_ps", 1e12),
     "engine_autotune_best_score_seconds": _make_known_reader("tuner_best_ps", 1e12),
 }
+
+ELASTIC = {
+    "engine_elastic_worlds_total": "worlds",
+    "engine_elastic_resets_total": "resets",
+    "engine_elastic_reset_seconds_total": "reset_seconds",
+    "engine_elastic_resetting": "resetting",
+    "engine_elastic_size": "size",
+    "engine_elastic_min_size": "min_size",
+    "engine_elastic_max_size": "max_size",
+    "engine_elastic_cooling_hosts": "cooling",
+    "engine_elastic_slow_workers_total": "slow_workers",
+}
+"""Attribute of `ElasticJob` with the value of each metric."""
+
+
+def _read_elastic(job: ElasticJob, metric: definitions.Metric) -> list[tuple[tuple[str, ...], float]]:
+    """Return labels and values of a metric of the job as a whole.
+
+    Resets have all causes from the start: `increase()` misses the first reset if its series begins at 1.
+    """
+    value = getattr(job, ELASTIC[metric.name])
+    return [((cause,), count) for cause, count in value.items()] if metric.labels else [((), float(value))]

@@ -28,7 +28,7 @@ from typing import Any
 
 from ...host.strangers import Strangers, accept
 from ..errors import MetricsError
-from . import discovery
+from . import files
 
 PORTS = 50  # ports that are tried after the one asked for
 CONNECTIONS = 16
@@ -242,7 +242,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self._send_reply(HTTPStatus.OK, body, headers)
                 endpoint.scraped = endpoint.scraped or self.command == "GET"
         elif path == "/sd":
-            text = discovery.describe_endpoint(self._get_reached_target(), endpoint.run, os.getpid())
+            text = files.describe_endpoint(self._get_reached_target(), endpoint.run, os.getpid())
             self._send_reply(HTTPStatus.OK, text, {"Content-Type": "application/json"})
         elif path == "/":
             text = _INDEX.format(run=html.escape(endpoint.run)).encode()

@@ -15,9 +15,8 @@ from ...host import linux
 from ..elastic_job import ElasticJob
 from ..errors import MetricsError
 from ..run_names import clean_name, default_name
-from . import atomic_file, discovery
+from . import files
 from .rank_pages import Member
-from .textfile import Textfile
 
 if TYPE_CHECKING:
     from .collector import Exporter
@@ -78,11 +77,11 @@ class Service:
         self._made: Exporter | None = None
         self._making = threading.Lock()
         self._announced: Path | None = None
-        self._textfile: Textfile | None = None
+        self._textfile: files.Textfile | None = None
         if wanted.file_sd is not None:
-            self._announced = discovery.choose_file(wanted.file_sd, wanted.run)
+            self._announced = files.choose_file(wanted.file_sd, wanted.run)
         if wanted.textfile is not None:
-            self._textfile = Textfile(wanted.textfile, self._encode_metrics, say)
+            self._textfile = files.Textfile(wanted.textfile, self._encode_metrics, say)
             self.news.append(f"metrics: {wanted.textfile}")
         self._endpoint = None
         if wanted.port is not None or wanted.file_sd is not None:
@@ -95,7 +94,7 @@ class Service:
             if port and self._endpoint.port != port:
                 self.warnings.append(f"metrics: port {port} is in use, port {self._endpoint.port} is used instead")
             self.news.append(f"metrics: http://{self._endpoint.target}/metrics")
-            self._document = discovery.describe_endpoint(self._endpoint.target, wanted.run, os.getpid())
+            self._document = files.describe_endpoint(self._endpoint.target, wanted.run, os.getpid())
 
     def start(self) -> None:
         """Start to answer, and write the file for file_sd.
@@ -104,7 +103,7 @@ class Service:
         """
         if self._announced is not None and self._endpoint is not None:
             try:
-                atomic_file.replace(self._announced, self._document)
+                files.replace(self._announced, self._document)
             except OSError as error:
                 raise MetricsError(
                     f"cannot write {str(self._announced)!r} for Prometheus's file_sd: {linux.explain_briefly(error)}"
@@ -129,7 +128,7 @@ class Service:
         """Remove the file for file_sd, stop listening, and write the textfile a last time. Waits for no client."""
         self._over = True
         if self._announced is not None:
-            atomic_file.remove(self._announced, self._document)
+            files.remove(self._announced, self._document)
         if self._endpoint is not None:
             self._endpoint.stop()
         if self._textfile is not None:
@@ -138,9 +137,9 @@ class Service:
     def remove_files(self) -> None:
         """Remove the files from another process, after this one was killed."""
         if self._announced is not None:
-            atomic_file.remove(self._announced, self._document)
+            files.remove(self._announced, self._document)
         if self._wanted.textfile is not None:
-            atomic_file.remove(self._wanted.textfile, f'run="{self._wanted.run}"'.encode())
+            files.remove(self._wanted.textfile, f'run="{self._wanted.run}"'.encode())
 
     def _get_exporter(self) -> Exporter:
         """Return the exporter, created at first use in the calling thread, because its import is slow."""

@@ -19,7 +19,7 @@ from ...text.readable import (
 )
 from ..names import PHASES, STAGES
 from ..page import DURATIONS, PageError, Snapshot
-from . import page_words
+from . import words
 from .rates import Page, find_straggler, names_of_hosts, waits_by_host
 
 FEW_STEPS = 20  # minimum number of steps for advice: the first steps weigh too much in fewer
@@ -112,7 +112,7 @@ def compute_figures(pages: Mapping[int, Page], run: Run) -> Figures:
     failures: dict[str, list[int]] = {}
     for rank, page in read.items():
         if page.state == "failed" and run.ended_by is None:
-            failures.setdefault(page_words.describe_failure(page), []).append(rank)
+            failures.setdefault(words.describe_failure(page), []).append(rank)
     names = names_of_hosts(read)
     waits = waits_by_host(
         (page, {host: min(1.0, ns / 1e9 / span) for host, ns in enumerate(page.fields["crossing_ns"])})
@@ -145,7 +145,7 @@ def compute_figures(pages: Mapping[int, Page], run: Run) -> Figures:
         fill=_compute_ratio(total["fused_bytes"], total["fusion_capacity"]),
         closed={} if leader is None else dict(zip(leader.names["reasons"], leader.fields["cycles"], strict=True)),
         misses=_compute_ratio(total["requests"], total["submitted"]),
-        knobs=[] if leader is None else page_words.list_knobs(leader),
+        knobs=[] if leader is None else words.list_knobs(leader),
         phase=PHASES[0] if leader is None else leader.phase,
         trials=0 if leader is None else leader["tuner_trials"],
         changes=0 if leader is None else leader["tuner_changes"],

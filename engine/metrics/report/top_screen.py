@@ -13,7 +13,7 @@ from rich.text import Text
 from ...text import readable
 from ..elastic_job import ElasticJob
 from ..page import PageError, Snapshot
-from . import elastic_words, page_words
+from . import words
 from .rates import JobReading, Page, Rates, find_straggler, names_of_hosts, pending, slow_host, slow_link, waits_by_host
 
 NOTES = 6  # maximum number of warning lines
@@ -86,10 +86,7 @@ def draw_frame(frame: Frame, width: int, height: int | None) -> RenderableType:
         head[0].stylize("bold")
     tuner = [Text(line) for line in _pack_lines(_describe_tuner(frame), width)]
     if frame.elastic is not None:
-        told = [
-            readable.replace_unprintable(line)[:width]
-            for line in elastic_words.describe_resets(frame.elastic, frame.now)
-        ]
+        told = [readable.replace_unprintable(line)[:width] for line in words.describe_resets(frame.elastic, frame.now)]
         tuner = [*(Text(line, style="dim") for line in told), *tuner]
     groups = [Text(line[:width], style="dim") for line in _describe_groups(frame)]
     notes = _make_warnings(frame)
@@ -123,7 +120,7 @@ def _describe_job(frame: Frame) -> list[str]:
     world = max(sizes, default=count)
     parts = [readable.replace_unprintable(frame.run)]
     if frame.elastic is not None:
-        parts += elastic_words.describe_world(frame.elastic, frame.now)
+        parts += words.describe_world(frame.elastic, frame.now)
     else:
         parts.append(readable.format_count(count, "rank"))
         if world != count:
@@ -187,7 +184,7 @@ def _describe_tuner(frame: Frame) -> list[str]:
     page = next((frame.reading.pages.get(slot) for slot, rank in ranks.items() if rank == 0), None)
     if not isinstance(page, Snapshot):
         return []
-    parts = ["knobs:", *(f"{name.removeprefix('--')} {value}" for name, value in page_words.list_knobs(page))]
+    parts = ["knobs:", *(f"{name.removeprefix('--')} {value}" for name, value in words.list_knobs(page))]
     if len(parts) == 1:
         parts = []
     if page.phase == "off":
@@ -221,7 +218,7 @@ def _make_warnings(frame: Frame) -> list[str]:
         if isinstance(page, PageError):
             found.setdefault(f"the page of counters {page}", []).append(rank)
         elif state == "failed" and page is not None:
-            found.setdefault(f"failed: {page_words.describe_failure(page)}", []).append(rank)
+            found.setdefault(f"failed: {words.describe_failure(page)}", []).append(rank)
         elif state == "gone":
             found.setdefault("the process is gone, without a word", []).append(rank)
         elif state == "stopped":
@@ -424,7 +421,7 @@ def describe_end(frame: Frame) -> str:
     found: dict[str, list[int]] = {}
     for rank, page in frame.reading.pages.items():
         state = frame.state(rank)
-        text = page_words.describe_failure(page) if state == "failed" and isinstance(page, Snapshot) else state
+        text = words.describe_failure(page) if state == "failed" and isinstance(page, Snapshot) else state
         found.setdefault(
             {
                 "ended": "ended",
