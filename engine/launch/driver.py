@@ -8,6 +8,7 @@ ends them all when one fails: by agents (`fixed_policy`), or as children of this
 from __future__ import annotations
 
 import functools
+import io
 import socket
 import sys
 from abc import ABC, abstractmethod
@@ -28,8 +29,8 @@ from .hosts.page_copies import Copies
 from .hosts.remote import RemoteHost
 from .process.console import Console
 from .process.job_signals import ending_line, handle_signals
+from .process.output import RankOutput
 from .process.plan import Job
-from .process.rank_output import RankOutput
 from .process.supervisor import Outcome
 
 FAREWELL = 30.0  # seconds without a message after which an agent that is cleaning up is lost
@@ -69,13 +70,17 @@ class JobPolicy(ABC):
     handlers: Mapping[str, Handler]  # handlers of agents' messages, by kind; the driver handles some kinds itself
     local = False  # whether there are no agents: this process starts the ranks, and the policy reads the user's signals
 
+    def __init__(self, driver: Driver) -> None:
+        self._driver, self._setup = driver, driver.setup
+
     @property
     @abstractmethod
     def agents(self) -> Collection[RemoteHost]: ...  # those that take part
 
     @property
-    @abstractmethod
-    def members(self) -> Sequence[int]: ...  # N of each rank's directory `rank.N`, by rank
+    def members(self) -> Sequence[int]:
+        """N of each rank's directory `rank.N`, by rank; that of a fixed job is the rank."""
+        return range(self._setup.job.size)
 
     @abstractmethod
     def start(self) -> None:
@@ -157,7 +162,7 @@ class Driver:
         self.loop = AgentLoop(self.output.writers, self, self.renewer)
         self.policy = make_policy(self)
         if not self.policy.local:
-            self.loop.add_reader(setup.wakeup.fileno(), self._read_signals)
+            self.loop.add_reader(setup.wakeup.fileno(), lambda: handle_signals(setup.wakeup, self))
         self._handlers: dict[str, Handler] = {
             "done": self._note_done,
             "file": self._keep_file,
@@ -212,7 +217,7 @@ class Driver:
         order = prepare_order(setup.options, setup.job, agent, setup.environment)
         self.loop.send(agent, "prepare", ranks=list(numbers), counted=bool(setup.pages), **order | fields)
         if setup.options.enclosed:
-            for head, part in remote_files.enclosed_parts(setup.options.enclosed):
+            for head, part in remote_files.read_parts(io.BytesIO(setup.options.enclosed), remote_files.ENCLOSED):
                 self.loop.send(agent, "file", part, **head)
 
     def forget_agent(self, agent: RemoteHost) -> None:
@@ -251,22 +256,22 @@ class Driver:
             for line in lines:
                 self.setup.say(f"{agent.name}: {line}")
 
-    def _check_number(self, agent: RemoteHost, message: Message) -> int:
-        """Return the number that a message names, which must be one of its host's."""
-        number = message.get_number("number")
+    def check_number(self, agent: RemoteHost, message: Message, name: str = "number") -> int:
+        """Return the rank or slot number that a message names, which must be one of its host's."""
+        number = message.get_number(name)
         if number not in self.policy.owned_numbers(agent):
-            raise ChannelError(f"it speaks of number {number}, which is not one of its ranks or slots")
+            raise ChannelError(f"it speaks of {name} {number}, which is not one of its ranks or slots")
         return number
 
     def _show_output(self, agent: RemoteHost, message: Message) -> None:
-        number, stream = self._check_number(agent, message), message.get_text("stream")
+        number, stream = self.check_number(agent, message), message.get_text("stream")
         if (number, stream) not in self.output.displays:
             raise ChannelError(f"it writes to {stream!r}")
         self.output.displays[number, stream].write_output(message.body)
 
     def _keep_file(self, agent: RemoteHost, message: Message) -> None:
         numbers, output = self.policy.owned_numbers(agent), self.output
-        remote_files.keep_part_later(message, output.directory, numbers, output.files, output.problems)
+        remote_files.keep_part(message, output.directory, numbers, output.files, output.problems)
 
     def _copy_pages(self, agent: RemoteHost, message: Message) -> None:
         self._copies[agent].write_pages(message, self.policy.counted_numbers(agent))
@@ -280,9 +285,6 @@ class Driver:
         agent.done = True
 
     # ---- signals: this implements `SignalHandler`
-
-    def _read_signals(self) -> None:
-        handle_signals(self.setup.wakeup, self)
 
     def pass_on(self, signum: int) -> None:
         """Pass a signal on to all ranks; agents that are not ready have none."""

@@ -18,7 +18,7 @@ from ..host.patience import Patience
 from ..text import readable
 from .driver import Driver, Handler, Interrupted, JobPolicy
 from .errors import LaunchError
-from .hosts.channel import CODES, PIDS, ChannelError, Message
+from .hosts.channel import CODES, PIDS, Message
 from .hosts.host_list import reachable_address
 from .hosts.remote import RemoteHost, agent_command
 from .process.rank_end import RankEnd, describe_code
@@ -34,8 +34,8 @@ class FixedPolicy(JobPolicy):
     """Policy of a job whose ranks are never replaced; the driver's options must have `places`."""
 
     def __init__(self, driver: Driver) -> None:
-        setup = driver.setup
-        self._driver, self._setup = driver, setup
+        super().__init__(driver)
+        setup = self._setup
         self._hosts = [
             RemoteHost(number, place, agent_command(place, setup.options.reach, setup.seconds))
             for number, place in enumerate(setup.options.places)
@@ -57,11 +57,6 @@ class FixedPolicy(JobPolicy):
     def agents(self) -> Collection[RemoteHost]:
         """Agents of all hosts."""
         return self._hosts
-
-    @property
-    def members(self) -> Sequence[int]:
-        """All ranks: each has the directory of its number."""
-        return range(self._setup.job.size)
 
     @property
     def hosts(self) -> dict[int, str]:
@@ -180,14 +175,14 @@ class FixedPolicy(JobPolicy):
         self._driver.refusal = self._driver.refusal or f"{host.name}: {text}"
 
     def _note_start(self, host: RemoteHost, message: Message) -> None:
-        rank = _check_rank(host, message)
+        rank = self._driver.check_number(host, message, "rank")
         pid, cpus = message.get_number("pid", *PIDS), message.head["cpus"]
         self._driver.say_started(f"rank {rank}", rank, pid, cpus, f" on {host.name}")
 
     def _note_end(self, host: RemoteHost, message: Message) -> None:
         """Record the end of a rank, with its time by the launcher's clock."""
-        rank, code, now = _check_rank(host, message), message.get_number("code", *CODES), time.time()
-        driver = self._driver
+        driver, code, now = self._driver, message.get_number("code", *CODES), time.time()
+        rank = driver.check_number(host, message, "rank")
         host.ahead = now - message.get_seconds("now")
         by_launcher = bool(message.head["by_launcher"]) and (driver.ending or driver.signum is not None)
         report = ExitReport.parse(message.body)
@@ -243,14 +238,6 @@ class FixedPolicy(JobPolicy):
             if not host.trouble and host.alive:
                 self._driver.loop.unregister_host(host)
                 self.agent_lost(host, "did not answer in time")
-
-
-def _check_rank(host: RemoteHost, message: Message) -> int:
-    """Return the rank that a message names, which must be one of its host."""
-    rank = message.get_number("rank")
-    if rank not in host.place.ranks:
-        raise ChannelError(f"it speaks of rank {rank}, which is not one of its ranks")
-    return rank
 
 
 def _describe_troubles(hosts: Sequence[RemoteHost], of: int) -> str:

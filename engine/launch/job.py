@@ -39,9 +39,9 @@ from .process.cpu_binding import allot_cpus
 from .process.devices import devices_here, share_devices
 from .process.guardian import NOWHERE, Guardian
 from .process.job_signals import SIGNALS
+from .process.output import RankOutput
 from .process.plan import Job
 from .process.rank_end import shell_code
-from .process.rank_output import RankOutput
 from .process.supervisor import Outcome
 from .report.elastic_report import Result
 from .report.failure_cause import FailureCause

@@ -5,7 +5,7 @@ It has no agent: the launcher itself starts the ranks, and its driver's event lo
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
 from ..host import processes
 from .driver import Driver, Handler, JobPolicy
@@ -31,8 +31,8 @@ class LocalPolicy(JobPolicy):
     def __init__(
         self, driver: Driver, guardian: Guardian, program: str, allotment: Allotment, descriptors: tuple[int, int]
     ) -> None:
-        setup = driver.setup
-        self._driver, self._setup = driver, setup
+        super().__init__(driver)
+        setup = self._setup
         self._program, self._allotment, self._descriptors = program, allotment, descriptors
         self._supervisor = Supervisor(driver.loop, guardian, setup.wakeup, setup.options.grace, setup.say)
         self._ranks: dict[int, RankProcess] = {}
@@ -43,11 +43,6 @@ class LocalPolicy(JobPolicy):
     def agents(self) -> Collection[RemoteHost]:
         """None: this process starts the ranks."""
         return ()
-
-    @property
-    def members(self) -> Sequence[int]:
-        """All ranks: each has the directory of its number."""
-        return range(self._setup.job.size)
 
     def start(self) -> None:
         """Start all ranks."""

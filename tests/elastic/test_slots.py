@@ -12,7 +12,7 @@ from engine.launch.elastic.slots import SlotNumbers
 from engine.launch.errors import LaunchError
 from engine.launch.hosts.channel import pack_message
 from engine.launch.process.console import Console
-from engine.launch.process.rank_output import RankOutput
+from engine.launch.process.output import RankOutput
 
 from .fake_agents import drive, ready
 

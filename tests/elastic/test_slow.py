@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.elastic.slow import Look, Reading, find_slow_worker
-from engine.launch.elastic.slow_watch import SlowWatch
+from engine.launch.elastic.job_watch import SlowWatch
 from engine.metrics import names
 
 from ..metrics.fake_pages import FakePage, training

@@ -6,11 +6,14 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from engine.launch.hosts import remote_files
 from engine.launch.hosts.channel import Channel, ChannelError, Message, pack_message
+from engine.launch.process.writer import Writer
 from engine.net.frames import UNPROVEN, wrap
 from engine.net.stream import Seal
 
@@ -105,6 +108,14 @@ def test_a_sealed_channel_takes_no_message_that_is(sealed, what):
         list(channel.receive())
 
 
+def problem_of(path: Any, first: bool, part: bytes, directory: Path) -> OSError | None:
+    """Why a part of a file from the agent of rank 0 cannot be written; None if it is."""
+    problems: dict[str, OSError] = {}
+    message = Message("file", {"path": path, "first": first}, part)
+    remote_files.keep_part(message, directory, [0], Writer("files"), problems)  # not started, so it writes at once
+    return problems.get(str(directory / str(path)))
+
+
 @pytest.mark.parametrize(
     "path",
     [
@@ -123,7 +134,7 @@ def test_an_agent_writes_files_of_its_own_ranks_alone(tmp_path, path):
     for first in (True, False):
         problem: object = None
         try:
-            problem = remote_files.keep_part(Message("file", {"path": path, "first": first}, b"x"), directory, [0])
+            problem = problem_of(path, first, b"x", directory)
         except ChannelError as error:
             problem = error
         assert problem is not None
@@ -133,7 +144,7 @@ def test_an_agent_writes_files_of_its_own_ranks_alone(tmp_path, path):
 def test_an_agents_file_lies_where_it_says_and_only_the_user_reads_it(tmp_path):
     for path in ("rank.0/flight.json", "world.2/rank.5/failure.json", "autotune.jsonl", "rank.0/own/deep.txt"):
         for first, part in ((True, b"one, "), (False, b"two")):
-            assert remote_files.keep_part(Message("file", {"path": path, "first": first}, part), tmp_path, [0]) is None
+            assert problem_of(path, first, part, tmp_path) is None
         assert (tmp_path / path).read_bytes() == b"one, two"
         assert stat.S_IMODE((tmp_path / path).stat().st_mode) == 0o600
         assert stat.S_IMODE((tmp_path / path).parent.stat().st_mode) == 0o700
@@ -145,7 +156,7 @@ def test_no_file_of_an_agent_is_written_through_a_link(tmp_path):
     link.parent.mkdir(mode=0o700)
     link.symlink_to(tmp_path / "out")
     for first in (False, True):
-        problem = remote_files.keep_part(Message("file", {"path": "x", "first": first}, b"x"), link.parent, [0])
+        problem = problem_of("x", first, b"x", link.parent)
         assert (problem is None) == first
     assert link.read_bytes() == b"x" and not link.is_symlink() and link.stat().st_mode & 0o777 == 0o600
     assert not (tmp_path / "out").exists()

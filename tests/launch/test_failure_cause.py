@@ -10,8 +10,8 @@ import pytest
 from engine.errors import EngineError, RankDiedError, RankLeftError, RankRaisedError, RankStalledError, RendezvousError
 from engine.exit_report import writer
 from engine.exit_report.report import ExitReport, Failure
+from engine.launch.process.output import RankOutput
 from engine.launch.process.rank_end import RankEnd
-from engine.launch.process.rank_output import RankOutput
 from engine.launch.report.failure_cause import Claim, claim_of, find_failure_cause, traceback_span
 from engine.launch.report.failure_report import failure_lines, find_first_failure, read_tail
 

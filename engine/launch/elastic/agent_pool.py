@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ...elastic.places import Slot
 from ...host import network
 from ...host.patience import Patience
 from ..cli.elastic_options import MARGIN
@@ -16,8 +17,7 @@ from ..driver import Driver, Handler
 from ..hosts.channel import PIDS, WORLDS, Message
 from ..hosts.host_list import HostRanks, reachable_address
 from ..hosts.remote import RemoteHost, agent_command
-from .cluster import ClusterBackend
-from .discovery import Names
+from .discovery import Discovery, Names
 
 
 @dataclass
@@ -30,27 +30,23 @@ class _Inquiry:
     patience: Patience  # until certainly no worker runs
 
 
-class _Routes:
-    """Addresses of this machine as other hosts see it. Threads find them, because a name server may be slow or dead.
+class ClusterBackend(Protocol):
+    """Cluster that discovers hosts and starts processes on them itself, instead of `-H`, a discovery script and ssh."""
 
-    A thread starts together with the agent of a host, whose start takes longer than a look-up that succeeds.
-    """
+    @property
+    def discovery(self) -> Discovery: ...  # names hosts `NAME@ADDRESS`; other hosts reach a host at that address
 
-    def __init__(self) -> None:
-        self._known: dict[str, str | None] = {}
+    def make_agent(self, number: int, host: str) -> RemoteHost:
+        """Return the launcher's end of a host's agent, which has not been started."""
+        ...
 
-    def start_look_up(self, other: str) -> None:
-        """Begin looking up the address that a host (a name or an address) sees, unless it is known."""
-        if self._known.get(other) is None:
-            self._known[other] = None
-            threading.Thread(target=self._look_up, args=(other,), daemon=True).start()
+    def list_variables(self, slot: Slot) -> dict[str, str]:
+        """Return environment variables of a worker in a slot, such as the GPUs reserved for it."""
+        ...
 
-    def known_address(self, other: str) -> str | None:
-        """Return the address that a host sees; None if it is not known yet."""
-        return self._known.get(other)
-
-    def _look_up(self, other: str) -> None:
-        self._known[other] = network.own_address(other)
+    def take_logged_value(self, value: str) -> None:
+        """Take a value that the program has logged."""
+        ...
 
 
 class PoolListener(Protocol):
@@ -93,7 +89,8 @@ class AgentPool:
         self._patience: dict[str, Patience] = {}  # time until an agent that starts, or is silent, counts as lost
         self._waiting: dict[str, list[dict[str, Any]]] = {}  # workers to be started once the agent is ready
         self._addresses: dict[str, str] = {}
-        self._routes = _Routes()
+        # Addresses of this machine as other hosts see it, by their names; None: not known yet
+        self._routes: dict[str, str | None] = {}
         self._where: dict[str, str] = {}  # host -> result of `dead_workers.process_view` there
         self._running: dict[str, dict[int, list[int]]] = {}  # host -> worker -> pid and start time
         self._inquiries: dict[RemoteHost, _Inquiry] = {}  # by the agent that makes the inquiry
@@ -165,7 +162,7 @@ class AgentPool:
             return ""
         if self._addresses.get(host):
             return self._addresses[host]
-        found = (self._routes.known_address(HostRanks(other, (), False).address) for other in others)
+        found = (self._routes.get(HostRanks(other, (), False).address) for other in others)
         return reachable_address(self._agents[host].place, found) or socket.gethostname()
 
     def give_up_unready(self) -> None:
@@ -232,7 +229,19 @@ class AgentPool:
         if agent.trouble:
             self.agent_lost(agent, agent.trouble)
         elif not agent.place.local:
-            self._routes.start_look_up(agent.place.address)
+            self._start_look_up(agent.place.address)
+
+    def _start_look_up(self, other: str) -> None:
+        """Find the address that a host sees, in a thread, because a name server may be slow or dead.
+
+        The start of the host's agent takes longer than a look-up that succeeds.
+        """
+
+        def look_up() -> None:
+            self._routes[other] = network.own_address(other)
+
+        if self._routes.get(other) is None:
+            threading.Thread(target=look_up, daemon=True).start()
 
     def _make_agent(self, host: str, seconds: float) -> RemoteHost:
         """Make an agent of a host, which must answer within `seconds` once it is started."""

@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from ...host import processes
+from ...text.readable import format_count
 from ..errors import LaunchError
 from ..hosts.host_list import is_here, read_discovered
 from ..process.rank_end import describe_code
@@ -140,7 +141,7 @@ class Script:
     ) -> None:
         self._command = list(command)
         self._slots = slots  # slots of a host that the script names without a number
-        self._loop = loop  # woken when there is an answer
+        self._loop = loop  # woken when there is an answer, so that its owner calls `poll_hosts`
         self._say = say  # shows a line
         self._deadline = deadline  # seconds that a run may take
         self._question: _Question | None = None
@@ -163,7 +164,7 @@ class Script:
             self._wait_no_longer(question, now)
         elif question is None and now - self._since >= EVERY:
             self._since, self._late = now, False
-            self._question = _Question(self._command, self._slots, self._wake_loop)
+            self._question = _Question(self._command, self._slots, lambda: self._loop.wake(lambda: None))
         self._report_trouble()
         new, self._new = self._new, False
         return self._answer if new else None
@@ -203,10 +204,6 @@ class Script:
             self._say("the host discovery script answers again")
         self._told = self._trouble
 
-    def _wake_loop(self) -> None:
-        """Make the event loop return, whose owner then calls `poll_hosts`; called in the thread of a run."""
-        self._loop.wake(lambda: None)
-
 
 class Names:
     """Unification of this machine's names: the first one that was used replaces the others.
@@ -234,15 +231,11 @@ class Names:
 
 def describe_changes(before: Mapping[str, int], after: Mapping[str, int]) -> str:
     """Return a text on how the hosts have changed; empty if they have not."""
-    said = [f"{name} is new, with {_format_slots(slots)}" for name, slots in after.items() if name not in before]
+    said = [f"{name} is new, with {format_count(slots, 'slot')}" for name, slots in after.items() if name not in before]
     said += [f"{name} is gone" for name in before if name not in after]
     said += [
-        f"{name} has {_format_slots(slots)} instead of {before[name]}"
+        f"{name} has {format_count(slots, 'slot')} instead of {before[name]}"
         for name, slots in after.items()
         if name in before and before[name] != slots
     ]
     return "; ".join(said)
-
-
-def _format_slots(number: int) -> str:
-    return f"{number} slot{'s' * (number != 1)}"

@@ -26,8 +26,7 @@ from ..hosts.host_list import own_names
 from ..hosts.remote import RemoteHost
 from ..process.rank_end import shell_code
 from ..report.elastic_report import Last, Result, describe_cause, describe_end, describe_resets, first_failure, last_of
-from .agent_pool import AgentPool
-from .cluster import ClusterBackend
+from .agent_pool import AgentPool, ClusterBackend
 from .discovery import Discovery, Fixed, Names, Script, describe_changes
 from .job_watch import Watch
 from .slots import SlotNumbers
@@ -56,9 +55,9 @@ class ElasticPolicy(JobPolicy):
     """
 
     def __init__(self, driver: Driver, limits: JobLimits, watch: Watch, cluster: ClusterBackend | None = None) -> None:
-        options = driver.setup.options
+        super().__init__(driver)
+        options = self._options = driver.setup.options
         assert options.elastic is not None
-        self._driver, self._options = driver, options
         self._say = driver.setup.say
         self._watch = watch
         self._cluster = cluster
@@ -115,10 +114,8 @@ class ElasticPolicy(JobPolicy):
             self._feed_event(events.Tick())
         elif self._is_hopeless(now):
             self._feed_event(events.Stop("all hosts are blacklisted for good, and no others will come"))
-        if (
-            not self._driver.refusal
-            and (slow := self._watch.find_slow_worker(machine, self._slot_numbers(), now)) is not None
-        ):
+        numbers = {number: worker.number for number, worker in self._workers.items()}
+        if not self._driver.refusal and (slow := self._watch.find_slow_worker(machine, numbers, now)) is not None:
             self._feed_event(slow)
         if self._machine.finished:
             return None
@@ -126,7 +123,7 @@ class ElasticPolicy(JobPolicy):
 
     def prepare_finish(self) -> None:
         """End the discovery, and give up agents that have started no worker."""
-        self._end_discovery()
+        self.close()
         self._pool.give_up_unready()
 
     def admit_message(self, agent: RemoteHost, message: Message) -> bool:
@@ -155,10 +152,6 @@ class ElasticPolicy(JobPolicy):
         return any(worker.number == number for worker in self._workers.values())
 
     def close(self) -> None:
-        """End the discovery; a second call does nothing."""
-        self._end_discovery()
-
-    def _end_discovery(self) -> None:
         """Stop discovery, and kill a script that runs. This must precede the end of the selector that watches it."""
         self._discovery.close()
         self._discovery = Fixed({})
@@ -196,16 +189,9 @@ class ElasticPolicy(JobPolicy):
             except (LookupError, TypeError, ValueError) as error:  # the driver's fault, not an agent's
                 raise RuntimeError(f"the driver cannot act on {self._events[0]}") from error
             self._events.popleft()
-        ranks = {worker.number: self._rank_of(number) for number, worker in self._workers.items()}
+        places = {number: place.rank for number, place in self._places.items()}
+        ranks = {worker.number: places.get(number, -1) for number, worker in self._workers.items()}
         self._watch.record_state(self._machine, ranks, len(self._places), self._clock.read_seconds())
-
-    def _slot_numbers(self) -> dict[int, int]:
-        return {number: worker.number for number, worker in self._workers.items()}
-
-    def _rank_of(self, worker: int) -> int:
-        """Return a worker's rank in the newest world; -1 if it has none."""
-        place = self._places.get(worker)
-        return -1 if place is None else place.rank
 
     def _start_worker(self, action: events.StartWorker) -> None:
         worker, slot = action.worker, action.slot
@@ -247,7 +233,8 @@ class ElasticPolicy(JobPolicy):
         self._forget_host(action.host)
 
     def _assign_places(self, action: events.Assign) -> None:
-        because = self._describe_reset()
+        resets = self._machine.causes.resets
+        because = describe_cause(resets[-1], self._places) if resets else ""  # empty: the first world
         self._places = action.places
         hosts = [place.slot.host for place in action.places.values()]
         first = self._workers[next(iter(action.places))]
@@ -265,12 +252,6 @@ class ElasticPolicy(JobPolicy):
                 hub=str(Address(address, first.port)) if address else "",
                 reason=because or "the job begins",
             )
-
-    def _describe_reset(self) -> str:
-        """Return why the next world is made; empty for the first."""
-        if not self._machine.causes.resets:
-            return ""
-        return describe_cause(self._machine.causes.resets[-1], self._places)
 
     def _void_world(self, action: events.Void) -> None:
         for worker in action.workers:
@@ -302,10 +283,8 @@ class ElasticPolicy(JobPolicy):
         self._answer = hosts
         self._hosts = self._hosts | hosts
         self._feed_event(events.Found(hosts))
-        self._hosts = hosts | {host: slots for host, slots in self._hosts.items() if self._has_worker(host)}
-
-    def _has_worker(self, host: str) -> bool:
-        return any(worker.slot.host == host for worker in self._workers.values())
+        used = {worker.slot.host for worker in self._workers.values()}
+        self._hosts = hosts | {host: slots for host, slots in self._hosts.items() if host in used}
 
     def _note_leaving_host(self, agent: RemoteHost, message: Message) -> None:
         self._say(f"{agent.name} is about to go ({message.get_text('why')}): its workers leave")

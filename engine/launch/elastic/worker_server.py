@@ -85,7 +85,9 @@ class WorkerServer:
         """
         own = [self._workers[worker]] if worker in self._workers else list(self._strangers)
         for peer in own:
-            while peer.worker in (None, worker) and _is_readable(peer.connection):
+            while peer.worker in (None, worker) and (descriptor := peer.connection.fileno()) >= 0:
+                if not wait_readable([descriptor], 0):
+                    break
                 self._read(peer)
         if worker in self._workers:
             self._close(self._workers[worker])
@@ -157,7 +159,10 @@ class WorkerServer:
         if peer.worker is not None:
             self._told.worker_said(peer.worker, message)
             return
-        peer.worker = _read_number(message)
+        worker = message.get("worker")
+        if type(worker) is not int or worker < 0:
+            raise StreamError("it does not say which worker it is")
+        peer.worker = worker
         if peer.worker in self._workers:
             raise StreamError("another process of that number is there already")
         self._strangers.remove(peer)
@@ -182,14 +187,3 @@ class WorkerServer:
             self._strangers.remove(peer)
         elif peer.worker is not None and self._workers.get(peer.worker) is peer:
             del self._workers[peer.worker]
-
-
-def _read_number(message: dict[str, Any]) -> int:
-    worker = message.get("worker")
-    if type(worker) is not int or worker < 0:
-        raise StreamError("it does not say which worker it is")
-    return worker
-
-
-def _is_readable(connection: socket.socket) -> bool:
-    return connection.fileno() >= 0 and bool(wait_readable([connection.fileno()], 0))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -25,9 +26,9 @@ from ..process.guardian import Guardian, boot_time
 from ..process.plan import Crew, RankPlan, plan_one
 from ..process.rank_end import RankEnd
 from ..process.spawn import RankProcess
+from ..process.supervisor import EndingStage, Supervisor
 from .worker_messages import WorkerMessageError, check
 from .worker_server import WorkerServer
-from .worker_supervisor import WorkerSupervisor
 
 if TYPE_CHECKING:
     from ..agent import Agent
@@ -191,3 +192,38 @@ class Workers:
             code = _NOT_EXECUTED.get(failure.errno or 0, 1)
         told = {"worker": end.rank, "code": code, "killed": killed, "started": failure is None}
         self._agent.channel.send("end", end.report.to_bytes(), **told)
+
+
+class WorkerSupervisor(Supervisor):
+    """Supervisor of a host's workers, which end independently of each other.
+
+    `leaving` is called with the name of a signal to the agent itself, which means that this host is about to go.
+    """
+
+    def __init__(self, *arguments: Any, leaving: Callable[[str], None]) -> None:
+        super().__init__(*arguments)
+        self._leaving = leaving
+        self._asked_to_leave = False
+
+    def kill_one(self, worker: int) -> None:
+        """Kill a worker and its process group with SIGKILL; do nothing if it has ended."""
+        if worker in self._alive:
+            processes.send_group(self._alive[worker].pid, signal.SIGKILL)
+
+    def end_by(self, signum: int) -> None:
+        """Handle a signal to the agent itself: its workers leave; a second one kills them."""
+        if self._asked_to_leave:
+            self.kill()
+            self.release()
+        elif self._stage == EndingStage.RUNNING:
+            self._asked_to_leave = True
+            self._leaving(processes.signal_name(signum))
+
+    def _handle_failure(self, rank: RankProcess, end: RankEnd) -> None:
+        """Kill the child processes of a failed worker, so that they write nothing into the output of other workers."""
+        processes.send_group(rank.pid, signal.SIGKILL)
+        self._streams = {
+            worker: streams
+            for worker, streams in self._streams.items()
+            if worker in self._alive or any(stream.pipe >= 0 for stream in streams)
+        }

@@ -15,7 +15,7 @@ import shutil
 import time
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ...host import linux, private_files
 from ...host.patience import Patience
@@ -93,8 +93,8 @@ class Directory:
         if self._shared:
             return
         for path in self._list_files():
-            with contextlib.suppress(OSError):
-                for head, part in read_parts(path, self._path):
+            with contextlib.suppress(OSError), path.open("rb") as file:
+                for head, part in read_parts(file, str(path.relative_to(self._path))):
                     channel.send("file", part, **head)
                     channel.out.drain()
 
@@ -141,22 +141,15 @@ class Directory:
             yield from (path for path in paths if path.is_file() and not path.is_symlink())
 
 
-def read_parts(path: Path, directory: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
-    """Read a file, and yield its parts of `PART` bytes, each with the head of its message.
+def read_parts(file: BinaryIO, name: str) -> Iterator[tuple[dict[str, Any], bytes]]:
+    """Yield the parts of a file, of `PART` bytes, each with the head of its message.
 
-    `directory` is that of the job, which contains the file.
+    `name` is the file's path in the job's directory.
     """
-    with path.open("rb") as file:
-        first = True
-        while (part := file.read(PART)) or first:
-            yield {"path": str(path.relative_to(directory)), "first": first}, part
-            first = False
-
-
-def enclosed_parts(data: bytes) -> Iterator[tuple[dict[str, Any], bytes]]:
-    """Yield the parts of the file that the launcher sends to every host, as `read_parts` does."""
-    for start in range(0, len(data), PART):
-        yield {"path": ENCLOSED, "first": start == 0}, data[start : start + PART]
+    first = True
+    while (part := file.read(PART)) or first:
+        yield {"path": name, "first": first}, part
+        first = False
 
 
 def remove_token(directory: Path) -> None:
@@ -165,18 +158,25 @@ def remove_token(directory: Path) -> None:
         (directory / TOKEN).unlink(missing_ok=True)
 
 
-def keep_part_later(
+def keep_part(
     message: Message, directory: Path, numbers: Collection[int], files: Writer, problems: dict[str, OSError]
 ) -> None:
-    """Queue `keep_part` in a writer; if the part cannot be written, note the reason in `problems`, by the file's path.
+    """Queue the writing of a part of a file that an agent has sent into the launcher's directory.
 
-    A `ChannelError` is raised as by `keep_part`.
+    `numbers` are the ranks of the agent's host, or its slots in an elastic job; it may write into their directories
+    only. If the part cannot be written, the reason is noted in `problems`, by the file's path. A `ChannelError` is
+    raised as by `name_of`.
     """
-    path, numbers = directory / name_of(message, numbers), tuple(numbers)
+    name = name_of(message, numbers)
+    path = directory / name
 
     def write() -> None:
-        if (problem := keep_part(message, directory, numbers)) is not None:
-            problems.setdefault(str(path), problem)
+        try:
+            for depth in range(1, len(name.parts)):  # each of them is checked, so that none is a link
+                private_files.make_directory(directory.joinpath(*name.parts[:depth]))
+            _write_part(message, path)
+        except OSError as error:
+            problems.setdefault(str(path), error)
 
     if not files.put(write, len(message.body)):
         problems.setdefault(str(path), OSError(errno.EIO, "its file system took nothing any more"))
@@ -194,23 +194,6 @@ def name_of(message: Message, numbers: Collection[int]) -> Path:
     if name.name in NOT_SENT or (name.parts[0].startswith("rank.") and name.parts[0] not in map(_of_rank, numbers)):
         raise ChannelError(f"a file {text[:LONGEST]!r} is not one of its ranks'")
     return name
-
-
-def keep_part(message: Message, directory: Path, numbers: Collection[int]) -> OSError | None:
-    """Write a part of a file that an agent has sent into the launcher's directory; return why that failed, or None.
-
-    `numbers` are the ranks of the agent's host, or its slots in an elastic job; it may write into their directories
-    only. A `ChannelError` is raised if the file's name leads out of the directory, or to a file that the agent may not
-    write.
-    """
-    name = name_of(message, numbers)
-    try:
-        for depth in range(1, len(name.parts)):  # each of them is checked, so that none is a link
-            private_files.make_directory(directory.joinpath(*name.parts[:depth]))
-        _write_part(message, directory / name)
-    except OSError as error:
-        return error
-    return None
 
 
 def _write_part(message: Message, path: Path) -> None:

@@ -7,13 +7,15 @@ progress bar is shown every `PROGRESS_INTERVAL` seconds.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
+from ...exit_report.report import NAME, ExitReport
 from ...host import linux, private_files
 from ..errors import LaunchError
 from .console import Console
@@ -236,19 +238,65 @@ class Stream:
         self.pipe = -1
 
 
-def open_displays(
-    rank: int, directory: Path, consoles: Sequence[Console], files: Writer, *, timestamps: bool
-) -> dict[str, Display]:
-    """Open the files of a rank, in `rank.N` of the job's directory; return the display of each stream, by its name.
+class RankOutput:
+    """Output of a job's ranks, or of the slots of an elastic job. Rank N's files are in the directory `rank.N`.
 
-    `consoles` are the launcher's stdout and stderr. A `LaunchError` is raised if a file cannot be written; once the
-    writer is started, that is not detected here.
+    `consoles` are the launcher's stdout and stderr, on which lines begin with the time if `timestamps` is True.
     """
-    displays = {}
-    for name, console in zip(("stdout", "stderr"), consoles, strict=True):
-        path = directory / f"rank.{rank}" / name
-        displays[name] = display = Display(rank, name, path, console, files, timestamps=timestamps)
-        if display.problem is not None:
-            why = linux.explain_briefly(display.problem)
-            raise LaunchError(f"cannot write {str(path)!r}: {why}; choose another --output-dir")
-    return displays
+
+    def __init__(self, directory: Path, consoles: Sequence[Console], *, timestamps: bool) -> None:
+        self.displays: dict[tuple[int, str], Display] = {}  # those opened, by number and stream
+        self.problems: dict[str, OSError] = {}  # files of ranks that could not be written here, and why
+        self.files = Writer("files")
+        self.writers = [self.files, *(console.writer for console in consoles)]
+        self.directory = directory
+        self._consoles = dict(zip(("stdout", "stderr"), consoles, strict=True))
+        self._timestamps = timestamps
+
+    def start(self) -> None:
+        """Start the writers' threads; nothing may need a process with one thread any more."""
+        for writer in self.writers:
+            writer.start()
+
+    def open(self, number: int) -> dict[str, Display]:
+        """Return the displays of a rank by the names of its streams; open its files, unless they are open.
+
+        A `LaunchError` is raised if a file cannot be written; once the writers are started, that is not detected here.
+        """
+        for name, console in self._consoles.items():
+            if (number, name) not in self.displays:
+                path = self.directory / f"rank.{number}" / name
+                display = Display(number, name, path, console, self.files, timestamps=self._timestamps)
+                if display.problem is not None:
+                    why = linux.explain_briefly(display.problem)
+                    raise LaunchError(f"cannot write {str(path)!r}: {why}; choose another --output-dir")
+                self.displays[number, name] = display
+        return {name: self.displays[number, name] for name in self._consoles}
+
+    def flush(self, number: int) -> None:
+        """Show the last, unfinished lines of a rank that has ended."""
+        for name in self._consoles:
+            self.displays[number, name].flush()
+
+    def keep_report(self, number: int, report: ExitReport) -> None:
+        """Write the exit report of a failed rank beside its output."""
+        if not report.empty:
+            path = self.directory / f"rank.{number}" / NAME
+            self.files.put(functools.partial(_write_quietly, path, report.to_bytes()))
+
+    def close(self) -> None:
+        """Write out and close all files; one that makes no progress is given up."""
+        for display in self.displays.values():
+            display.close()
+        self.files.finish()
+
+    def list_losses(self) -> Iterator[str]:
+        """Yield a line on each file that is not complete, once the files are closed."""
+        yield from (lack for display in self.displays.values() if (lack := display.describe_loss()))
+        for path, problem in self.problems.items():
+            yield f"{path} is not complete: {linux.explain_briefly(problem)}"
+
+
+def _write_quietly(path: Path, data: bytes) -> None:
+    with contextlib.suppress(OSError):
+        private_files.write(path, data)

@@ -33,7 +33,7 @@ class ReaderLoop:
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.add_reader(self._bell, self._make_calls)
 
-    def add_reader(self, descriptor: int, act: Callable[[], None], urgent: bool = False) -> None:
+    def add_reader(self, descriptor: int, act: Callable[[], object], urgent: bool = False) -> None:
         """Call `act`, which reads the descriptor and must not block, whenever it is readable.
 
         One that is `urgent` is called before all others that are ready at the same time.
