@@ -173,7 +173,8 @@ class Agent:
             except LaunchError as error:
                 self.channel.send("failed", text=str(error))
                 supervisor.release()
-                supervisor.kill_all()
+                supervisor.kill()
+                supervisor.run()
             else:
                 self.receive()  # messages that came together with `start`
                 supervisor.run()
@@ -274,12 +275,8 @@ class Agent:
 def _merge_environments(sent: dict[str, str]) -> dict[str, str]:
     """Return the agent's environment, overridden by the launcher's variables except those of host and session."""
     own = without_places(os.environ)
-    job = {name: value for name, value in sent.items() if not _of_this_host(name)}
-    return own | job
-
-
-def _of_this_host(name: str) -> bool:
-    return name in OF_THE_HOST or name.startswith(OF_THE_SESSION)
+    kept = {name for name in sent if name in OF_THE_HOST or name.startswith(OF_THE_SESSION)}
+    return own | {name: value for name, value in sent.items() if name not in kept}
 
 
 def _make_ranks(agent: Agent, order: Message) -> RankGroup:

@@ -46,7 +46,7 @@ def format_table() -> str:
             (builds.rocm_built(), "ROCm"),
         ],
     }
-    lines = [f"enginerun {version_of('enginerun') or '(a source tree that was never installed)'}"]
+    lines = [format_version()]
     for title, rows in sections.items():
         lines += ["", f"{title}:", *(f"    [{'X' if there else ' '}] {name}" for there, name in rows)]
     return "\n".join(lines)
@@ -119,6 +119,11 @@ def find_kernels() -> tuple[list[str], str]:
     except ImportError as error:
         return [], str(error).partition("\n")[0]
     return setup.kernel_levels(), ""
+
+
+def format_version() -> str:
+    """Return the name and version of this installation."""
+    return f"enginerun {version_of('enginerun') or '(a source tree that was never installed)'}"
 
 
 def version_of(package: str) -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -13,7 +12,7 @@ from ...config.forms import Whole, make_argument_type, make_duration_form
 from ...elastic.limits import JobLimits
 from ..errors import LaunchError
 from ..hosts.host_list import is_here
-from ..hosts.reach import Kept
+from ..hosts.reach import Kept, split_words
 from ..process.plan import MOST_RANKS
 
 COUNT = Whole(1)
@@ -127,7 +126,7 @@ def elastic_of(given: argparse.Namespace, hosts: Sequence[tuple[str, int]] | Non
 
     A `LaunchError` is raised if they contradict each other.
     """
-    script = _split_script(given.host_discovery_script)
+    script = split_words("--host-discovery-script", given.host_discovery_script)
     size = given.num_proc or (None if hosts is None else sum(slots for _, slots in hosts)) or given.min_np
     if not script and given.min_np is None and given.max_np is None:
         return None
@@ -166,16 +165,6 @@ def elastic_of(given: argparse.Namespace, hosts: Sequence[tuple[str, int]] | Non
         slow=None if given.slow_limit is None else (given.slow_limit, given.slow_time or SLOW_TIME),
         lease=given.lease or LEASE,
     )
-
-
-def _split_script(text: str | None) -> tuple[str, ...]:
-    try:
-        words = tuple(shlex.split(text or ""))
-    except ValueError as error:
-        raise LaunchError(f"--host-discovery-script: {text!r} cannot be divided into words: {error}") from None
-    if text is not None and not words:
-        raise LaunchError("--host-discovery-script is empty")
-    return words
 
 
 def _in_options(text: str) -> str:

@@ -21,7 +21,6 @@ from ..hosts.host_list import HostRanks
 from ..hosts.reach import NO_OPTIONS, Ignored, Reach, add_reach, hosts_of, idle_of, places_of, reach_of
 from ..process.plan import MOST_RANKS, PUBLISHING
 from . import horovod_options
-from .check_build import format_table
 from .elastic_options import Elastic, add_elastic, elastic_of
 
 COUNT = Whole(1)
@@ -107,18 +106,16 @@ class _Version(argparse.Action):
     """Option that shows the version, which is looked up only then, because that takes longer than starting a rank."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        from importlib.metadata import PackageNotFoundError, version
+        from .check_build import format_version
 
-        try:
-            known = version(parser.prog)
-        except PackageNotFoundError:
-            known = "(a source tree that was never installed)"
-        readable.print_plain(f"{parser.prog} {known}")
+        readable.print_plain(format_version())
         parser.exit()
 
 
 class _CheckBuild(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from .check_build import format_table
+
         readable.print_plain(format_table())
         parser.exit()
 

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from ...text.bounded_reader import shorten_text
+from ...text.bounded_reader import parse_natural, shorten_text
 from ..errors import LaunchError
 
 MOST_SLOTS = 1 << 20  # most slots of a host; more is a mistake in a file or a script
@@ -52,14 +52,8 @@ def parse_hosts(text: str) -> list[tuple[str, int]]:
 def _parse_part(text: str) -> tuple[str, int] | None:
     """Parse `name:slots`; return None if the text has another form. The name itself is not validated."""
     found = _PART.fullmatch(text.strip())
-    slots = _parse_count(found["slots"] or "1") if found else 0
-    return None if found is None or not 1 <= slots <= MOST_SLOTS else (found["name"].strip("[]"), slots)
-
-
-def _parse_count(digits: str) -> int:
-    """Parse a number of slots; any larger number gives `MOST_SLOTS` + 1, however many digits it has."""
-    significant = digits.lstrip("0")
-    return min(int(significant or "0"), MOST_SLOTS + 1) if len(significant) < 10 else MOST_SLOTS + 1
+    slots = parse_natural(found["slots"] or "1", MOST_SLOTS) if found else None
+    return (found["name"].strip("[]"), slots) if found and slots else None
 
 
 def read_hostfile(text: str) -> list[tuple[str, int]]:
@@ -101,9 +95,8 @@ def read_discovered(text: str, slots: int) -> dict[str, int]:
         name = found["name"].strip("[]") if found else ""
         if found is None or not _NAME.fullmatch(name):
             raise ValueError(f"it printed {line.strip()[:200]!r}, and 'name:slots' or 'name' is expected in each line")
-        hosts[name] = hosts.get(name, 0) + (
-            slots if found["slots"] is None else min(_parse_count(found["slots"]), MOST_SLOTS)
-        )
+        told = slots if found["slots"] is None else parse_natural(found["slots"], MOST_SLOTS)
+        hosts[name] = hosts.get(name, 0) + (MOST_SLOTS if told is None else told)
     return hosts
 
 

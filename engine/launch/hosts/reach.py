@@ -47,15 +47,15 @@ class Kept(Ignored):
 
 def reach_of(given: argparse.Namespace) -> Reach:
     """Return the access to hosts, from the options that `add_reach` has added."""
-    ssh = _split_words("--ssh-options", given.ssh_options)
+    ssh = split_words("--ssh-options", given.ssh_options)
     if given.ssh_port is not None:
         ssh += ("-p", str(given.ssh_port))
     if given.ssh_identity_file is not None:
         ssh += ("-i", given.ssh_identity_file)
     return Reach(
-        launch_agent=_split_words("--launch-agent", given.launch_agent),
+        launch_agent=split_words("--launch-agent", given.launch_agent),
         ssh=ssh,
-        python=_split_words("--remote-python", given.remote_python),
+        python=split_words("--remote-python", given.remote_python),
         directory=given.remote_directory,
         interface=given.network_interface,
     )
@@ -129,7 +129,7 @@ def _names_here(given: argparse.Namespace) -> set[str] | None:
     return None if given.launch_agent is not None else own_names()
 
 
-def _split_words(option: str, text: str | None) -> tuple[str, ...]:
+def split_words(option: str, text: str | None) -> tuple[str, ...]:
     """Split an option's value into the words of a command or of options."""
     try:
         words = tuple(shlex.split(text or ""))

@@ -125,9 +125,8 @@ def _parse_options(description: Description, bounds: Bounds, line: str, rest: Se
     command = command_of(line)
     options = parse(_make_command_line(description, bounds, rest, command)[1:])
     if options.command != command:
-        raise LaunchError(
-            f"the file says what runs: leave {shlex.join(_words_before_separator(options.command))!r} out"
-        )
+        words = options.command[: options.command.index("--")] if "--" in options.command else options.command
+        raise LaunchError(f"the file says what runs: leave {shlex.join(words)!r} out")
     if options.size != description.size:
         raise LaunchError(
             f"-np {options.size} is not what the file says, {description.size}: leave -np out, or change 'workers'"
@@ -166,10 +165,6 @@ def _check_whole(description: Description, places: Sequence[HostRanks]) -> None:
                     f"--hosts: worker {worker} has {processes} processes ({format_ranks(ranks)}), and {place.name!r} "
                     f"would run some of them: give each host a multiple of {processes} slots"
                 )
-
-
-def _words_before_separator(command: Sequence[str]) -> Sequence[str]:
-    return command[: command.index("--")] if "--" in command else command
 
 
 def bounds_of(description: Description) -> Bounds:

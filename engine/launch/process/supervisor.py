@@ -169,11 +169,6 @@ class Supervisor:
                 self._close(stream)
         return Outcome(sorted(self._ends, key=lambda end: end.rank), self._signum, self._hurry)
 
-    def kill_all(self) -> None:
-        """Kill all ranks, because some could not be started, and wait for their end."""
-        self.kill()
-        self.run()
-
     def hold_back(self, held: bool) -> None:
         """Pause reading the ranks' output, or resume it."""
         self._held_back = held
@@ -276,8 +271,7 @@ class Supervisor:
                 processes.send_group(group, signum)
             self._patience = Patience(self._grace)
         else:
-            self._hurry = True
-            self._enter(EndingStage.KILLING)
+            self.kill()
 
     def pass_on(self, signum: int) -> None:
         """Forward a signal to each rank, or its child processes, that have a handler; it would kill others."""
@@ -331,7 +325,8 @@ class Supervisor:
         if self._alive and not self._hurry:
             action = "SIGTERM" if stage == EndingStage.TERMINATING else "SIGKILL"
             self._say(f"{readable.format_ranks(self._alive)} did not end within the grace period {self._why}: {action}")
-        stopped = {rank.pid for rank in self._alive.values() if _is_stopped(rank.pid)}
+        found = [processes.read_process(rank.pid) for rank in self._alive.values()]
+        stopped = {process.pid for process in found if process is not None and process.state == "T"}
         for group in self._groups:
             kill = stage == EndingStage.KILLING or group in stopped  # a stopped process acts on no other signal
             processes.send_group(group, signal.SIGKILL if kill else signal.SIGTERM)
@@ -380,8 +375,3 @@ class Supervisor:
         """Return the running processes that ranks have left."""
         found = processes.list_descendants(os.getpid(), self._foreign)
         return [process for process in found if process.state != "Z"]
-
-
-def _is_stopped(pid: int) -> bool:
-    process = processes.read_process(pid)
-    return process is not None and process.state == "T"

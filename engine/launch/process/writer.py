@@ -32,7 +32,7 @@ class Writer:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._tasks: SimpleQueue[tuple[Callable[[], None], int]] = SimpleQueue()
+        self._tasks: SimpleQueue[tuple[Callable[[], None], int] | None] = SimpleQueue()  # None: the end
         self._thread: threading.Thread | None = None
         self._given = 0  # bytes put into the queue, counted by the producer's thread
         self._taken = 0  # bytes of finished tasks, counted by this writer's thread, like `_moves`
@@ -120,20 +120,15 @@ class Writer:
         """
         whole, thread = self.flush(seconds), self._thread
         if thread is not None:
-            self._tasks.put((_end, 0))
+            self._tasks.put(None)
             if whole:
                 thread.join()  # no task is left
                 self._thread = None
         return whole
 
     def _run(self) -> None:
-        task, size = self._tasks.get()
-        while task is not _end and not self.given_up:
+        while (queued := self._tasks.get()) is not None and not self.given_up:
+            task, size = queued
             task()
             self._taken += size
             self._moves += 1
-            task, size = self._tasks.get()
-
-
-def _end() -> None:
-    """Mark the end of the queue; it is never called."""
