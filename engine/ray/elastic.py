@@ -218,7 +218,7 @@ class ElasticRayExecutor:
             raise LaunchError("this ElasticRayExecutor has no slots: call start() first")
         if self._running is not None:
             raise LaunchError("this ElasticRayExecutor runs a function already")
-        call = _Call(cloudpickle.dumps((worker_fn, tuple(args or ()), dict(kwargs or {}))))
+        call = cloudpickle.dumps((worker_fn, tuple(args or ()), dict(kwargs or {})))
         self._running, wakeup = socket.socketpair()
         self._idle.clear()
         try:
@@ -250,14 +250,6 @@ class _CallbackError(Exception):
         self.error = error
 
 
-class _Call:
-    """Pickled call, in the form that `engine.runner.rank` takes."""
-
-    def __init__(self, call: bytes) -> None:
-        self.enclosed = pickle.dumps(([], "", call))
-        self.command = tuple(rank_command(self.enclosed))
-
-
 class _Run:
     """One call of a function, and the `ClusterBackend` of its driver."""
 
@@ -265,13 +257,14 @@ class _Run:
         self,
         settings: ElasticSettings,
         slots: ClusterSlots,
-        call: _Call,
+        call: bytes,
         variables: Mapping[str, str],
         callbacks: Sequence[Callback],
         wakeup: socket.socket,
     ) -> None:
         self.discovery = _News(slots)
-        self._settings, self._slots, self._call = settings, slots, call
+        self._settings, self._slots = settings, slots
+        self._call = pickle.dumps(([], "", call))  # in the form that `engine.runner.rank` takes
         self._variables = {"RAY_ADDRESS": ray.get_runtime_context().gcs_address, **variables}
         self._callbacks = callbacks
         self._wakeup = wakeup
@@ -342,7 +335,7 @@ class _Run:
         )
         return Options(
             size=size,
-            command=self._call.command,
+            command=tuple(rank_command(self._call)),
             directory=None,
             settings={},
             binding=False,
@@ -355,7 +348,7 @@ class _Run:
             horovod=is_installed(),
             torchrun=False,
             ignored=(),
-            enclosed=self._call.enclosed,
+            enclosed=self._call,
             reach=Reach(python=("python",), directory=".", interface=",".join(settings.nics) or None),
             elastic=elastic,
         )
@@ -395,7 +388,7 @@ class _Run:
         lock = leftovers.lock(self._directory)
         keep: list[bool] = []
         try:
-            private_files.write(self._directory / remote_files.ENCLOSED, self._call.enclosed)
+            private_files.write(self._directory / remote_files.ENCLOSED, self._call)
             yield keep
         finally:
             (self._directory / remote_files.ENCLOSED).unlink(missing_ok=True)

@@ -8,12 +8,15 @@ from typing import Any, TypeVar, cast
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from ..config.forms import Whole
+from ..config.setting import read
 from ..launch.errors import LaunchError
+from ..launch.process.plan import MOST_RANKS
 from . import failures, placement
 from .actor import RankActor, Standing, leave_world, locate_process
 from .elastic import Callback, ElasticRayExecutor
 from .rank_assignment import assign_ranks, collect_answers, in_order
-from .settings import ElasticSettings, Settings, parse_interfaces, read_ranks, set_aside, tell_of_ssh
+from .settings import ElasticSettings, Settings, parse_interfaces, set_aside, tell_of_ssh
 
 T = TypeVar("T")
 
@@ -112,7 +115,7 @@ class RayExecutor:
                 "give RayExecutor either num_workers, or num_hosts with num_workers_per_host, or min_workers"
             )
         asked = {"num_workers": num_workers, "num_hosts": num_hosts, "num_workers_per_host": num_workers_per_host}
-        numbers = [1 if number is None else read_ranks(name, number) for name, number in asked.items()]
+        numbers = [1 if number is None else read(Whole(1, MOST_RANKS), number, name) for name, number in asked.items()]
         per_rank = set_aside(cpus_per_worker, use_gpu, gpus_per_worker, "worker")
         ranks = num_workers if num_workers is not None else (num_hosts or 1) * numbers[2]
         self._request = placement.Request(ranks, per_rank, num_hosts)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ..config.forms import LARGEST, Form, Whole, make_duration_form
+from ..config.setting import read
 from ..launch.process.plan import MOST_RANKS
-from ..text import readable
 from ..text.logs import logger
 
 
@@ -101,12 +101,8 @@ class ElasticSettings:
 
 def _convert_field(settings: object, name: str, form: Form) -> None:
     """Validate and convert a setting that is not None. Raises ValueError with its value and what is allowed."""
-    value = getattr(settings, name)
-    try:
-        if value is not None:
-            object.__setattr__(settings, name, form(value))
-    except ValueError as error:
-        raise ValueError(f"{name} is {readable.quote_value(value)}; expected {error}") from None
+    if (value := getattr(settings, name)) is not None:
+        object.__setattr__(settings, name, read(form, value, name))
 
 
 def _two_durations(given: object) -> tuple[float, float]:
@@ -116,21 +112,6 @@ def _two_durations(given: object) -> tuple[float, float]:
     raise ValueError("two numbers of seconds")
 
 
-def read_ranks(name: str, number: object) -> int:
-    """Validate a number of ranks or hosts from a caller. Raises ValueError with its value and what is allowed."""
-    try:
-        return Whole(1, MOST_RANKS)(number)
-    except ValueError as error:
-        raise ValueError(f"{name} is {readable.quote_value(number)}; expected {error}") from None
-
-
-def _read_count(name: str, number: object) -> int:
-    try:
-        return Whole(1)(number)
-    except ValueError as error:
-        raise ValueError(f"{name} is {readable.quote_value(number)}: give {error}") from None
-
-
 def set_aside(cpus: int, use_gpu: bool, gpus: int | None, whose: str) -> dict[str, float]:
     """Return the resources that Ray reserves for each rank or slot.
 
@@ -138,8 +119,8 @@ def set_aside(cpus: int, use_gpu: bool, gpus: int | None, whose: str) -> dict[st
     ValueError for GPUs without `use_gpu`, and for numbers that are not whole or below 1, since no two ranks can share a
     GPU in NCCL.
     """
-    cpus = _read_count(f"cpus_per_{whose}", cpus)
-    gpus = None if gpus is None else _read_count(f"gpus_per_{whose}", gpus)
+    cpus = read(Whole(1), cpus, f"cpus_per_{whose}")
+    gpus = None if gpus is None else read(Whole(1), gpus, f"gpus_per_{whose}")
     if gpus and not use_gpu:
         raise ValueError(f"gpus_per_{whose} is {gpus} and use_gpu is False: set use_gpu=True")
     return {"CPU": cpus, "GPU": gpus or 1} if use_gpu else {"CPU": cpus}

@@ -174,13 +174,13 @@ def test_what_is_no_number_of_the_settings_is_refused(value: Any) -> None:
         ({"num_workers": 2, "num_hosts": 2}, ValueError, "either num_workers, or num_hosts"),
         ({"num_workers": 0}, ValueError, "num_workers is 0; expected a whole number from 1 to 256"),
         ({"num_workers": 2, "gpus_per_worker": 1}, ValueError, "set use_gpu=True"),
-        ({"num_workers": 2, "use_gpu": True, "gpus_per_worker": 0.5}, ValueError, "gpus_per_worker is 0.5: give"),
+        ({"num_workers": 2, "use_gpu": True, "gpus_per_worker": 0.5}, ValueError, "gpus_per_worker is 0.5; expected"),
         (
             {"num_workers": 2, "cpus_per_worker": 0},
             ValueError,
-            "cpus_per_worker is 0: give a whole number from 1 to 1048576",
+            "cpus_per_worker is 0; expected a whole number from 1 to 1048576",
         ),
-        ({"min_workers": 2, "cpus_per_worker": 1.5}, ValueError, "cpus_per_slot is 1.5: give a whole number"),
+        ({"min_workers": 2, "cpus_per_worker": 1.5}, ValueError, "cpus_per_slot is 1.5; expected a whole number"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(options: dict[str, float], kind: type[Exception], words: str) -> None:
