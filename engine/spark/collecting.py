@@ -1,14 +1,15 @@
 """Wait for a Spark job with a timeout and cancellation, which Spark's own blocking call does not offer.
 
 Spark cannot cancel a barrier stage for which there are too few slots: it has not begun, and is retried for ten minutes.
-So the call is made in a thread, which is abandoned if need be.
+So the call is made in a thread, which is abandoned if need be. On a Spark Connect server, progress reports say that the
+tasks have begun: its clients have no status tracker.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from .slots import context_of
@@ -82,3 +83,32 @@ class Collecting:
 
         threading.Thread(target=cancel, daemon=True).start()
         self._done.wait(CANCELLED)
+
+
+class StageProgress:
+    """Handler of the server's progress reports on the session's operations, by default every 2 s.
+
+    `size` is the number of tasks of the job's only stage, which begin together.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.all_began = False  # whether all tasks have begun
+        self._size = size
+
+    @contextlib.contextmanager
+    def follow_session(self, session: Any) -> Iterator[None]:
+        """Receive reports within the context, if the session is one of Spark Connect."""
+        if context_of(session) is not None:
+            yield
+            return
+        session.registerProgressHandler(self)
+        try:
+            yield
+        finally:
+            session.removeProgressHandler(self)
+
+    def __call__(self, stages: Iterable[Any] | None, inflight_tasks: int, operation_id: str | None, done: bool) -> None:
+        """Handle a report, in the form of PySpark's progress handlers."""
+        for stage in stages or ():
+            if stage.num_tasks == self._size == inflight_tasks + stage.num_completed_tasks:
+                self.all_began = True

@@ -120,8 +120,9 @@ def run_elastic(
     """
     check_call(fn, args, kwargs)
     session = session_of(spark)
-    least = _read_ranks("min_num_proc", _first_given(min_num_proc, min_np))
-    most, num_proc = _read_ranks("max_num_proc", _first_given(max_num_proc, max_np)), _read_ranks("num_proc", num_proc)
+    least = read_ranks("min_num_proc", min_np if min_num_proc is None else min_num_proc)
+    most = read_ranks("max_num_proc", max_np if max_num_proc is None else max_num_proc)
+    num_proc = read_ranks("num_proc", num_proc)
     slots.check_elastic(session, least or num_proc or 1)
     size = num_proc if num_proc is not None else max(least or 1, slots.default_size(session))
     least, most = least or size, most or size
@@ -152,14 +153,6 @@ def run_elastic(
     finally:
         os.close(lock)
         shutil.rmtree(home, ignore_errors=True)
-
-
-def _read_ranks(name: str, number: int | None) -> int | None:
-    return None if number is None else read_ranks(name, number)
-
-
-def _first_given(*values: int | None) -> int | None:
-    return next((value for value in values if value is not None), None)
 
 
 def _make_call(call: bytes, horovod: bool) -> Any:

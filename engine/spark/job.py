@@ -28,8 +28,7 @@ from ..launch.process.rank_end import RankEnd
 from ..launch.report import failure_report
 from ..runner.function import check_call
 from ..text import readable
-from .collecting import Collecting, LateStartError
-from .progress import StageProgress
+from .collecting import Collecting, LateStartError, StageProgress
 from .record import SCHEMA, RankRecord, read_rows
 from .slots import check, context_of, default_size, held_by_others
 from .task import FIRST, LAST, JobSpec, serve
@@ -108,7 +107,7 @@ def run(
     """
     check_call(fn, args, kwargs)
     session = session_of(spark)
-    size = default_size(session) if num_proc is None else read_ranks("num_proc", num_proc)
+    size = read_ranks("num_proc", num_proc) or default_size(session)
     patience = read_start_timeout(start_timeout)
     streams = (stdout or sys.stdout, stderr or sys.stderr)
     secret = secrets.token_hex(32)
@@ -129,10 +128,10 @@ def run(
         return _Job(session, spec, listener, say).run(patience)
 
 
-def read_ranks(name: str, number: object) -> int:
-    """Validate a number of ranks from a caller. Raises LaunchError with its value and what is allowed."""
+def read_ranks(name: str, number: object) -> int | None:
+    """Validate a number of ranks from a caller, if any. Raises LaunchError with its value and what is allowed."""
     try:
-        return Whole(1, MOST_RANKS)(number)
+        return None if number is None else Whole(1, MOST_RANKS)(number)
     except ValueError as error:
         raise LaunchError(f"{name} is {readable.quote_value(number)}; expected {error}") from None
 

@@ -15,6 +15,7 @@ from ..launch.process.leftovers import ERROR, RESULT
 from ..launch.process.rank_end import RankEnd
 from ..net import frames
 from ..text import readable
+from ..text.bounded_reader import get_number, get_whole
 
 STDERR = "stderr"
 HEAD = "end"
@@ -69,11 +70,11 @@ class RankRecord:
 
         Raises ValueError if a file has a name that a rank does not use, or a field is invalid.
         """
-        rank, code, age = head.get("rank"), head.get("code"), head.get("age")
-        if type(rank) is not int or type(code) is not int or rank < 0 or not -128 <= code <= 255:
-            raise ValueError(f"a record with rank {rank!r} and exit code {code!r}")
-        if not isinstance(age, int | float) or not abs(age) < 1e9:
-            raise ValueError(f"a record of rank {rank} with an age of {age!r}")
+        rank, code, age = (
+            get_whole(head, "rank"),
+            get_whole(head, "code", -128, 255),
+            get_number(head, "age", -1e9, 1e9),
+        )
         if unknown := files.keys() - FILES:
             raise ValueError(f"rank {rank} leaves no file {min(unknown)!r}")
         report = ExitReport.parse(str(head.get("report")).encode(errors="replace"))

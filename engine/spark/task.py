@@ -153,7 +153,7 @@ class TaskSupervisor:
             try:
                 with (
                     catch_signals(SIGNALS, lambda *_: None) as wakeup,
-                    contextlib.closing(ReaderLoop(self._list_sinks())) as self._loop,
+                    contextlib.closing(ReaderLoop(() if self.channel is None else (self.channel.out,))) as self._loop,
                 ):
                     supervisor = Supervisor(
                         self._loop, guardian, wakeup, self.spec.grace, self._send_line, self._record_end
@@ -211,9 +211,6 @@ class TaskSupervisor:
         for name, pipe in (("stdout", rank.stdout), (STDERR, rank.stderr)):
             supervisor.listen(Stream(rank.number, pipe, functools.partial(self.forward_output, name)))
         self._dismissed = supervisor.run().signum is not None
-
-    def _list_sinks(self) -> tuple[Any, ...]:
-        return () if self.channel is None else (self.channel.out,)
 
     def _handle_driver(self, supervisor: Supervisor, channel: Channel) -> None:
         """End the rank when the driver orders it, and kill it when the driver is gone."""
