@@ -78,8 +78,3 @@ def build_first_epoch(space: Space, default: Knobs, first: Sequence[Knobs], max_
     epoch.outward = {make_setting_key(half): corner for half, corner in zip(halfway, far, strict=True)}
     epoch.corners = most - len(halfway)
     return epoch
-
-
-def move_design_half_way(space: Space, design: Sequence[Knobs], standing: Knobs, kept: Sequence[Knobs]) -> list[Knobs]:
-    """Return a design moved half way to the standing setting, except for the settings in `kept`."""
-    return [knobs if knobs in kept else move_half_way(space, knobs, standing) for knobs in design]

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.bounded_reader import MIB, ReadError, parse_json, read_bytes
+from autotune.bounded_reader import MIB, ReadError, parse_json, read_bytes, shorten_text
 from autotune.space import Space
 
 SCHEMA = 1
@@ -172,10 +172,8 @@ class _Search:
 
 
 def _is_number(value: Any) -> bool:
-    """Return whether a value is a JSON number that fits a float."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return abs(value) < 1e300
+    """Return whether a value is a number, which `parse_json` has bounded."""
+    return type(value) in (int, float)
 
 
 def _parse_row(line: bytes, where: str, number: int) -> dict[str, Any]:
@@ -218,9 +216,8 @@ def _parse_row(line: bytes, where: str, number: int) -> dict[str, Any]:
         raise JournalError(f"{where}: expected at least one sample")
     for sample in row.get("samples", ()):
         if not _is_number(sample) or sample <= 0:
-            raise JournalError(
-                f"{where}: expected samples in seconds, positive and finite, not {_shorten_value(sample)}"
-            )
+            shown = shorten_text(repr(sample))
+            raise JournalError(f"{where}: expected samples in seconds, positive and finite, not {shown}")
     exposed = row.get("exposed", 0.0)
     if not _is_number(exposed) or not 0 <= exposed <= 1:
         raise JournalError(f"{where}: expected 'exposed' to be a share, 0 to 1, not {exposed!r}")
@@ -228,10 +225,4 @@ def _parse_row(line: bytes, where: str, number: int) -> dict[str, Any]:
 
 
 def _shorten_line(line: bytes) -> str:
-    return _shorten_value(line.decode("utf-8", "replace"))
-
-
-def _shorten_value(value: object) -> str:
-    """Format a value for an error, shortened."""
-    text = repr(value) if not isinstance(value, int) or abs(value) < 1e300 else "a whole number of very many digits"
-    return text if len(text) <= 60 else text[:57] + "..."
+    return shorten_text(repr(line[:200].decode("utf-8", "replace")))

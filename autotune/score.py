@@ -62,4 +62,3 @@ class TrialScore:
         self.log = estimate_location(logs)
         self.error = spread / math.sqrt(0.95 * n)  # standard error of `log`
         self.spread = spread
-        self.count = n

@@ -62,7 +62,10 @@ class SearchState:
             epoch.corners -= 1
         terrible = self.history.compute_losses(epoch.number)[-1] > get_terrible_loss(self.settings)
         if terrible:  # the rest of the design may be as bad
-            epoch.design = design.move_design_half_way(self.space, epoch.design, epoch.standing, self.first)
+            epoch.design = [
+                knobs if knobs in self.first else design.move_half_way(self.space, knobs, epoch.standing)
+                for knobs in epoch.design
+            ]
 
     def pass_steps(self, steps: int) -> None:
         """Count steps of the job outside trials."""

@@ -123,10 +123,6 @@ class Surrogate:
         """Standard deviation between trials of one setting, beyond what their own samples explain."""
         return float(self.weights @ np.exp(self.draws[:, -1]))
 
-    def get_lengthscales(self) -> Array:
-        """Return the lengthscale of each knob, in shares of its range: shape (g,). The shorter, the more it matters."""
-        return np.asarray(np.exp(self.weights @ self.draws[:, : self._knobs]))
-
     def predict(self, x: Array, epoch: int) -> tuple[Array, Array]:
         """Return mean and deviation of the surface, without noise, for each hyperparameter sample: shapes (s, m)."""
         cross = self._compute_cross_covariance(x, epoch)
