@@ -81,7 +81,7 @@ class TaskRegistry(TaskServer):
     def _admit_task(self, channel: Channel, number: int, address: str) -> Coroutine[None]:
         """Wait until a task offers itself as a host; it is one as soon as no other attempt of it is."""
         patience = Patience(PROVING)
-        with contextlib.closing(channel), contextlib.suppress(ChannelError):
+        with contextlib.closing(channel), contextlib.suppress(OSError, ChannelError):
             while not channel.ended and (yield Wait(patience, channel.reading)):
                 for message in channel.receive():
                     if message.kind != "host":
@@ -96,8 +96,8 @@ class TaskRegistry(TaskServer):
 
     def _watch(self, connection: socket.socket, task: _Task) -> None:
         """Release a task when this connection has ended: its own, or that of its carrier."""
-        self._watched[connection.fileno()] = task
         self._gone.register(connection, select.EPOLLRDHUP)
+        self._watched[connection.fileno()] = task
 
     def _watch_connections(self) -> Coroutine[None]:
         while True:
@@ -112,8 +112,8 @@ class TaskRegistry(TaskServer):
             task.connection.shutdown(socket.SHUT_RDWR)  # also ends the carrier's copy
         for connection in (task.connection, task.carrier):
             if connection is not None:
-                del self._watched[connection.fileno()]
-                self._gone.unregister(connection)
+                if self._watched.pop(connection.fileno(), None) is not None:
+                    self._gone.unregister(connection)
                 connection.close()
         if task in self._waiting:
             self._waiting.remove(task)
@@ -130,7 +130,8 @@ class TaskRegistry(TaskServer):
                 task.name = f"task{task.number}.{self._turns[task.number]}@{task.address}"
                 self._hosts[task.number] = task
         lines = "".join(f"[{task.name}]:1\n" for task in self._hosts.values())
-        private_files.replace(self._directory / HOSTS, lines.encode())
+        with contextlib.suppress(OSError):  # the disk is full: the next change writes all hosts again
+            private_files.replace(self._directory / HOSTS, lines.encode())
 
     # ---- carriers, in the thread
 
