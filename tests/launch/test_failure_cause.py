@@ -10,6 +10,7 @@ import pytest
 from engine.errors import EngineError, RankDiedError, RankLeftError, RankRaisedError, RankStalledError, RendezvousError
 from engine.exit_report import writer
 from engine.exit_report.report import ExitReport, Failure
+from engine.launch.process.console import Console
 from engine.launch.process.output import RankOutput
 from engine.launch.process.rank_end import RankEnd
 from engine.launch.report.failure_cause import Claim, claim_of, find_failure_cause, traceback_span
@@ -192,7 +193,7 @@ def test_reports_are_kept_beside_the_output(tmp_path: Path) -> None:
     ends = [RankEnd(0, 1, 1.0, report=failed(1)), RankEnd(1, -9, 1.0)]
     for end in ends:
         (tmp_path / f"rank.{end.rank}").mkdir()
-    output = RankOutput(tmp_path, (), timestamps=False)
+    output = RankOutput(tmp_path, (Console(1), Console(2)), timestamps=False)
     for end in ends:
         output.keep_report(end.rank, end.report)
     assert [path.parent.name for path in tmp_path.glob("rank.*/exit.json")] == ["rank.0"]

@@ -158,7 +158,7 @@ def test_what_is_no_number_of_the_settings_is_refused(value: Any) -> None:
         with pytest.raises(ValueError, match=r"^cooldown_range is "):
             RayExecutor(min_workers=1, cooldown_range=pair)
     for whose in ("worker", "slot"):
-        with pytest.raises(ValueError, match=f"cpus_per_{whose} is .*give a whole number from 1"):
+        with pytest.raises(ValueError, match=f"cpus_per_{whose} is .*expected a whole number from 1"):
             set_aside(value, False, None, whose)
 
 
