@@ -250,7 +250,7 @@ class RankOutput:
         self.files = Writer("files")
         self.writers = [self.files, *(console.writer for console in consoles)]
         self.directory = directory
-        self._consoles = dict(zip(("stdout", "stderr"), consoles, strict=True))
+        self._consoles = dict(zip(("stdout", "stderr"), consoles, strict=False))
         self._timestamps = timestamps
 
     def start(self) -> None:
