@@ -20,7 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ..errors.formatting import format_exception
 from ..host.sockets import write_all
-from ..launch.hosts.channel import READ_BYTES
+from ..launch.hosts.channel import READ_BYTES, Channel
 from ..launch.hosts.host_list import HostRanks
 from ..launch.hosts.remote import PATIENCE, RemoteHost
 from ..launch.process.rank_end import describe_code
@@ -108,39 +108,45 @@ class RayAgent(RemoteHost):
         self._node = node
         self._actor: Any = None
         self._ended_how = ""
+        self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
         """Start the actor, which starts the agent."""
         if not ray.is_initialized():
             self.trouble = "ray.shutdown() has been called, so that no actor can be started"
             return
+        to_agent, writing = os.pipe2(os.O_CLOEXEC)
+        reading, from_agent = os.pipe2(os.O_CLOEXEC)
+        self.errors, errors_of_agent = os.pipe2(os.O_CLOEXEC)
+        self.carrier, end = os.pipe2(os.O_CLOEXEC)
+        self.channel = Channel(reading, writing, greeted=False)
+        os.set_blocking(self.errors, False)
         where = NodeAffinitySchedulingStrategy(self._node, soft=False)
         kind = ray.remote(num_cpus=0, max_restarts=0, concurrency_groups={"in": 1, "out": 1})(NodeAgentActor)
         self._actor = kind.options(scheduling_strategy=where).remote()
-        super().start()
+        self._threads = [
+            threading.Thread(target=self._relay_to_agent, args=(to_agent,), name="engine-ray-in", daemon=True),
+            threading.Thread(
+                target=self._relay_from_agent, args=(from_agent, errors_of_agent, end), name="engine-ray", daemon=True
+            ),
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def how_it_ended(self) -> str:
         """Return a description of how the agent, or its actor, ended."""
         return self._ended_how or "closed its channel"
 
-    def has_ended(self) -> bool:
-        """Return True: `close` need not wait, since it kills the actor."""
-        return True
-
     def close(self, patience: float = PATIENCE) -> None:
         """Close the channel, wait for the end of the agent, and kill the actor."""
         self.hang_up()
-        if not self.cut_off:
-            self._await_end(min(patience, PATIENCE))
+        fetching = self._threads[-1] if self._threads else None
+        if fetching is not None and not self.cut_off:
+            fetching.join(min(patience, PATIENCE))
         if self._actor is not None and ray.is_initialized():  # otherwise it has ended with Ray
             ray.kill(self._actor)
         self._actor = None
         super().close(patience)
-
-    def _run_carrier(self, stdin: int, stdout: int, stderr: int, ended: int) -> None:
-        """Relay data between the pipes and the actor until the agent has ended; runs in a thread."""
-        threading.Thread(target=self._relay_to_agent, args=(stdin,), name="engine-ray-in", daemon=True).start()
-        self._relay_from_agent(stdout, stderr, ended)
 
     def _relay_to_agent(self, to_agent: int) -> None:
         """Relay data to the agent, until the caller closes the pipe or the actor is gone."""
