@@ -59,7 +59,7 @@ class TaskRegistry(TaskServer):
         self._watched: dict[int, _Task] = {}  # by the descriptors of their connections and carriers
         self._gone = select.epoll()  # reports which of them have ended, without reading from them
         self._publish_hosts()
-        self._loop.start(self._watch_connections())
+        self._loop.start(self._watch_ends())
         self._loop.start(self._accept_carriers())
 
     @property
@@ -89,17 +89,17 @@ class TaskRegistry(TaskServer):
                     assert channel.sealed is not None
                     connection = socket.socket(fileno=os.dup(channel.reading))
                     task = _Task(number, address, connection, channel.sealed.derive_key(RELAY))
-                    self._watch(connection, task)
+                    self._watch_connection(connection, task)
                     self._waiting.append(task)
                     self._publish_hosts()
                     return
 
-    def _watch(self, connection: socket.socket, task: _Task) -> None:
+    def _watch_connection(self, connection: socket.socket, task: _Task) -> None:
         """Release a task when this connection has ended: its own, or that of its carrier."""
         self._gone.register(connection, select.EPOLLRDHUP)
         self._watched[connection.fileno()] = task
 
-    def _watch_connections(self) -> Coroutine[None]:
+    def _watch_ends(self) -> Coroutine[None]:
         while True:
             yield Wait(None, self._gone.fileno())
             for descriptor, _ in self._gone.poll(0):
@@ -156,7 +156,7 @@ class TaskRegistry(TaskServer):
                 send_all(task.connection, BEGIN, PROVING)
                 retry_short(socket.send_fds, carrier, [task.key], [task.connection.fileno()])
                 task.carrier = carrier
-                self._watch(carrier, task)
+                self._watch_connection(carrier, task)
         except OSError:
             if task is not None:
                 self._release_task(task)
