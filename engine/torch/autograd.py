@@ -38,37 +38,39 @@ def call_differentiable(
     return plain(tensor, *arguments)
 
 
-def call_grouped(
-    function: type[torch.autograd.Function],
-    plain: Callable[..., list[Any]],
-    tensors: Sequence[torch.Tensor],
-    *settings: Any,
-) -> list[torch.Tensor]:
-    """Call `function` if a gradient has to flow to any of the tensors, else `plain`, which has the same results."""
+def call_single(function: Any, plain: Callable[..., Any], tensor: torch.Tensor, *settings: Any) -> Any:
+    """Call a function that takes groups with a single tensor, which is no group, or else `plain`."""
+    if tensor.requires_grad and torch.is_grad_enabled():
+        return function.apply(False, *settings, tensor)[0]
+    return plain(tensor, *settings)
+
+
+def call_all(function: Any, grouped: bool, tensors: Sequence[torch.Tensor], *settings: Any) -> list[torch.Tensor]:
+    """Call `function` if a gradient has to flow to any of the tensors, else the engine's collective of its kind."""
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        return list(function.apply(*settings, *tensors))  # type: ignore[no-untyped-call]
-    return plain(tensors, *settings)
+        return list(function.apply(grouped, *settings, *tensors))
+    return _run_collective(function.kind, grouped, tensors, *settings)
 
 
-def _own_rows(total: torch.Tensor, rows: Sequence[int], shape: torch.Size, process_set: ProcessSet) -> torch.Tensor:
-    """Return the part of a gathered tensor's gradient that belongs to this rank's input of that shape."""
-    return total[own_rows(rows, process_set)].reshape(shape)
+def _run_collective(kind: str, grouped: bool, tensors: Sequence[torch.Tensor], *settings: Any) -> list[torch.Tensor]:
+    """Run a collective of a group of tensors, or of a single one."""
+    if grouped:
+        return list(getattr(groups, f"grouped_{kind}")(tensors, *settings))
+    return [getattr(collectives, kind)(tensors[0], *settings)]
 
 
 def _combine_gradients(
-    gradient: torch.Tensor, mathematical: bool, name: str | None, process_set: ProcessSet
-) -> torch.Tensor:
-    """Combine the gradients of a tensor on which all ranks' outputs depend: their sum, or Horovod's average."""
+    gradients: Sequence[torch.Tensor], grouped: bool, mathematical: bool, name: str | None, process_set: ProcessSet
+) -> list[torch.Tensor]:
+    """Combine the gradients of tensors on which all ranks' outputs depend: their sums, or Horovod's averages."""
+    # The engine reduces complex numbers as pairs of real ones.
+    sent = [torch.view_as_real(each.resolve_conj()) if each.is_complex() else each for each in gradients]
     op = choose_backward_op(mathematical)
-    total = call_differentiable(
-        Allreduce, collectives.allreduce, _view_as_real(gradient), op, name, 1.0, 1.0, process_set, None
-    )
-    return torch.view_as_complex(total) if gradient.is_complex() else total
-
-
-def _view_as_real(gradient: torch.Tensor) -> torch.Tensor:
-    """Return a complex gradient as pairs of real numbers, which the engine can reduce; any other unchanged."""
-    return torch.view_as_real(gradient.resolve_conj()) if gradient.is_complex() else gradient
+    totals = call_all(Allreduce, grouped, sent, op, name, 1.0, 1.0, process_set, None)
+    return [
+        torch.view_as_complex(total) if each.is_complex() else total
+        for each, total in zip(gradients, totals, strict=True)
+    ]
 
 
 def _find_differentiable(gradients: Sequence[torch.Tensor]) -> list[int]:
@@ -79,36 +81,16 @@ def _find_differentiable(gradients: Sequence[torch.Tensor]) -> list[int]:
 class Allreduce(torch.autograd.Function):
     """Allreduce whose gradient is the same reduction of the ranks' gradients: a sum for Sum, an average for Average.
 
-    Adasum is not linear. Its gradient is defined as the Adasum of the ranks' gradients of the result.
+    Adasum is not linear. Its gradient is defined as the Adasum of the ranks' gradients of the result. Several tensors
+    (`grouped`) are one request in each direction, here and below.
     """
 
-    @staticmethod
-    def forward(
-        ctx: Context,
-        tensor: torch.Tensor,
-        op: Op,
-        name: str | None,
-        prescale: float,
-        postscale: float,
-        process_set: ProcessSet,
-        compression: Any,
-    ) -> Any:
-        ctx.settings = op, backward_name(name), prescale, postscale, process_set, compression
-        return collectives.allreduce(tensor, op, name, prescale, postscale, process_set, compression)
-
-    @staticmethod
-    def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
-        expect_gradient(ctx.settings[0], "allreduce")
-        reduced = call_differentiable(Allreduce, collectives.allreduce, gradients[0], *ctx.settings)
-        return reduced, None, None, None, None, None, None
-
-
-class GroupedAllreduce(torch.autograd.Function):
-    """Allreduce of several tensors, in one request in each direction."""
+    kind = "allreduce"
 
     @staticmethod
     def forward(
         ctx: Context,
+        grouped: bool,
         op: Op,
         name: str | None,
         prescale: float,
@@ -117,75 +99,81 @@ class GroupedAllreduce(torch.autograd.Function):
         compression: Any,
         *tensors: torch.Tensor,
     ) -> Any:
+        ctx.grouped = grouped
         ctx.settings = op, backward_name(name), prescale, postscale, process_set, compression
-        return tuple(groups.grouped_allreduce(tensors, op, name, prescale, postscale, process_set, compression))
+        settings = op, name, prescale, postscale, process_set, compression
+        return tuple(_run_collective("allreduce", grouped, tensors, *settings))
 
     @staticmethod
     def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
-        expect_gradient(ctx.settings[0], "grouped_allreduce")
-        reduced = call_grouped(GroupedAllreduce, groups.grouped_allreduce, gradients, *ctx.settings)
-        return None, None, None, None, None, None, *reduced
+        expect_gradient(ctx.settings[0], "grouped_allreduce" if ctx.grouped else "allreduce")
+        return *[None] * 7, *call_all(Allreduce, ctx.grouped, gradients, *ctx.settings)
 
 
-class GroupedAllgather(torch.autograd.Function):
-    """Allgather of several tensors, in one request in each direction."""
+class Allgather(torch.autograd.Function):
+    """Allgather. The gradient of this rank's rows combines the gradients of all ranks' outputs for these rows."""
 
-    @staticmethod
-    def forward(ctx: Context, name: str | None, process_set: ProcessSet, *tensors: torch.Tensor) -> Any:
-        handle = groups.grouped_allgather_async(tensors, name, process_set)
-        results = handle.wait()
-        ctx.rows, ctx.shapes = handle.rows, [tensor.shape for tensor in tensors]
-        ctx.name, ctx.process_set, ctx.mathematical = backward_name(name), process_set, are_mathematical()
-        return tuple(results)
+    kind = "allgather"
 
     @staticmethod
-    def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
-        members, op = _find_differentiable(gradients), choose_backward_op(ctx.mathematical)
-        sent = [_view_as_real(gradients[k]) for k in members]
-        settings = op, ctx.name, 1.0, 1.0, ctx.process_set, None
-        mine: list[torch.Tensor | None] = [None] * len(gradients)
-        for k, total in zip(
-            members, call_grouped(GroupedAllreduce, groups.grouped_allreduce, sent, *settings), strict=True
-        ):
-            total = torch.view_as_complex(total) if gradients[k].is_complex() else total
-            mine[k] = _own_rows(total, ctx.rows[k], ctx.shapes[k], ctx.process_set)
-        return None, None, *mine
-
-
-class GroupedReducescatter(torch.autograd.Function):
-    """Reduce-scatter of several tensors, in one request in each direction."""
-
-    @staticmethod
-    def forward(
-        ctx: Context,
-        op: Op,
-        name: str | None,
-        prescale: float,
-        postscale: float,
-        process_set: ProcessSet,
-        compression: Any,
-        *tensors: torch.Tensor,
-    ) -> Any:
-        ctx.op, ctx.name, ctx.process_set, ctx.mathematical = op, backward_name(name), process_set, are_mathematical()
-        ctx.factor = scatter_factor(op, prescale, postscale, ctx.mathematical, process_set)
-        return tuple(groups.grouped_reducescatter(tensors, op, name, prescale, postscale, process_set, compression))
+    def forward(ctx: Context, grouped: bool, name: str | None, process_set: ProcessSet, *tensors: torch.Tensor) -> Any:
+        ctx.grouped, ctx.name, ctx.process_set = grouped, backward_name(name), process_set
+        ctx.shapes, ctx.mathematical = [tensor.shape for tensor in tensors], are_mathematical()
+        if grouped:
+            handle: Any = groups.grouped_allgather_async(tensors, name, process_set)
+            results = tuple(handle.wait())
+            ctx.rows = handle.rows
+            return results
+        handle = collectives.allgather_async(tensors[0], name, process_set)
+        result = handle.wait()
+        ctx.rows = [handle.rows]
+        return (result,)
 
     @staticmethod
     def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
-        expect_gradient(ctx.op, "grouped_reducescatter")
         members = _find_differentiable(gradients)
-        with mathematical_gradients(ctx.mathematical):
-            totals = call_grouped(
-                GroupedAllgather,
-                groups.grouped_allgather,
-                [gradients[k] for k in members],
-                ctx.name,
-                ctx.process_set,
-            )
+        sent = [gradients[k] for k in members]
+        mine: list[torch.Tensor | None] = [None] * len(gradients)
+        totals = _combine_gradients(sent, ctx.grouped, ctx.mathematical, ctx.name, ctx.process_set)
+        for k, total in zip(members, totals, strict=True):
+            mine[k] = total[own_rows(ctx.rows[k], ctx.process_set)].reshape(ctx.shapes[k])
+        return None, None, None, *mine
+
+
+class Reducescatter(torch.autograd.Function):
+    """Reduce-scatter. The gradient of a row, on all ranks, comes from the rank that received the row."""
+
+    kind = "reducescatter"
+
+    @staticmethod
+    def forward(
+        ctx: Context,
+        grouped: bool,
+        op: Op,
+        name: str | None,
+        prescale: float,
+        postscale: float,
+        process_set: ProcessSet,
+        compression: Any,
+        *tensors: torch.Tensor,
+    ) -> Any:
+        ctx.grouped, ctx.op, ctx.name, ctx.process_set = grouped, op, backward_name(name), process_set
+        ctx.mathematical = are_mathematical()
+        ctx.factor = scatter_factor(op, prescale, postscale, ctx.mathematical, process_set)
+        settings = op, name, prescale, postscale, process_set, compression
+        return tuple(_run_collective("reducescatter", grouped, tensors, *settings))
+
+    @staticmethod
+    def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
+        expect_gradient(ctx.op, "grouped_reducescatter" if ctx.grouped else "reducescatter")
+        members = _find_differentiable(gradients)
+        sent = [gradients[k] for k in members]
         scaled: list[torch.Tensor | None] = [None] * len(gradients)
+        with mathematical_gradients(ctx.mathematical):
+            totals = call_all(Allgather, ctx.grouped, sent, ctx.name, ctx.process_set)
         for k, total in zip(members, totals, strict=True):
             scaled[k] = total if ctx.factor == 1 else total * ctx.factor
-        return None, None, None, None, None, None, *scaled
+        return *[None] * 7, *scaled
 
 
 class Broadcast(torch.autograd.Function):
@@ -199,27 +187,10 @@ class Broadcast(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
-        total = _combine_gradients(gradients[0], ctx.mathematical, ctx.name, ctx.process_set)
+        [total] = _combine_gradients(gradients[:1], False, ctx.mathematical, ctx.name, ctx.process_set)
         if topology.rank() != ctx.root_rank:  # Zeros with a graph, so that second derivatives run on every rank, too.
             total = total.masked_fill(torch.ones((), dtype=torch.bool, device=total.device), 0)
         return total, None, None, None
-
-
-class Allgather(torch.autograd.Function):
-    """Allgather. The gradient of this rank's rows combines the gradients of all ranks' outputs for these rows."""
-
-    @staticmethod
-    def forward(ctx: Context, tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> Any:
-        handle = collectives.allgather_async(tensor, name, process_set)
-        result = handle.wait()
-        ctx.rows, ctx.shape, ctx.name, ctx.process_set = handle.rows, tensor.shape, backward_name(name), process_set
-        ctx.mathematical = are_mathematical()
-        return result
-
-    @staticmethod
-    def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
-        total = _combine_gradients(gradients[0], ctx.mathematical, ctx.name, ctx.process_set)
-        return _own_rows(total, ctx.rows, ctx.shape, ctx.process_set), None, None
 
 
 class Alltoall(torch.autograd.Function):
@@ -243,40 +214,14 @@ class Alltoall(torch.autograd.Function):
         return sent.reshape(ctx.shape), None, None, None
 
 
-class Reducescatter(torch.autograd.Function):
-    """Reduce-scatter. The gradient of a row, on all ranks, comes from the rank that received the row."""
-
-    @staticmethod
-    def forward(
-        ctx: Context,
-        tensor: torch.Tensor,
-        op: Op,
-        name: str | None,
-        prescale: float,
-        postscale: float,
-        process_set: ProcessSet,
-        compression: Any,
-    ) -> Any:
-        ctx.op, ctx.name, ctx.process_set, ctx.mathematical = op, backward_name(name), process_set, are_mathematical()
-        ctx.factor = scatter_factor(op, prescale, postscale, ctx.mathematical, process_set)
-        return collectives.reducescatter(tensor, op, name, prescale, postscale, process_set, compression)
-
-    @staticmethod
-    def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
-        expect_gradient(ctx.op, "reducescatter")
-        with mathematical_gradients(ctx.mathematical):
-            total = call_differentiable(Allgather, collectives.allgather, gradients[0], ctx.name, ctx.process_set)
-        return total if ctx.factor == 1 else total * ctx.factor, None, None, None, None, None, None
-
-
 CALLS: dict[str, Callable[..., Any]] = {
-    "allreduce": partial(call_differentiable, Allreduce, collectives.allreduce),
-    "grouped_allreduce": partial(call_grouped, GroupedAllreduce, groups.grouped_allreduce),
+    "allreduce": partial(call_single, Allreduce, collectives.allreduce),
+    "grouped_allreduce": partial(call_all, Allreduce, True),
     "broadcast": partial(call_differentiable, Broadcast, collectives.broadcast),
-    "allgather": partial(call_differentiable, Allgather, collectives.allgather),
-    "grouped_allgather": partial(call_grouped, GroupedAllgather, groups.grouped_allgather),
+    "allgather": partial(call_single, Allgather, collectives.allgather),
+    "grouped_allgather": partial(call_all, Allgather, True),
     "alltoall": partial(call_differentiable, Alltoall, collectives.alltoall),
-    "reducescatter": partial(call_differentiable, Reducescatter, collectives.reducescatter),
-    "grouped_reducescatter": partial(call_grouped, GroupedReducescatter, groups.grouped_reducescatter),
+    "reducescatter": partial(call_single, Reducescatter, collectives.reducescatter),
+    "grouped_reducescatter": partial(call_all, Reducescatter, True),
 }
 """Differentiable collectives, by the names of the functions of `engine.torch` that call them."""
