@@ -1,78 +1,43 @@
-"""Substitute for an optimizer's reducer while its process is in no world that has the process set."""
+"""Objects with the methods of an optimizer's reducer that reduce no gradients in backward passes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any, Never
 
 from ..errors import NotInitializedError
 
 
-class NoReducer:
-    """Object with the methods of `Reducer` that leaves gradients local and refuses a step.
+class IdleReducer:
+    """Base class with methods of `Reducer` that do nothing, since no hooks, reductions or gradients are tracked."""
 
-    `passes` is the number of backward passes to accumulate before a reduction.
+    def do_nothing(self, *arguments: Any, **named: Any) -> None:
+        """Do nothing."""
+
+    add = after_step = before_zero = mark_zeroed = mark_dropped = finish = do_nothing
+    synchronize = share_state = remove = release = do_nothing
+
+    def pause(self) -> AbstractContextManager[None]:
+        """Return a context that changes nothing; gradients accumulate on this rank in any case."""
+        return nullcontext()
+
+
+class NoReducer(IdleReducer):
+    """Substitute for an optimizer's reducer while its process is in no world that has the process set.
+
+    It leaves gradients local and refuses a step. `passes` is the number of backward passes to accumulate before a
+    reduction; `why` is the error text: the reason why a step is refused, and the remedy.
     """
 
     def __init__(self, passes: int, why: str) -> None:
         self.group = SimpleNamespace(passes=passes, touched=False)
         self.skipping = False
-        self._why = why  # error text: the reason why a step is refused, and the remedy
+        self._why = why
 
-    def _raise_not_initialized(self) -> Never:
+    def refuse_step(self, *arguments: Any, **named: Any) -> Never:
+        """Raise NotInitializedError."""
         raise NotInitializedError(self._why)
 
-    def before_step(self) -> None:
-        """Raise NotInitializedError."""
-        self._raise_not_initialized()
-
-    def wrap_closure(self, closure: Callable[[], Any], step: str) -> Never:
-        """Raise NotInitializedError."""
-        self._raise_not_initialized()
-
-    def synchronize(self) -> None:
-        """Raise NotInitializedError."""
-        self._raise_not_initialized()
-
-    def freeze(self) -> Never:
-        """Raise NotInitializedError."""
-        self._raise_not_initialized()
-
-    def add(self, named: dict[str, Any], trained: Any = ()) -> None:
-        """Do nothing; parameters are hooked in the next world."""
-
-    def after_step(self) -> None:
-        """Do nothing; there is no step."""
-
-    def before_zero(self) -> None:
-        """Do nothing; no reduction is under way."""
-
-    def mark_zeroed(self) -> None:
-        """Do nothing; gradients are not tracked."""
-
-    def mark_dropped(self) -> None:
-        """Do nothing; gradients are not tracked."""
-
-    def finish(self) -> None:
-        """Do nothing; no reduction is under way."""
-
-    def share_state(self, root: int | None) -> None:
-        """Do nothing; there is no state."""
-
-    def remove(self) -> None:
-        """Do nothing; there are no hooks."""
-
-    def release(self) -> None:
-        """Do nothing; there are no resources."""
-
-    @contextmanager
-    def pause(self) -> Iterator[None]:
-        """Do nothing; gradients accumulate on this rank in any case."""
-        yield
-
-    @contextmanager
-    def skip(self) -> Iterator[None]:
-        """Do nothing; a step is refused in any case."""
-        yield
+    before_step = wrap_closure = synchronize = freeze = refuse_step
+    skip = IdleReducer.pause

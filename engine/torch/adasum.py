@@ -10,8 +10,8 @@ reduced during the backward pass. Changes of parameters on a GPU are sent throug
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,13 +21,14 @@ from ..collectives import groups
 from ..collectives.reduce_ops import Adasum
 from ..errors import EngineError, MismatchError
 from ..frameworks.agreement import columns_of_absent
+from ..frameworks.no_reducer import IdleReducer
 from ..frameworks.options import ReductionOptions
 from ..session import runtime
 from .adapter import check
 from .overlaps import held_in
 
 
-class Deltas:
+class Deltas(IdleReducer):
     """Parameters of one optimizer with copies from before its step, independent of the optimizer itself.
 
     The copies take as much memory as the parameters, from the first step on. A rank outside of the options' process set
@@ -61,15 +62,9 @@ class Deltas:
             check(parameter, f"parameter {name!r}")
         self._parameters |= named
 
-    def remove(self) -> None:
-        """Do nothing; the parameters have no hooks."""
-
     def release(self) -> None:
         """Release the engine, whose world has ended."""
         del self.engine
-
-    def share_state(self, root: int | None) -> None:
-        """Do nothing; only the parameters have to be equal on all ranks."""
 
     def before_step(self) -> None:
         """Copy the parameters that the step may change. Frozen ones are not sent: all ranks must freeze the same."""
@@ -157,26 +152,6 @@ class Deltas:
         some = ", ".join(map(repr, absent[:5])) + (" and more" if len(absent) > 5 else "")
         which = f"leaves out {some}, frozen or in the memory of others" if absent else "leaves out no parameter"
         return f"Rank {self.engine.rank} {which}; all ranks must leave out the same"
-
-    def before_zero(self) -> None:
-        """Do nothing; gradients are not reduced."""
-
-    def mark_zeroed(self) -> None:
-        """Do nothing; gradients are not reduced."""
-
-    def mark_dropped(self) -> None:
-        """Do nothing; gradients are not reduced."""
-
-    def finish(self) -> None:
-        """Do nothing; operations are in flight only in `after_step`."""
-
-    def synchronize(self) -> None:
-        """Do nothing; gradients are not reduced."""
-
-    @contextmanager
-    def pause(self) -> Iterator[None]:
-        """Do nothing; passes accumulate on this rank in any case."""
-        yield
 
     def skip(self) -> AbstractContextManager[None]:
         """Refuse to skip the reduction of a step: every call raises EngineError."""
