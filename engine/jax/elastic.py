@@ -8,26 +8,14 @@ from typing import Any
 import jax
 import numpy as np
 
+from .. import elastic
+from ..elastic import *  # noqa: F403
 from ..elastic.copies import NUMPY, ArrayPlace, Memory
-from ..elastic.samplers import ElasticBatchSampler, ElasticSampler
-from ..elastic.state import HostsUpdatedInterrupt, ObjectState, Parts, State, expect_names
-from ..elastic.worker.batches import loop
-from ..elastic.worker.gate import JobOver
-from ..elastic.worker.run import leave, run
+from ..elastic.state import ObjectState, Parts, expect_names
 from .state import _flatten_by_path, _is_key
 
-__all__ = [
-    "ElasticBatchSampler",
-    "ElasticSampler",
-    "HostsUpdatedInterrupt",
-    "JaxState",
-    "JobOver",
-    "ObjectState",
-    "State",
-    "leave",
-    "loop",
-    "run",
-]
+__all__ = ["JaxState"]
+__all__ += elastic.__all__
 
 
 class JaxArrays:

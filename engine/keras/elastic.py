@@ -14,32 +14,17 @@ from typing import Any
 import keras
 import numpy as np
 
+from .. import elastic
 from ..config.forms import whole_number
+from ..elastic import *  # noqa: F403
 from ..elastic.copies import Copy
-from ..elastic.samplers import ElasticBatchSampler, ElasticSampler
-from ..elastic.state import HostsUpdatedInterrupt, ObjectState, Parts, State, expect_alike, expect_names
-from ..elastic.worker.batches import loop
-from ..elastic.worker.gate import JobOver
-from ..elastic.worker.run import leave, run
+from ..elastic.state import ObjectState, Parts, expect_alike, expect_names
 from .agreement import container_of
 from .names import optimizer_names, weight_names
 from .optimizer import is_distributed
 
-__all__ = [
-    "CommitStateCallback",
-    "ElasticBatchSampler",
-    "ElasticSampler",
-    "HostsUpdatedInterrupt",
-    "JobOver",
-    "KerasState",
-    "ObjectState",
-    "State",
-    "UpdateBatchStateCallback",
-    "UpdateEpochStateCallback",
-    "leave",
-    "loop",
-    "run",
-]
+__all__ = ["CommitStateCallback", "KerasState", "UpdateBatchStateCallback", "UpdateEpochStateCallback"]
+__all__ += elastic.__all__
 
 
 class KerasState(ObjectState):

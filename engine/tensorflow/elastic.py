@@ -8,27 +8,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..elastic.samplers import ElasticBatchSampler, ElasticSampler
-from ..elastic.state import HostsUpdatedInterrupt, ObjectState, Parts, State, expect_alike, expect_names
-from ..elastic.worker.batches import loop
-from ..elastic.worker.gate import JobOver
-from ..elastic.worker.run import leave, run
+from .. import elastic
+from ..elastic import *  # noqa: F403
+from ..elastic.state import ObjectState, Parts, expect_alike, expect_names
 from ..frameworks.agreement import unique_names
 from .names import name_of
 
-__all__ = [
-    "ElasticBatchSampler",
-    "ElasticSampler",
-    "HostsUpdatedInterrupt",
-    "JobOver",
-    "ObjectState",
-    "State",
-    "TensorFlowKerasState",  # noqa: F822 (below)
-    "TensorFlowState",
-    "leave",
-    "loop",
-    "run",
-]
+__all__ = ["TensorFlowKerasState", "TensorFlowState"]  # noqa: F405 (the first is below)
+__all__ += elastic.__all__
 
 
 class TensorFlowState(ObjectState):

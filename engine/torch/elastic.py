@@ -9,27 +9,15 @@ from typing import Any
 
 import torch
 
+from .. import elastic
+from ..elastic import *  # noqa: F403
 from ..elastic.copies import ArrayPlace, Memory
-from ..elastic.samplers import ElasticBatchSampler, ElasticSampler
-from ..elastic.state import HostsUpdatedInterrupt, ObjectState, Parts, State
-from ..elastic.worker.batches import loop
-from ..elastic.worker.gate import JobOver
-from ..elastic.worker.run import leave, run
+from ..elastic.state import ObjectState, Parts
 from .optimizer_state import load_named_state, named_state, parameter_names
 from .state import ties_of
 
-__all__ = [
-    "ElasticBatchSampler",
-    "ElasticSampler",
-    "HostsUpdatedInterrupt",
-    "JobOver",
-    "ObjectState",
-    "State",
-    "TorchState",
-    "leave",
-    "loop",
-    "run",
-]
+__all__ = ["TorchState"]
+__all__ += elastic.__all__
 
 
 class TorchArrays:
