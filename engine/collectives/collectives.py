@@ -39,7 +39,9 @@ def allreduce_async(
     compression: Any = None,
 ) -> Handle:
     """Start `allreduce`; see there. The tensor must not be written to until `synchronize` returns."""
-    return _reduce(tensor, op, name, prescale_factor, postscale_factor, process_set, compression, blocking=False)
+    return _reduce(
+        "allreduce", tensor, op, name, prescale_factor, postscale_factor, process_set, compression, blocking=False
+    )
 
 
 def allreduce(
@@ -91,7 +93,9 @@ def allreduce(
     WorldError
         A rank died, raised, left, stalled or was lost.
     """
-    return _reduce(tensor, op, name, prescale_factor, postscale_factor, process_set, compression, blocking=True).wait()
+    return _reduce(
+        "allreduce", tensor, op, name, prescale_factor, postscale_factor, process_set, compression, blocking=True
+    ).wait()
 
 
 def allreduce_(
@@ -260,8 +264,8 @@ def reducescatter_async(
     compression: Any = None,
 ) -> Handle:
     """Start `reducescatter`; see there. The tensor must not be written to until `synchronize` returns."""
-    return _submit_reducescatter(
-        tensor, op, name, prescale_factor, postscale_factor, process_set, compression, blocking=False
+    return _reduce(
+        "reducescatter", tensor, op, name, prescale_factor, postscale_factor, process_set, compression, blocking=False
     )
 
 
@@ -294,8 +298,8 @@ def reducescatter(
     EngineError
         Same as for `allreduce`.
     """
-    return _submit_reducescatter(
-        tensor, op, name, prescale_factor, postscale_factor, process_set, compression, blocking=True
+    return _reduce(
+        "reducescatter", tensor, op, name, prescale_factor, postscale_factor, process_set, compression, blocking=True
     ).wait()
 
 
@@ -348,6 +352,7 @@ def share_of(source: Any, rank: int, size: int) -> Any:
 
 
 def _reduce(
+    kind: str,
     tensor: Any,
     op: int | None,
     name: str | None,
@@ -357,17 +362,23 @@ def _reduce(
     compression: Any,
     blocking: bool,
 ) -> Handle:
+    """Start an allreduce or a reduce-scatter, which `kind` names."""
     try:
         wire, own = resolve(compression, op)
         sent, context = (tensor, None) if own is None else own.compress(tensor)
         adapter = adapter_of(sent)
         source = adapter.as_input(sent)
-        output = adapter.make_empty(source)
-        native = process_set.engine.allreduce(source, output, name, number_of(op), prescale, postscale, blocking, wire)
+        engine = process_set.engine
+        if kind == "allreduce":
+            output, reduce = adapter.make_empty(source), engine.allreduce
+        else:
+            output, reduce = adapter.make_empty(share_of(source, engine.rank, engine.size)), engine.reducescatter
+        native = reduce(source, output, name, number_of(op), prescale, postscale, blocking, wire)
     except Exception as error:
-        announce_failure(process_set, "allreduce", name, error)
+        announce_failure(process_set, kind, name, error)
         raise
-    return _make_handle(native, adapter, sent, output, own, context)
+    handle = Handle(native, output, lambda output: adapter.as_result(sent, output))
+    return handle if own is None else handle.then(lambda result: own.decompress(result, context))
 
 
 def _reduce_in_place(
@@ -393,7 +404,7 @@ def _reduce_in_place(
         announce_failure(process_set, "allreduce", name, error)
         raise
     if native is None:
-        handle = _reduce(tensor, op, name, prescale, postscale, process_set, compression, blocking)
+        handle = _reduce("allreduce", tensor, op, name, prescale, postscale, process_set, compression, blocking)
         return handle.then(lambda result: _store_result(adapter, tensor, result))
     return _in_place(native, adapter, tensor, target)
 
@@ -460,36 +471,6 @@ def _submit_alltoall(tensor: Any, splits: Any, name: str | None, process_set: Pr
         return received if splits is None else (received, adapter.make_counts(rows))
 
     return Handle(native, None, fetch_result)
-
-
-def _submit_reducescatter(
-    tensor: Any,
-    op: int | None,
-    name: str | None,
-    prescale: float,
-    postscale: float,
-    process_set: ProcessSet,
-    compression: Any,
-    blocking: bool,
-) -> Handle:
-    try:
-        wire, own = resolve(compression, op)
-        sent, context = (tensor, None) if own is None else own.compress(tensor)
-        adapter = adapter_of(sent)
-        source = adapter.as_input(sent)
-        engine = process_set.engine
-        output = adapter.make_empty(share_of(source, engine.rank, engine.size))
-        native = engine.reducescatter(source, output, name, number_of(op), prescale, postscale, blocking, wire)
-    except Exception as error:
-        announce_failure(process_set, "reducescatter", name, error)
-        raise
-    return _make_handle(native, adapter, sent, output, own, context)
-
-
-def _make_handle(native: handles.Handle, adapter: Adapter, sent: Any, output: Any, own: Any, context: Any) -> Handle:
-    """Return the handle of an operation with a new result, which the compressor `own`, if any, decompresses."""
-    handle = Handle(native, output, lambda output: adapter.as_result(sent, output))
-    return handle if own is None else handle.then(lambda result: own.decompress(result, context))
 
 
 def _in_place(native: handles.Handle, adapter: Adapter, tensor: Any, target: Any) -> Handle:

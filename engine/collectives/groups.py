@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..native import handles
 from .adapters import adapter_of
 from .collectives import number_of, share_of
 from .compression import resolve
@@ -51,7 +50,9 @@ def grouped_allreduce_async(
     compression: Any = None,
 ) -> Handle:
     """Start `grouped_allreduce`; see there. The tensors must not be written to until `synchronize` returns."""
-    return _reduce(tensors, op, name, prescale_factor, postscale_factor, process_set, compression, blocking=False)
+    return _reduce(
+        "allreduce", tensors, op, name, prescale_factor, postscale_factor, process_set, compression, blocking=False
+    )
 
 
 def grouped_allreduce(
@@ -87,7 +88,9 @@ def grouped_allreduce(
         Same as for `allreduce`; it concerns all of the tensors.
     """
     return _wait_for_list(
-        _reduce(tensors, op, name, prescale_factor, postscale_factor, process_set, compression, blocking=True)
+        _reduce(
+            "allreduce", tensors, op, name, prescale_factor, postscale_factor, process_set, compression, blocking=True
+        )
     )
 
 
@@ -151,8 +154,8 @@ def grouped_reducescatter_async(
     compression: Any = None,
 ) -> Handle:
     """Start `grouped_reducescatter`; see there. The tensors must not be written to until `synchronize` returns."""
-    return _submit_reducescatter(
-        tensors, op, name, prescale_factor, postscale_factor, process_set, compression, blocking=False
+    return _reduce(
+        "reducescatter", tensors, op, name, prescale_factor, postscale_factor, process_set, compression, blocking=False
     )
 
 
@@ -186,11 +189,10 @@ def grouped_reducescatter(
     EngineError
         Same as for `allreduce`; it concerns all of the tensors.
     """
-    return _wait_for_list(
-        _submit_reducescatter(
-            tensors, op, name, prescale_factor, postscale_factor, process_set, compression, blocking=True
-        )
+    handle = _reduce(
+        "reducescatter", tensors, op, name, prescale_factor, postscale_factor, process_set, compression, blocking=True
     )
+    return _wait_for_list(handle)
 
 
 def _wait_for_list(handle: Handle) -> list[Any]:
@@ -200,6 +202,7 @@ def _wait_for_list(handle: Handle) -> list[Any]:
 
 
 def _reduce(
+    kind: str,
     tensors: Sequence[Any],
     op: int | None,
     name: str | None,
@@ -209,19 +212,35 @@ def _reduce(
     compression: Any,
     blocking: bool,
 ) -> Handle:
+    """Start an allreduce or a reduce-scatter, which `kind` names."""
     try:
         wire, own = resolve(compression, op)
-        sent, contexts = _compress_tensors(tensors, own)
+        pairs = [(tensor, None) if own is None else own.compress(tensor) for tensor in tensors]
+        sent = [tensor for tensor, _ in pairs]
         adapters = [adapter_of(tensor) for tensor in sent]
         sources = [adapter.as_input(tensor) for adapter, tensor in zip(adapters, sent, strict=True)]
-        outputs = [adapter.make_empty(source) for adapter, source in zip(adapters, sources, strict=True)]
-        native = process_set.engine.allreduce_group(
-            sources, outputs, name, number_of(op), prescale, postscale, blocking, wire
-        )
+        engine = process_set.engine
+        if kind == "allreduce":
+            models, reduce = sources, engine.allreduce_group
+        else:
+            models, reduce = [share_of(each, engine.rank, engine.size) for each in sources], engine.reducescatter_group
+        outputs = [adapter.make_empty(model) for adapter, model in zip(adapters, models, strict=True)]
+        native = reduce(sources, outputs, name, number_of(op), prescale, postscale, blocking, wire)
     except Exception as error:
-        announce_failure(process_set, "allreduce", name, error)
+        announce_failure(process_set, kind, name, error)
         raise
-    return _make_handle(native, adapters, sent, outputs, own, contexts)
+
+    def fetch_results(outputs: list[Any]) -> list[Any]:
+        return [
+            adapter.as_result(tensor, output) for adapter, tensor, output in zip(adapters, sent, outputs, strict=True)
+        ]
+
+    handle = Handle(native, outputs, fetch_results)
+    if own is None:
+        return handle
+    return handle.then(
+        lambda results: [own.decompress(result, context) for result, (_, context) in zip(results, pairs, strict=True)]
+    )
 
 
 def _reduce_in_place(
@@ -254,7 +273,9 @@ def _reduce_in_place(
         return list(tensors)
 
     if native is None:
-        return _reduce(tensors, op, name, prescale, postscale, process_set, compression, blocking).then(store)
+        return _reduce("allreduce", tensors, op, name, prescale, postscale, process_set, compression, blocking).then(
+            store
+        )
     return Handle(native, targets, store)
 
 
@@ -278,56 +299,3 @@ def _submit_allgather(
         ]
 
     return GatherHandle(native, None, fetch_results)
-
-
-def _submit_reducescatter(
-    tensors: Sequence[Any],
-    op: int | None,
-    name: str | None,
-    prescale: float,
-    postscale: float,
-    process_set: ProcessSet,
-    compression: Any,
-    blocking: bool,
-) -> Handle:
-    try:
-        wire, own = resolve(compression, op)
-        sent, contexts = _compress_tensors(tensors, own)
-        adapters = [adapter_of(tensor) for tensor in sent]
-        sources = [adapter.as_input(tensor) for adapter, tensor in zip(adapters, sent, strict=True)]
-        engine = process_set.engine
-        outputs = [
-            adapter.make_empty(share_of(source, engine.rank, engine.size))
-            for adapter, source in zip(adapters, sources, strict=True)
-        ]
-        native = engine.reducescatter_group(sources, outputs, name, number_of(op), prescale, postscale, blocking, wire)
-    except Exception as error:
-        announce_failure(process_set, "reducescatter", name, error)
-        raise
-    return _make_handle(native, adapters, sent, outputs, own, contexts)
-
-
-def _compress_tensors(tensors: Sequence[Any], own: Any) -> tuple[Sequence[Any], list[Any]]:
-    """Return the tensors to submit, and for each the context with which the compressor `own`, if any, decompresses."""
-    if own is None:
-        return tensors, []
-    pairs = [own.compress(tensor) for tensor in tensors]
-    return [sent for sent, _ in pairs], [context for _, context in pairs]
-
-
-def _make_handle(
-    native: handles.Handle, adapters: list[Any], sent: Sequence[Any], outputs: list[Any], own: Any, contexts: list[Any]
-) -> Handle:
-    """Return the handle of an operation with new results, which the compressor `own`, if any, decompresses."""
-
-    def fetch_results(outputs: list[Any]) -> list[Any]:
-        return [
-            adapter.as_result(tensor, output) for adapter, tensor, output in zip(adapters, sent, outputs, strict=True)
-        ]
-
-    handle = Handle(native, outputs, fetch_results)
-    if own is None:
-        return handle
-    return handle.then(
-        lambda results: [own.decompress(result, context) for result, context in zip(results, contexts, strict=True)]
-    )

@@ -7,6 +7,7 @@ They work in eager mode and in `tf.function`, and gradients flow through them: H
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -62,79 +63,41 @@ def _make_call(kind: str, name: str | None, process_set: ProcessSet, tensors: Se
 
 def _run_reduction(
     kind: str,
+    group: bool,
     tensors: Sequence[Any],
     op: Op,
     name: str | None,
     prescale: float,
     postscale: float,
     process_set: ProcessSet,
-    compression: Any,
-    group: bool,
+    compression: Any = None,
 ) -> list[Any]:
     wire = 0 if op is Adasum else WIRES[getattr(compression, "wire", None)]
     settings = {"op": op, "wire": wire, "prescale": float(prescale), "postscale": float(postscale), "group": group}
     return _op.reduce(_make_call(kind, name, process_set, tensors, **settings), tensors)
 
 
-def _allreduce(
-    tensor: Any,
-    op: Op,
-    name: str | None,
-    prescale: float,
-    postscale: float,
-    process_set: ProcessSet,
-    compression: Any = None,
-) -> Any:
+def _allreduce(tensor: Any, *settings: Any) -> Any:
     if isinstance(tensor, tf.IndexedSlices):
-        return sparse.allreduce(tensor, op, name, prescale, postscale, process_set, compression)
-    return _run_reduction("allreduce", [tensor], op, name, prescale, postscale, process_set, compression, False)[0]
+        return sparse.allreduce(tensor, *settings)
+    return _run_reduction("allreduce", False, [tensor], *settings)[0]
 
 
-def _grouped_allreduce(
-    tensors: Sequence[Any],
-    op: Op,
-    name: str | None,
-    prescale: float,
-    postscale: float,
-    process_set: ProcessSet,
-    compression: Any = None,
-) -> list[Any]:
+def _grouped_allreduce(tensors: Sequence[Any], op: Op, name: str | None, *settings: Any) -> list[Any]:
     dense = [k for k, each in enumerate(tensors) if not isinstance(each, tf.IndexedSlices)]
     results = list(tensors)
     for k, each in enumerate(tensors):
         if isinstance(each, tf.IndexedSlices):
-            own = None if name is None else f"{name}.{k}"
-            results[k] = sparse.allreduce(each, op, own, prescale, postscale, process_set, compression)
+            results[k] = sparse.allreduce(each, op, None if name is None else f"{name}.{k}", *settings)
     if dense or not tensors:
-        sent = [tensors[k] for k in dense]
-        reduced = _run_reduction("allreduce", sent, op, name, prescale, postscale, process_set, compression, True)
+        reduced = _run_reduction("allreduce", True, [tensors[k] for k in dense], op, name, *settings)
         for k, result in zip(dense, reduced, strict=True):
             results[k] = result
     return results
 
 
-def _reducescatter(
-    tensor: Any,
-    op: Op,
-    name: str | None,
-    prescale: float,
-    postscale: float,
-    process_set: ProcessSet,
-    compression: Any = None,
-) -> Any:
-    return _run_reduction("reducescatter", [tensor], op, name, prescale, postscale, process_set, compression, False)[0]
-
-
-def _grouped_reducescatter(
-    tensors: Sequence[Any],
-    op: Op,
-    name: str | None,
-    prescale: float,
-    postscale: float,
-    process_set: ProcessSet,
-    compression: Any = None,
-) -> list[Any]:
-    return _run_reduction("reducescatter", tensors, op, name, prescale, postscale, process_set, compression, True)
+def _reducescatter(tensor: Any, *settings: Any) -> Any:
+    return _run_reduction("reducescatter", False, [tensor], *settings)[0]
 
 
 def _allgather(tensor: Any, name: str | None, process_set: ProcessSet) -> Any:
@@ -179,7 +142,7 @@ _CALLS = {
     "allreduce": _allreduce,
     "grouped_allreduce": _grouped_allreduce,
     "reducescatter": _reducescatter,
-    "grouped_reducescatter": _grouped_reducescatter,
+    "grouped_reducescatter": partial(_run_reduction, "reducescatter", True),
     "allgather": _allgather,
     "grouped_allgather": _grouped_allgather,
     "broadcast": _broadcast,
