@@ -238,9 +238,7 @@ class Wrapping(ABC):
 
     def wrap_optimizer(self, optimizer: Any, distributed: type[Distributed], namespace: dict[str, Any]) -> None:
         """Give an optimizer a class of the same name, with the methods of `distributed` and a namespace of its own."""
-        kind = self.kind
-        same = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
-        optimizer.__class__ = type(kind.__name__, (distributed, kind), same | namespace)
+        optimizer.__class__ = derive_class(distributed, self.kind, namespace)
         optimizer._engine = self
         self._optimizer = weakref.ref(optimizer)
         optimizers.register_optimizer(self)
@@ -303,9 +301,15 @@ class Wrapping(ABC):
         self.reduction.remove()
 
 
-def expect_unwrapped(optimizer: Any) -> None:
-    """Raise ValueError if an optimizer is wrapped already."""
-    if isinstance(optimizer, Distributed):
+def derive_class(methods: type, kind: type, namespace: dict[str, Any] | None = None) -> type:
+    """Make a class of the same name as `kind`, with the methods of another class and a namespace of its own."""
+    same = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    return type(kind.__name__, (methods, kind), same | (namespace or {}))
+
+
+def expect_unwrapped(optimizer: Any, wrapped: type = Distributed) -> None:
+    """Raise ValueError if an optimizer is wrapped already, and so of the class `wrapped`."""
+    if isinstance(optimizer, wrapped):
         raise ValueError(
             "this optimizer is wrapped in DistributedOptimizer already; wrap it once, or unwrap() it first"
         )

@@ -17,6 +17,7 @@ import keras
 from ..collectives.compression import Compression
 from ..collectives.process_sets import ProcessSet, global_process_set
 from ..collectives.reduce_ops import Average
+from ..frameworks.optimizer import derive_class
 from ..text import logs
 from .wrapping import KerasWrapping
 
@@ -239,11 +240,10 @@ def DistributedOptimizer(
     if optimizer.built:
         wrapping.passes.create_variables(optimizer._trainable_variables)
     kind = type(optimizer)
-    same = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
     # `__class__` is the plain class, since Keras writes its name to files.
     told = property(lambda self: self._engine.kind, _CLASS.__set__)
     object.__setattr__(optimizer, "_engine", wrapping)  # bypasses Keras, which would track it
-    _CLASS.__set__(optimizer, type(kind.__name__, (_DistributedKerasOptimizer, kind), same | {"__class__": told}))
+    _CLASS.__set__(optimizer, derive_class(_DistributedKerasOptimizer, kind, {"__class__": told}))
     return optimizer
 
 

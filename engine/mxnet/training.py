@@ -15,6 +15,7 @@ from ..collectives.reduce_ops import Adasum, Average
 from ..errors import EngineError
 from ..frameworks.agreement import Pairing, claim_name, expect_agreement, unique_names
 from ..frameworks.first_step import FirstStep
+from ..frameworks.optimizer import derive_class, expect_unwrapped
 from ..frameworks.options import ReductionOptions
 from ..text import logs
 
@@ -156,10 +157,7 @@ def DistributedOptimizer(
         raise TypeError("DistributedOptimizer takes an mxnet.optimizer.Optimizer; for gluon use DistributedTrainer")
     if not isinstance(optimizer, mxnet.optimizer.Optimizer):
         raise TypeError(f"expected an mxnet.optimizer.Optimizer, not {type(optimizer).__qualname__}")
-    if isinstance(optimizer, DistributedMethods):
-        raise ValueError(
-            "this optimizer is wrapped in DistributedOptimizer already; wrap it once, or unwrap() it first"
-        )
+    expect_unwrapped(optimizer, DistributedMethods)
     engine = OptimizerReduction(
         compression=compression,
         op=op,
@@ -168,8 +166,7 @@ def DistributedOptimizer(
         process_set=process_set,
     )
     kind = type(optimizer)
-    same = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__, "_kind": kind}
-    optimizer.__class__ = type(kind.__name__, (DistributedMethods, kind), same)
+    optimizer.__class__ = derive_class(DistributedMethods, kind, {"_kind": kind})
     optimizer._engine = engine
     return optimizer
 

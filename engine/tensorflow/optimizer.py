@@ -12,6 +12,7 @@ from ..collectives.process_sets import ProcessSet, global_process_set
 from ..collectives.reduce_ops import Adasum, Average
 from ..errors import EngineError
 from ..frameworks.agreement import claim_name, compares_gradients, expect_agreement
+from ..frameworks.optimizer import derive_class, expect_unwrapped
 from ..frameworks.options import ReductionOptions
 from .accumulation import Accumulation
 from .reduction import GradientReduction
@@ -170,10 +171,7 @@ def DistributedOptimizer(
     }
     if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
         return _of_keras(optimizer, shared | {"scale_local_gradients": scale_local_gradients})
-    if isinstance(optimizer, _DistributedV1Optimizer):
-        raise ValueError(
-            "this optimizer is wrapped in DistributedOptimizer already; wrap it once, or unwrap() it first"
-        )
+    expect_unwrapped(optimizer, _DistributedV1Optimizer)
     if op == Adasum:
         raise EngineError(
             "op=Adasum combines what the ranks' steps have changed, which it does not for optimizers of TensorFlow 1: "
@@ -181,8 +179,7 @@ def DistributedOptimizer(
         )
     kind = type(optimizer)
     wrapping = _V1Wrapping(kind, ReductionOptions.from_arguments(**shared), scale_local_gradients)
-    same = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
-    optimizer.__class__ = type(kind.__name__, (_DistributedV1Optimizer, kind), same)
+    optimizer.__class__ = derive_class(_DistributedV1Optimizer, kind)
     optimizer._engine = wrapping
     return optimizer
 

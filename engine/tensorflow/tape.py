@@ -10,8 +10,11 @@ import tensorflow as tf
 from ..collectives.compression import Compression
 from ..collectives.process_sets import ProcessSet, global_process_set
 from ..collectives.reduce_ops import Average
+from ..frameworks.optimizer import derive_class
 from ..frameworks.options import ReductionOptions
 from .reduction import GradientReduction
+
+_derive_class = functools.cache(derive_class)  # a program may make a tape in each step
 
 
 class _DistributedTape:
@@ -136,7 +139,7 @@ def DistributedGradientTape(
     )
     reduction = GradientReduction(options, scale_local_gradients)
     kind: Any = type(gradtape)
-    gradtape.__class__ = _make_distributed_class(kind)
+    gradtape.__class__ = _derive_class(_DistributedTape, kind)
     gradtape._engine = reduction
     return gradtape
 
@@ -201,10 +204,3 @@ def trainable_weights(layers: Any) -> list[Any]:
             )
         found += layer.trainable_weights
     return found
-
-
-@functools.cache
-def _make_distributed_class(kind: Any) -> type:
-    """Make the subclass of a class of tapes that reduces gradients."""
-    same = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
-    return type(kind.__name__, (_DistributedTape, kind), same)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,13 +20,11 @@ from .ops import broadcast_async_ as broadcast_tensor
 from .optimizer_state import UNNAMED, has_order, load_named_state, named_state, parameter_names
 
 
-class _TensorPlaceholder:
+class _Slot(NamedTuple):
     """Placeholder of a tensor in a structure that is sent without its tensors."""
 
-    def __init__(self, index: int, tensor: torch.Tensor) -> None:
-        self.index = index
-        self.dtype = tensor.dtype
-        self.shape = tuple(tensor.shape)
+    dtype: torch.dtype
+    shape: tuple[int, ...]
 
 
 def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = global_process_set) -> None:
@@ -61,8 +59,7 @@ def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = 
         raise
     title = "broadcast_parameters: the ranks do not hold the same model"
     order, tensors = objects.compare_descriptions(described, title, None, process_set), dict(named)
-    handles = [broadcast_tensor(tensors[name], root_rank, None, process_set) for name in order]
-    for handle in handles:
+    for handle in [broadcast_tensor(tensors[name], root_rank, None, process_set) for name in order]:
         handle.wait()
 
 
@@ -148,21 +145,30 @@ def broadcast_optimizer_state(
     )
     _expect_one_order(optimizer, names, process_set)
     tensors: list[torch.Tensor] = []
+
+    def take_out(tensor: torch.Tensor) -> _Slot:
+        check(tensor, "a tensor of the optimizer's state")
+        # The broadcasts are in place, and two of them must not share memory of the root's state.
+        tensors.append(tensor.detach().cpu().contiguous())
+        return _Slot(tensor.dtype, tuple(tensor.shape))
+
+    def make_room(slot: _Slot) -> torch.Tensor:
+        tensors.append(torch.empty(slot.shape, dtype=slot.dtype, device="cpu"))
+        return tensors[-1]
+
     is_root = topology.rank() == root_rank
     try:
-        state = _strip_tensors(named_state(optimizer, names), tensors) if is_root else None
+        state = _replace_entries(named_state(optimizer, names), torch.Tensor, take_out) if is_root else None
     except Exception as error:
         barrier(process_set=process_set)  # The others are in `broadcast_object`, which begins with a barrier, too.
         announce_failure(process_set, "broadcast", None, error)
         raise
     skeleton = objects.broadcast_object(state, root_rank, None, process_set)
-    if not is_root:
-        tensors = [torch.empty(slot.shape, dtype=slot.dtype, device="cpu") for slot in _list_slots(skeleton)]
-    handles = [broadcast_async_(tensor, root_rank, None, process_set) for tensor in tensors]
-    for handle in handles:
+    received = None if is_root else _replace_entries(skeleton, _Slot, make_room)
+    for handle in [broadcast_async_(tensor, root_rank, None, process_set) for tensor in tensors]:
         handle.wait()
     if not is_root:
-        load_named_state(optimizer, _fill_tensors(skeleton, tensors), names)
+        load_named_state(optimizer, received, names)
     elif renew := getattr(optimizer, "renew_pending", None):  # of OuterOptimizer: the other ranks send what they loaded
         renew()
 
@@ -180,34 +186,12 @@ def _expect_one_order(optimizer: torch.optim.Optimizer, names: list[list[str]], 
         expect_one_order(list(unnamed), objects.allgather_object(sums, None, process_set), process_set.ranks)
 
 
-def _strip_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """Replace the tensors in `value` by placeholders, and append them to the list."""
-    if isinstance(value, torch.Tensor):
-        check(value, "a tensor of the optimizer's state")
-        # The broadcasts are in place, and two of them must not share memory of the root's state.
-        tensors.append(value.detach().cpu().contiguous())
-        return _TensorPlaceholder(len(tensors) - 1, value)
+def _replace_entries(value: Any, kind: type, replace: Callable[[Any], Any]) -> Any:
+    """Return a structure like `value`, in which the results of a function replace the entries of a class, in order."""
+    if isinstance(value, kind):
+        return replace(value)
     if isinstance(value, dict):
-        return {key: _strip_tensors(entry, tensors) for key, entry in value.items()}
+        return {key: _replace_entries(entry, kind, replace) for key, entry in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_strip_tensors(entry, tensors) for entry in value)
+        return type(value)(_replace_entries(entry, kind, replace) for entry in value)
     return value
-
-
-def _fill_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """Replace the placeholders in `value` by tensors of the list: the inverse of `_strip_tensors`."""
-    if isinstance(value, _TensorPlaceholder):
-        return tensors[value.index]
-    if isinstance(value, dict):
-        return {key: _fill_tensors(entry, tensors) for key, entry in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_fill_tensors(entry, tensors) for entry in value)
-    return value
-
-
-def _list_slots(value: Any) -> list[_TensorPlaceholder]:
-    """Return the placeholders in `value`, in the order of the list."""
-    if isinstance(value, _TensorPlaceholder):
-        return [value]
-    entries = value.values() if isinstance(value, dict) else value if type(value) in (list, tuple) else ()
-    return [slot for entry in entries for slot in _list_slots(entry)]
