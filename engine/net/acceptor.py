@@ -23,10 +23,6 @@ _PAUSE = 0.02  # seconds until the next try if there are no descriptors for a co
 Handler = Callable[[Connection, dict[str, Any]], "Coroutine[None] | None"]
 
 
-def ignore_exhaustion(error: OSError) -> None:
-    """Do nothing with an error of `EXHAUSTED`: the acceptor tries again soon."""
-
-
 class Acceptor:
     """Port that authenticates each connection, or closes it.
 
@@ -42,8 +38,8 @@ class Acceptor:
         self.rejected: dict[str, str] = {}  # fault of the last rejected connection, by its address
         self.saw_stranger = False  # whether a connection came that does not know the secret
         self.on_stranger: Callable[[str], None] = lambda _: None  # called with that connection's address
-        # Called with an error of `EXHAUSTED`; may raise another
-        self.on_exhausted: Callable[[OSError], None] = ignore_exhaustion
+        # Called with an error of `EXHAUSTED`; may raise another, else the acceptor tries again soon
+        self.on_exhausted: Callable[[OSError], None] = lambda _: None
         self._loop, self._listeners, self._key, self._handle = loop, listeners, key, handle
         self._greeting: dict[int, Coroutine[None]] = {}
         self._strangers: Strangers[int] = Strangers(most)

@@ -77,7 +77,7 @@ class Seal:
 
     def derive_key(self, purpose: str) -> bytes:
         """Return a further key that both sides of the connection know, for another purpose."""
-        return hmac.digest(self._key, f"derive {purpose}".encode(), "sha256")
+        return derive_key(self._key, f"derive {purpose}")
 
     def _compute_mac(self, side: str, number: int, content: bytes) -> bytes:
         return hmac.digest(self._key, f"{side} {number} ".encode() + content, "sha256")
@@ -155,22 +155,17 @@ class AuthenticatedStream:
         """
         if self.missing_bytes():
             return None
-        if not self._opening:
-            return self._receive_opening()
         content = frames.cut_frame(self._buffer, self._longest_frame(), self._shortest_frame())
         assert content is not None
+        if not self._opening:
+            opening = _parse(content)
+            self._opening = _pop_nonce(opening)
+            return opening
         if self._seal is None:
             return self._receive_greeting(content)
         content = self._seal.open(content)
         self.authenticated = True
         return _parse(content)
-
-    def _receive_opening(self) -> dict[str, Any]:
-        content = frames.cut_frame(self._buffer, UNPROVEN)
-        assert content is not None
-        opening = _parse(content)
-        self._opening = _pop_nonce(opening)
-        return opening
 
     def _receive_greeting(self, content: bytes) -> dict[str, Any]:
         if self._side == CLIENT:
@@ -181,11 +176,10 @@ class AuthenticatedStream:
         return greeting
 
     def _greeting_seal(self) -> Seal:
-        key = hmac.digest(self._key, f"greeting {self._opening}".encode(), "sha256")
-        return Seal(key, self._side, self._other)
+        return Seal(derive_key(self._key, f"greeting {self._opening}"), self._side, self._other)
 
     def _begin_session(self, clients_nonce: str) -> None:
-        key = hmac.digest(self._key, f"session {self._opening} {clients_nonce}".encode(), "sha256")
+        key = derive_key(self._key, f"session {self._opening} {clients_nonce}")
         self._seal = Seal(key, self._side, self._other)
 
     def _take_protocol_line(self) -> None:

@@ -25,11 +25,10 @@ from ...config.world import World
 from ...errors import EngineError, RendezvousError
 from ...errors.formatting import format_exception
 from ...host import linux
-from .cancellation import CancellationToken
 from .local_client import LocalClient
 from .local_server import LocalServer
 from .messages import Gathered, make_hello
-from .options import RendezvousOptions
+from .options import CancellationToken, RendezvousOptions
 
 __all__ = ["CancellationToken", "Gathered", "RendezvousOptions", "compared_values", "gather_ranks"]
 

@@ -18,7 +18,6 @@ from ...text.bounded_reader import get_number, get_whole
 from ..connection import GRACE
 from ..stream import CLIENT, AuthenticatedStream, AuthenticationError, StreamError
 from ..unix_sockets import close_all, peer_uid, receive_with_descriptors
-from .cancellation import CancellationToken
 from .inter_host import SECONDS, raise_refusal
 from .messages import (
     TELLING,
@@ -30,7 +29,7 @@ from .messages import (
     make_socket_name,
     own_pidfd,
 )
-from .options import RendezvousOptions
+from .options import CancellationToken, RendezvousOptions
 
 _SOON = 0.05  # seconds
 

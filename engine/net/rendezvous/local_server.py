@@ -25,7 +25,6 @@ from ..acceptor import EXHAUSTED
 from ..connection import GRACE, ConnectionEnded
 from ..stream import SERVER, AuthenticatedStream, AuthenticationError, StreamError
 from ..unix_sockets import GROUP, close_all, peer_uid, receive_with_descriptors
-from .cancellation import CancellationToken
 from .hub import Hub
 from .hub_client import HubClient
 from .inter_host import InterHostRendezvous, make_refusal
@@ -40,7 +39,7 @@ from .messages import (
     make_socket_name,
     own_pidfd,
 )
-from .options import RendezvousOptions
+from .options import CancellationToken, RendezvousOptions
 
 _STRANGERS = 64  # most unauthenticated connections at once, beyond one per rank
 

@@ -1,15 +1,34 @@
-"""Options of a rendezvous, the same for one host and for several."""
+"""Options of a rendezvous, the same for one host and for several, and its cancellation."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from ...errors import CalledOff
+from ...host.sockets import wait_readable
 from .messages import Abort
 
 
-def _abort_nothing(control: int, hosts: Sequence[int], error: BaseException) -> None:
-    """Do nothing: no world is to be failed."""
+class CancellationToken(NamedTuple):
+    """Cancellation token that a process checks while it waits for the other ranks of a world.
+
+    The driver of an elastic job gives a world up while its ranks gather.
+    """
+
+    descriptor: int  # becomes readable when the cancellation may have arrived; the caller keeps it
+    is_cancelled: Callable[[], bool]  # reads pending messages without blocking; once True, it stays so
+
+    def wait(self, seconds: float = 0.0) -> None:
+        """Wait up to `seconds` for a cancellation, and raise CalledOff if the rendezvous is cancelled."""
+        wait_readable([self.descriptor], seconds)
+        self.check()
+
+    def check(self) -> None:
+        """Raise `CalledOff` if the rendezvous is cancelled."""
+        if self.is_cancelled():
+            raise CalledOff("the world is called off: another place comes from the driver of the job")
 
 
 @dataclass(frozen=True)
@@ -33,4 +52,4 @@ class RendezvousOptions:
     lanes: str = "tcp"  # setting `lanes`: the transport of large tensors between hosts, equal on all ranks
     failure: str = ""  # reason why this rank cannot start; empty if it can
     # Fails the world for ranks that have been welcomed already, if this rank cannot continue
-    abort: Abort = _abort_nothing
+    abort: Abort = lambda control, hosts, error: None

@@ -70,9 +70,7 @@ class SetConnector:
         me = ranks.index(self._rank) if self._rank in ranks else -1
         meeting = _SetRendezvous(layout, me, key, self._sockets)
         try:
-            said = meeting.listen_or_explain(
-                self._own
-            )  # A rank that cannot take part says so to those that wait for it.
+            said = meeting.listen(self._own)  # A rank that cannot take part says so to those that wait for it.
             addresses = exchange(json.dumps(said).encode())
             meeting.connect(addresses, Patience(self._timeout), ended)
             return meeting.detach_connections()
@@ -90,22 +88,20 @@ class _SetRendezvous:
         self.wanted = _name_connections(layout, me, sockets) if me >= 0 else set()
         self.failures: dict[int, str] = {}  # rank -> why the call to it failed
         self.acceptor: Acceptor | None = None
-        self.address: Address | None = None
 
-    def listen(self, own: str) -> None:
-        """Open a port at address `own`, if another rank is to call this one."""
-        if any(self._is_called_by(other) for _, other, _ in self.wanted):
-            listener = network.listen(own, 0, backlog=256)
-            self.acceptor = accept_ranks(self.loop, [listener], self.key, self._take_connection)
-            self.address = self.acceptor.address
+    def listen(self, own: str) -> Address | str | None:
+        """Open a port at address `own`, if another rank is to call this one.
 
-    def listen_or_explain(self, own: str) -> Address | str | None:
-        """Open a port like `listen`; return its address, None without one, or a text about why it cannot be opened."""
+        Returns its address, None without one, or a text about why it cannot be opened.
+        """
+        if not any(self._is_called_by(other) for _, other, _ in self.wanted):
+            return None
         try:
-            self.listen(own)
+            listener = network.listen(own, 0, backlog=256)
         except OSError as error:
             return f"can open no port at {own}: {error.strerror or error}"
-        return self.address
+        self.acceptor = accept_ranks(self.loop, [listener], self.key, self._take_connection)
+        return self.acceptor.address
 
     def _is_called_by(self, other: int) -> bool:
         return self.layout.hosts[self.me] < self.layout.hosts[other]
