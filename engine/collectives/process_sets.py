@@ -101,7 +101,11 @@ def check_sets(sets: Iterable[ProcessSet], size: int) -> None:
 
 
 class Numbers:
-    """Counters of objects of which every rank of a process set creates the same number, one counter for each kind."""
+    """Counters of objects of which every rank of a process set creates the same number, one counter for each kind.
+
+    All frameworks in a process share them, so that two operations never get the same name. They are reset in each world
+    of an elastic job, since new ranks have not seen the earlier worlds.
+    """
 
     def __init__(self, counts: Mapping[str, int] | None = None) -> None:
         self.counts = Counter(counts or {})

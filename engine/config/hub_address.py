@@ -144,16 +144,7 @@ def host_and_port(text: str) -> tuple[str, int]:
 
 def _first_node(text: str) -> str:
     """Return the first node of a list in Slurm's notation, such as `gpu01` of `gpu[01-03,7],cpu5`."""
-    name, place = "", 0
-    while place < len(text) and text[place] != ",":
-        if text[place] == "[":
-            end = text.index("]", place) if "]" in text[place:] else len(text)
-            name += re.split("[-,]", text[place + 1 : end])[0]
-            place = end
-        else:
-            name += text[place]
-        place += 1
-    return name
+    return re.sub(r"\[([^],-]*)[^]]*\]?", r"\1", text).partition(",")[0]
 
 
 def _derive_port(job: str, environ: Mapping[str, str]) -> int:

@@ -41,11 +41,6 @@ class Causes:
         self._exceptions: dict[str, tuple[int, bool]] = {}
 
     @property
-    def first(self) -> str:
-        """Text of the first failure since the last commit; empty if there was none."""
-        return self._failures[0].text if self._failures else ""
-
-    @property
     def first_failure(self) -> Cause | None:
         """First failure since the last commit, with the worker to blame; None if there was none."""
         return self._failures[0] if self._failures else None

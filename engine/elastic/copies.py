@@ -110,11 +110,6 @@ class Copy:
     places: tuple[ArrayPlace, ...]  # places of the arrays, by number
     memory: Memory  # uint8[n] that holds the arrays; it may be longer than needed
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory that the arrays take."""
-        return count_bytes(self.places)
-
 
 NOTHING = Copy((), b"", (), np.empty(0, np.uint8))
 

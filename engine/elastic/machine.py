@@ -506,8 +506,8 @@ class Machine:
         return 0 if over else max(0, self.limits.max_size - self.roster.count_staying())
 
     def _end_job(self, reason: str) -> None:
-        first = self.causes.first
-        self._decide_outcome(False, f"{first}\nThe job ends: {reason}" if first else reason)
+        first = self.causes.first_failure
+        self._decide_outcome(False, reason if first is None else f"{first.text}\nThe job ends: {reason}")
 
     def _decide_outcome(self, good: bool, why: str) -> None:
         if self.phase is Phase.OVER:

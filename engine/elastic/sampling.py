@@ -85,11 +85,6 @@ class Cut:
         return min(self.done + min(taken, self.most) * self.ranks, self.length)
 
 
-def select_rank_part(start: int, stop: int, rank: int, ranks: int) -> range:
-    """Return a rank's part of the global batch at positions `start` to `stop`; sizes of parts differ by at most one."""
-    return range(start + rank, stop, ranks)
-
-
 @dataclass(frozen=True)
 class GlobalBatches:
     """Batches of an epoch, with one size for all ranks together: the same batches for any number of ranks.
@@ -123,7 +118,7 @@ class GlobalBatches:
         """Return the positions in the permutation of a rank's samples of batch `step`, counted after `done` samples."""
         start = done + step * self.batch
         stop = start + self.batch if self.tail == PAD else min(start + self.batch, self.length)
-        return [position % self.length for position in select_rank_part(start, stop, rank, ranks)]
+        return [position % self.length for position in range(start + rank, stop, ranks)]
 
     def count_done(self, done: int, steps: int) -> int:
         """Return how many samples of the epoch are done after `steps` more batches."""

@@ -15,15 +15,6 @@ from ..session import runtime
 from .options import ReductionOptions
 
 
-def next_number(kind: str, process_set: ProcessSet) -> int:
-    """Return the next number for an object of this kind, of which all ranks of a process set create the same number.
-
-    All frameworks in a process share the counter, so that two operations never get the same name. The counter is reset
-    in each world of an elastic job, since new ranks have not seen the earlier worlds.
-    """
-    return process_set.numbers.next(kind)
-
-
 class ObjectNumber:
     """Number of one object, which is assigned at its first use, and again in each later world."""
 
@@ -126,7 +117,7 @@ class Pairing:
 
 def claim_name(options: ReductionOptions) -> tuple[int, str]:
     """Return the number of a new optimizer in its process set, and its operations' name prefix without a dot."""
-    number = next_number("optimizer", options.process_set)
+    number = options.process_set.numbers.next("optimizer")
     return number, f"{'change' if options.op == Adasum else 'gradient'}{number or ''}"
 
 

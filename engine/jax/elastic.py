@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import Any
 
 import jax
@@ -10,7 +9,7 @@ import numpy as np
 
 from .. import elastic
 from ..elastic import *  # noqa: F403
-from ..elastic.copies import NUMPY, ArrayPlace, Memory
+from ..elastic.copies import ArrayPlace, NumpyArrays
 from ..elastic.state import ObjectState, Parts, expect_names
 from .state import _flatten_by_path, _is_key
 
@@ -18,16 +17,12 @@ __all__ = ["JaxState"]
 __all__ += elastic.__all__
 
 
-class JaxArrays:
+class JaxArrays(NumpyArrays):
     """Copies of arrays of JAX, needed since a program deletes arrays that are donated to it (`donate_argnums`)."""
 
     def is_array(self, value: Any) -> bool:
         """Return whether a value is an array of JAX."""
         return isinstance(value, jax.Array)
-
-    def identify_array(self, array: Any) -> Hashable:
-        """Return a key that identifies the array."""
-        return id(array)
 
     def describe_array(self, array: Any, start: int) -> ArrayPlace:
         """Describe the copy of an array that begins at `start`, in bytes; of random keys their data and algorithm."""
@@ -35,18 +30,10 @@ class JaxArrays:
         origin = str(jax.random.key_impl(array)) if _is_key(array) else ""
         return ArrayPlace(start, plain.nbytes, np.dtype(plain.dtype), plain.shape, origin)
 
-    def allocate_memory(self, nbytes: int) -> Memory:
-        """Allocate memory for copies."""
-        return NUMPY.allocate_memory(nbytes)
-
     def write(self, arrays: list[Any], views: list[Any]) -> None:
         """Copy arrays into views."""
         for array, view in zip(arrays, views, strict=True):
             np.copyto(view, np.asarray(jax.random.key_data(array) if _is_key(array) else array))
-
-    def view(self, memory: Memory, place: ArrayPlace) -> Any:
-        """Return the array at a place of memory, as a NumPy view."""
-        return NUMPY.view(memory, place)
 
     def copy_view(self, view: Any, place: ArrayPlace) -> Any:
         """Copy such a view to an array of JAX on the default device."""

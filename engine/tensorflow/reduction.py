@@ -14,7 +14,7 @@ from ..collectives.compression import Scheme, resolve
 from ..collectives.process_sets import Numbers
 from ..errors import EngineError, WorldError
 from ..errors.formatting import format_whole_exception
-from ..frameworks.agreement import compares_gradients, in_groups, next_number, places_of, unique_names
+from ..frameworks.agreement import compares_gradients, in_groups, places_of, unique_names
 from ..frameworks.options import ReductionOptions
 from . import op
 from .call import number_of
@@ -145,7 +145,7 @@ class GradientReduction:
                     described[name] = self._describe(gradient, variable) + end, 0
                 title = "the ranks reduce gradients of different variables, or in other ways"
                 agreed = [name for name in self._compare_over_ranks(described, title) if name in key]
-            number = next_number("optimizer", process_set) if self._number is None else self._number
+            number = process_set.numbers.next("optimizer") if self._number is None else self._number
             numbers[key] = number, agreed
         number, agreed = numbers[key]
         return number, places_of(agreed, names)

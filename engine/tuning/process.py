@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -22,7 +21,7 @@ from ..config import config
 from ..host import linux
 from ..host.patience import Patience
 from ..host.signals import ENDING_SIGNALS
-from ..host.sockets import retry_short
+from ..host.sockets import retry_short, wait_readable
 from ..text.bounded_reader import ReadError, parse_json
 
 VERSION = 2
@@ -98,7 +97,7 @@ class TunerProcess:
             self._socket.settimeout(seconds)
             retry_short(self._socket.send, data)
             patience = Patience(seconds)
-            while not self._wait_readable(patience.wait()):
+            while not wait_readable([self._socket.fileno()], patience.wait()):
                 if not patience.seconds_left():
                     raise TimeoutError
             answer, _, flags, _ = retry_short(self._socket.recvmsg, LIMIT)
@@ -111,11 +110,6 @@ class TunerProcess:
         if flags & socket.MSG_TRUNC:
             raise TunerError(f"the tuner's process has sent a message of more than {LIMIT} bytes")
         return self._parse_answer(answer)
-
-    def _wait_readable(self, seconds: float) -> bool:
-        poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
-        return bool(poll.poll(seconds * 1000))
 
     def interrupt_request(self) -> None:
         """Make a `send_request` in another thread fail at once. It also ends the process."""

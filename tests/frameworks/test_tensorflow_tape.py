@@ -12,7 +12,6 @@ import tensorflow as tf
 import engine
 import engine.tensorflow as hvd
 from engine.errors import EngineError
-from engine.frameworks.agreement import next_number
 from engine.session import runtime
 
 from ..adasum_reference import adasum
@@ -344,9 +343,9 @@ def test_tapes_for_the_same_variables_count_as_one_optimizer() -> None:
     variables = [tf.Variable(1.0, name="counted")]
     gradients_of_one = lambda: _gradient(variables)  # noqa: E731
     gradients_of_one()
-    before = next_number("optimizer", hvd.global_process_set)
+    before = hvd.global_process_set.numbers.next("optimizer")
     gradients_of_one()
-    assert next_number("optimizer", hvd.global_process_set) == before + 1
+    assert hvd.global_process_set.numbers.next("optimizer") == before + 1
 
 
 def _gradient(variables: Sequence[Any]) -> Any:

@@ -25,7 +25,7 @@ import os
 import select
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from ...config.builds import Build
@@ -98,7 +98,7 @@ class Gate:
         self._pid = os.getpid()
         self.several = False  # whether workers may be on several hosts
         self._listener: socket.socket | None = None
-        self._heard: list[dict[str, Any]] = []
+        self._assigned: Assigned | None = None  # newest assignment that was received
         self._void = self._updated = 0  # newest world that is void, and that was told to come to the gate
         self._over: JobOver | None = None
         self._leaves = False  # whether the wish to leave is still to be sent
@@ -283,7 +283,8 @@ class Gate:
 
     def _handle_place(self, message: dict[str, Any]) -> None:
         place = _place_of(message.get("place"))
-        self._heard.append({**message, "place": place, **_lists_of(message, place.size)})
+        lists = _lists_of(message, place.size)
+        self._assigned = Assigned(place, **lists, hub=str(message["hub"]), reason=str(message["reason"]))
 
     def _handle_void(self, message: dict[str, Any]) -> None:
         self._void = max(self._void, get_whole(message, "world", 0, LARGEST))
@@ -304,23 +305,14 @@ class Gate:
 
     def _take_assignment(self) -> Assigned | None:
         """Return the newest assignment that was received; None if there is none."""
-        message = self._heard.pop() if self._heard else None
-        self._heard.clear()
-        if message is None:
+        assigned, self._assigned = self._assigned, None
+        if assigned is None:
             return None
-        place, listener = message["place"], None
-        if message["hub"] and place.rank == 0 and self._listener is not None:
-            listener = self._listener.detach()
+        if assigned.hub and assigned.place.rank == 0 and self._listener is not None:
+            assigned = replace(assigned, listener=self._listener.detach())
             self._listener = None
         self._close_listener()
-        return Assigned(
-            place=place,
-            members=message["members"],
-            hosts=message["hosts"],
-            hub=str(message["hub"]),
-            reason=str(message["reason"]),
-            listener=listener,
-        )
+        return assigned
 
     def _listen(self) -> int:
         """Return the port of a socket on which other hosts can reach this worker, should it become rank 0."""
