@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -12,7 +13,6 @@ from ..errors import EngineError, NotInitializedError
 from ..native import core
 from ..session import runtime
 from . import NAME
-from .live import LiveObjects
 from .meeting import StoreMeeting
 from .operations import GroupOperations, Submission
 from .point_to_point import Messenger
@@ -21,6 +21,27 @@ from .work import EngineWork, translate_error
 
 UNDESCRIBED = "undefined"  # torch's description of groups that were given none
 NAME_SHOWN, HASH_SHOWN = 16, 8  # characters
+T = TypeVar("T")
+
+
+class LiveObjects(Generic[T]):
+    """Objects that others keep alive, in the order in which they were added.
+
+    There is no lock: each step is one of the interpreter's own, so threads and signal handlers may come in between.
+    """
+
+    def __init__(self) -> None:
+        self._references: dict[int, weakref.ref[T]] = {}
+
+    def add(self, item: T) -> None:
+        key, references = id(item), self._references
+        references[key] = weakref.ref(item, lambda gone: references.pop(key, None))
+
+    def list_items(self) -> list[T]:
+        """Return the objects that are alive."""
+        return [item for each in list(self._references.values()) if (item := each()) is not None]
+
+
 _live: LiveObjects[Membership] = LiveObjects()
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import ConfigError
-from ..host.kubernetes import service_links
 from .forms import (
     Bytes,
     Number,
@@ -31,6 +30,8 @@ from .forms import (
     parse_truth,
 )
 from .setting import PREFIX, Knob, Option, Setting, define_setting, read, variable_name
+
+_PROTOCOLS = ("tcp://", "udp://", "sctp://")  # of addresses of Services in Kubernetes
 
 # Variables of Horovod that are not an alias of a setting.
 # Switches: setting that the variable changes when it is on, and its value.
@@ -426,6 +427,19 @@ def read_given(
     for name, value in (overrides or {}).items():
         found[name] = _find_setting(name, known, "setting").read(value)
     return found
+
+
+def service_links(environ: Mapping[str, str]) -> dict[str, str]:
+    """Find the engine's variables that Kubernetes has set, and nobody has chosen as settings.
+
+    For each Service of a namespace, its containers get `NAME_PORT=tcp://ADDRESS:PORT`. So a Service called
+    `engine-metrics` sets `ENGINE_METRICS_PORT`.
+    """
+    return {
+        name: value
+        for name, value in environ.items()
+        if name.startswith(PREFIX) and name.endswith("_PORT") and value.strip().lower().startswith(_PROTOCOLS)
+    }
 
 
 def without_effect(environ: Mapping[str, str]) -> list[str]:

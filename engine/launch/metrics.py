@@ -11,10 +11,9 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from ..config.config import Config
+from ..config.config import Config, service_links
 from ..config.setting import variable_name
 from ..host import linux
-from ..host.kubernetes import service_links
 from ..host.signals import ENDING_SIGNALS, read_signals
 from ..metrics import page
 from ..metrics.elastic_job import Board, ElasticJob

@@ -25,7 +25,6 @@ from ..errors import ConfigError, EngineError, RendezvousError
 from ..errors.formatting import format_exception
 from ..gpu.device import Device
 from ..host import linux, stacks
-from ..host.kubernetes import service_links
 from ..host.machine import cpu_quota
 from ..host.patience import Patience
 from ..metrics import own_page
@@ -206,7 +205,7 @@ OPEN = (add_initial_sets, serve_metrics, start_tuner, log_start, await_all)
 def log_environment(world: World, environ: Mapping[str, str]) -> None:
     """Log a process's rank, and variables of its environment that are ignored, misspelt or without effect."""
     logs.logger.info("rank %d of %d, found by %s", world.rank, world.size, world.source)
-    for name, value in service_links(environ).items():
+    for name, value in config.service_links(environ).items():
         logs.logger.info("%s=%s is set by Kubernetes for a Service of that name, and ignored", name, value)
     for name, meant in config.find_misspelt(environ).items() if world.rank == 0 else ():
         logs.logger.warning("%s is set, and there is no such setting; is %s meant?", name, meant)

@@ -29,9 +29,9 @@ from .ops import (
     size_op,
 )
 from .optimizer import DistributedOptimizer
-from .session import BroadcastGlobalVariablesHook
 from .tape import DistributedGradientTape, PartialDistributedGradientTape
 from .variables import (  # type: ignore[assignment]  # Horovod has `session` before the name
+    BroadcastGlobalVariablesHook,
     allgather_object,
     broadcast_,
     broadcast_global_variables,

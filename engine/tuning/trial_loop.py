@@ -20,8 +20,7 @@ from ..config import config
 from ..errors import EngineError
 from ..native import core
 from ..text.logs import logger
-from .batches import summarize_traffic
-from .job import describe_job, describe_model
+from .job import describe_job, describe_model, summarize_traffic
 from .knobs import KNOBS, Knobs, clamp_knobs, describe_misfit, format_knobs, on_gpus, space_of
 from .listener import Listener
 from .process import TunerError, TunerProcess

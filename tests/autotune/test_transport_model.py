@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from autotune.space import Choice, Integer, Real, Space
 from autotune.transport_model import Link, find_first_setting, fit_link, suggest_knobs
-from engine.tuning.batches import summarize_traffic
+from engine.tuning.job import summarize_traffic
 
 
 def waited(link: Link, total: float, arriving: float, batch: float) -> float:

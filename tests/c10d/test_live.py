@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from engine.c10d.live import LiveObjects
+from engine.c10d.membership import LiveObjects
 
 
 class Thing:
