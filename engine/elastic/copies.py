@@ -10,7 +10,7 @@ import io
 import pickle
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,51 +33,22 @@ class ArrayPlace:
     origin: str = ""  # further data by which the framework recreates the array, such as a kind of device
 
 
-class Arrays(Protocol):
-    """Operations on the arrays of one framework."""
-
-    def is_array(self, value: Any) -> bool:
-        """Return whether a value is an array of this framework that is to be kept as one."""
-        ...
-
-    def identify_array(self, array: Any) -> Hashable:
-        """Return a key that is equal for identical views of the same memory; such arrays stay one array in a copy."""
-        ...
-
-    def describe_array(self, array: Any, start: int) -> ArrayPlace:
-        """Return the description of an array that is put at offset `start`."""
-        ...
-
-    def allocate_memory(self, nbytes: int) -> Memory:
-        """Return memory for copies; its contents are undefined."""
-        ...
-
-    def write(self, arrays: list[Any], views: list[Any]) -> None:
-        """Copy arrays into the views that `view` returned for their places."""
-        ...
-
-    def view(self, memory: Memory, place: ArrayPlace) -> Any:
-        """Return the array at a place of memory, without a copy."""
-        ...
-
-    def copy_view(self, view: Any, place: ArrayPlace) -> Any:
-        """Return a copy of such a view, on the device that the array came from."""
-        ...
-
-
 class NumpyArrays:
-    """Arrays of NumPy, except those of Python objects."""
+    """Operations on arrays of NumPy, except those of Python objects. Those of a framework's arrays derive from it."""
 
     def is_array(self, value: Any) -> bool:
         """Return whether a value is an array that is to be kept as one."""
         return type(value) is np.ndarray and not value.dtype.hasobject
 
-    def identify_array(self, array: npt.NDArray[Any]) -> Hashable:
-        """Return the array's identity: a view of the same memory is another array."""
+    def identify_array(self, array: Any) -> Hashable:
+        """Return a key that is equal for identical views of the same memory; such arrays stay one array in a copy.
+
+        That of NumPy is the array's identity: a view of the same memory is another array.
+        """
         return id(array)
 
-    def describe_array(self, array: npt.NDArray[Any], start: int) -> ArrayPlace:
-        """Return the description of an array that is put at offset `start`."""
+    def describe_array(self, array: Any, start: int) -> ArrayPlace:
+        """Return the description of an array that is put at offset `start`, in bytes."""
         return ArrayPlace(start, array.nbytes, array.dtype, array.shape)
 
     def allocate_memory(self, nbytes: int) -> Memory:
@@ -85,16 +56,16 @@ class NumpyArrays:
         return np.empty(nbytes, np.uint8)
 
     def write(self, arrays: list[Any], views: list[Any]) -> None:
-        """Copy arrays into views."""
+        """Copy arrays into the views that `view` returned for their places."""
         for array, view in zip(arrays, views, strict=True):
             np.copyto(view, array)
 
-    def view(self, memory: Memory, place: ArrayPlace) -> npt.NDArray[Any]:
+    def view(self, memory: Memory, place: ArrayPlace) -> Any:
         """Return the array at a place of memory, without a copy."""
         return np.ndarray(place.shape, place.dtype, memory.data, place.start)
 
-    def copy_view(self, view: npt.NDArray[Any], place: ArrayPlace) -> npt.NDArray[Any]:
-        """Return a copy of such a view."""
+    def copy_view(self, view: Any, place: ArrayPlace) -> Any:
+        """Return a copy of such a view, on the device that the array came from."""
         return view.copy()
 
 
@@ -122,7 +93,7 @@ def count_bytes(places: tuple[ArrayPlace, ...]) -> int:
 class _Pickler(pickle.Pickler):
     """Pickler that replaces arrays by numbers, and collects them."""
 
-    def __init__(self, file: io.BytesIO, kind: Arrays) -> None:
+    def __init__(self, file: io.BytesIO, kind: NumpyArrays) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
         self.arrays: list[Any] = []
         self._kind = kind
@@ -146,7 +117,7 @@ class _Unpickler(pickle.Unpickler):
         return self.find(number)
 
 
-def copy_values(values: Mapping[str, Any], kind: Arrays, find_memory: Callable[[int], Memory]) -> Copy:
+def copy_values(values: Mapping[str, Any], kind: NumpyArrays, find_memory: Callable[[int], Memory]) -> Copy:
     """Copy values; those that share an object share it in the copy, too.
 
     `find_memory` returns memory of at least the given number of bytes, in which no copy lies that is still needed. A
@@ -168,7 +139,7 @@ def copy_values(values: Mapping[str, Any], kind: Arrays, find_memory: Callable[[
     return Copy(tuple(values), file.getvalue(), tuple(places), memory)
 
 
-def restore_values(copy: Copy, kind: Arrays, lent: Callable[[str], bool] = lambda name: False) -> dict[str, Any]:
+def restore_values(copy: Copy, kind: NumpyArrays, lent: Callable[[str], bool] = lambda name: False) -> dict[str, Any]:
     """Return the values of a copy, which share nothing with it.
 
     `lent` takes a name, and returns whether the arrays of that value may be views of the copy's memory. That is safe if

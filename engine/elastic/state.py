@@ -275,7 +275,7 @@ class ObjectState(State):
     >>> state.commit()
     """
 
-    arrays: copies.Arrays = copies.NUMPY
+    arrays = copies.NUMPY
 
     def __init__(self, peers: Peers | None = None, /, **values: Any) -> None:
         super().__init__(peers)

@@ -115,7 +115,7 @@ class Collective:
 
     def infer_shape(self, shape: Shape, index: int, settings: CallSettings) -> Shape:
         """Return the shape of the result for array number `index`."""
-        return shape
+        return (sum(self.infer_rows(shape, index, settings)), *shape[1:]) if self.gathers else shape
 
     def infer_rows(self, shape: Shape, index: int, settings: CallSettings) -> Rows:
         """Return the number of rows from each rank for array number `index`."""
@@ -298,9 +298,6 @@ class AllgatherCollective(Collective):
         handle = collectives.allgather_async(arrays[0], name, settings.process_set)
         return [handle.wait(), np.array([handle.rows], np.int32)]
 
-    def infer_shape(self, shape: Shape, index: int, settings: CallSettings) -> Shape:
-        return sum(self.infer_rows(shape, index, settings)), *shape[1:]
-
     def infer_rows(self, shape: Shape, index: int, settings: CallSettings) -> Rows:
         return (shape[0],) * settings.process_set.size() if settings.rows is None else settings.rows[index]
 
@@ -362,9 +359,6 @@ class AlltoallCollective(Collective):
         handle = collectives.alltoall_async(arrays[0], splits, name, settings.process_set)
         result = handle.wait()
         return [result if splits is None else result[0], np.array([handle.rows], np.int32)]
-
-    def infer_shape(self, shape: Shape, index: int, settings: CallSettings) -> Shape:
-        return sum(self.infer_rows(shape, index, settings)), *shape[1:]
 
     def infer_rows(self, shape: Shape, index: int, settings: CallSettings) -> Rows:
         if settings.rows is not None:

@@ -72,7 +72,11 @@ def compare_runs(callback: Any) -> None:
         (known.get("steps"), known.get("epochs"), at_once, _list_written_files(callbacks)), process_set
     )
     _expect_equal_steps({rank: (steps, epochs) for rank, (steps, epochs, _, _) in everyone.items()})
-    _expect_equal_programs({rank: at_once for rank, (_, _, at_once, _) in everyone.items()})
+    _expect_equal(
+        {rank: at_once for rank, (_, _, at_once, _) in everyone.items()},
+        "compile() was given different steps_per_execution on the ranks ({said}), and the gradients of one step would "
+        "not meet: give it the same number on all ranks",
+    )
     _expect_own_files({rank: files for rank, (_, _, _, files) in everyone.items()})
     callback._compares_epoch_in = process_set
 
@@ -84,24 +88,29 @@ def gather_by_rank(told: Any, process_set: ProcessSet, name: str | None = None) 
 
 def expect_equal_epochs(told: dict[int, int | None]) -> None:
     """Raise MismatchError if the ranks are about to train different epochs; None means no epoch at all."""
-    if len(set(told.values())) > 1:
-        said = ", ".join(f"rank {rank}: {'none' if epoch is None else epoch}" for rank, epoch in told.items())
-        raise MismatchError(
-            f"fit() would train different epochs on the ranks, counted from 0 ({said}): learning rates and weights "
-            "would differ. Give fit() one initial_epoch on all ranks, such as "
-            "engine.broadcast_object(initial_epoch, 0). If BackupAndRestore resumed them from backups of different "
-            "epochs, restore one of these on all ranks, or use engine.keras.elastic.KerasState"
-        )
+    _expect_equal(
+        {rank: "none" if epoch is None else epoch for rank, epoch in told.items()},
+        "fit() would train different epochs on the ranks, counted from 0 ({said}): learning rates and weights "
+        "would differ. Give fit() one initial_epoch on all ranks, such as engine.broadcast_object(initial_epoch, 0). "
+        "If BackupAndRestore resumed them from backups of different epochs, restore one of these on all ranks, or use "
+        "engine.keras.elastic.KerasState",
+    )
 
 
 def expect_equal_rates(told: dict[int, float | None], epoch: int) -> None:
     """Raise MismatchError if the ranks' learning rates differ at the end of an epoch."""
+    _expect_equal(
+        told,
+        f"the ranks' learning rates differ at the end of epoch {epoch}, counted from 0 ({{said}}): give each rank "
+        "the same optimizer and schedule, and put callbacks that change the rate after MetricAverageCallback",
+    )
+
+
+def _expect_equal(told: dict[int, Any], text: str) -> None:
+    """Raise MismatchError unless all ranks have the same value; `{said}` in its text stands for their values."""
     if len(set(told.values())) > 1:
-        said = ", ".join(f"rank {rank}: {rate!r}" for rank, rate in told.items())
-        raise MismatchError(
-            f"the ranks' learning rates differ at the end of epoch {epoch}, counted from 0 ({said}): give each rank "
-            "the same optimizer and schedule, and put callbacks that change the rate after MetricAverageCallback"
-        )
+        said = ", ".join(f"rank {rank}: {value}" for rank, value in told.items())
+        raise MismatchError(text.format(said=said))
 
 
 def container_of() -> Any:
@@ -148,16 +157,6 @@ def _expect_equal_steps(told: dict[int, tuple[int | None, int | None]]) -> None:
         raise MismatchError(
             f"fit() would take different numbers of steps on the ranks, and a step needs all of them ({said}). Give "
             "each rank equally many samples and epochs, or fit(steps_per_epoch=N) with an N that all have"
-        )
-
-
-def _expect_equal_programs(told: dict[int, int]) -> None:
-    """Raise MismatchError if the ranks have different values of `steps_per_execution`."""
-    if len(set(told.values())) > 1:
-        said = ", ".join(f"rank {rank}: {steps}" for rank, steps in told.items())
-        raise MismatchError(
-            f"compile() was given different steps_per_execution on the ranks ({said}), and the gradients of one step "
-            "would not meet: give it the same number on all ranks"
         )
 
 

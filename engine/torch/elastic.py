@@ -11,7 +11,7 @@ import torch
 
 from .. import elastic
 from ..elastic import *  # noqa: F403
-from ..elastic.copies import ArrayPlace, Memory
+from ..elastic.copies import ArrayPlace, Memory, NumpyArrays
 from ..elastic.state import ObjectState, Parts
 from .optimizer_state import load_named_state, named_state, parameter_names
 from .state import ties_of
@@ -20,7 +20,7 @@ __all__ = ["TorchState"]
 __all__ += elastic.__all__
 
 
-class TorchArrays:
+class TorchArrays(NumpyArrays):
     """Copies of dense tensors that require no gradient, on any device; the copies lie in the host's memory."""
 
     def is_array(self, value: Any) -> bool:

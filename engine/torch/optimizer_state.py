@@ -8,7 +8,7 @@ to the dtypes of parameters. So state of another rank or an earlier step is save
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -50,15 +50,17 @@ def named_state(optimizer: torch.optim.Optimizer, names: list[list[str]]) -> dic
     """Return the `state_dict()` of an optimizer, with the names of parameters instead of their numbers."""
     state: dict[str, Any] = optimizer.state_dict()
     groups = state["param_groups"]
-    by_number = {
-        number: name
-        for group, own in zip(groups, names, strict=True)
-        for number, name in zip(group["params"], own, strict=True)
-    }
+    by_number = dict(_pair_names(groups, names))
     return state | {
         "state": {by_number.get(key, key): value for key, value in state["state"].items()},
         "param_groups": [group | {"params": list(own)} for group, own in zip(groups, names, strict=True)],
     }
+
+
+def _pair_names(groups: list[dict[str, Any]], names: list[list[str]]) -> Iterator[tuple[int, str]]:
+    """Yield the numbers of parameters in a `state_dict()`, each with its name."""
+    for group, own in zip(groups, names, strict=True):
+        yield from zip(group["params"], own, strict=True)
 
 
 def load_named_state(optimizer: torch.optim.Optimizer, state: dict[str, Any], names: list[list[str]]) -> None:
@@ -76,11 +78,7 @@ def load_named_state(optimizer: torch.optim.Optimizer, state: dict[str, Any], na
             f"{', '.join(map(repr, odd[:5]))}{' and more' if len(odd) > 5 else ''}"
         )
     own_groups = optimizer.state_dict()["param_groups"]
-    by_name = {
-        name: number
-        for group, own in zip(own_groups, names, strict=True)
-        for number, name in zip(group["params"], own, strict=True)
-    }
+    by_name = {name: number for number, name in _pair_names(own_groups, names)}
     loaded = []
     for group, own in zip(groups, own_groups, strict=True):
         ours = {key: own[key] for key in ("params", "param_names") if key in own}

@@ -12,9 +12,7 @@ from accelerate.optimizer import AcceleratedOptimizer
 
 from ...errors import EngineError
 from ...frameworks.optimizer import Distributed
-from ..optimizer import DistributedOptimizer
-from ..state import broadcast_parameters
-from .world import expect_same_place, export_place
+from .world import broadcast_model, expect_same_place, export_place, reduce_gradients_of
 
 _PLAIN = ("NO", "MULTI_CPU", "MULTI_GPU")
 
@@ -46,18 +44,14 @@ class EngineGradients:
         prepared = getattr(model, "_is_accelerate_prepared", False)
         model = super().prepare_model(model, device_placement, evaluation_mode=True)  # type: ignore[misc]
         if not evaluation_mode and not prepared:
-            broadcast_parameters(_collect_tensors(model), root_rank=0)
+            broadcast_model(model)
         return model
 
     def prepare_optimizer(self, optimizer: Any, device_placement: bool | None = None) -> Any:
         """Prepare an optimizer like the library's method, wrapped in `DistributedOptimizer`."""
         if not isinstance(_unwrap_optimizer(optimizer), Distributed):
             known = _name_parameters(self._models) | getattr(self, "_named", {})  # type: ignore[attr-defined]
-            parameters = [each for group in optimizer.param_groups for each in group["params"]]
-            named = [(known[each], each) for each in parameters if each in known]
-            DistributedOptimizer(
-                optimizer, named if len(named) == len(parameters) else None, **self.distributed_options
-            )
+            reduce_gradients_of(optimizer, known, self.distributed_options)
         return super().prepare_optimizer(optimizer, device_placement)  # type: ignore[misc]
 
     @contextmanager
@@ -125,8 +119,3 @@ def _name_parameters(models: Any) -> dict[torch.Tensor, str]:
         for name, parameter in model.named_parameters():
             named.setdefault(parameter, f"{number}.{name}" if number else name)
     return named
-
-
-def _collect_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return parameters and buffers by name, each once."""
-    return dict(model.named_parameters()) | dict(model.named_buffers())

@@ -18,9 +18,7 @@ from ...config.setting import read
 from ...errors import EngineError
 from ...frameworks.optimizer import Distributed
 from ...session import topology
-from ..optimizer import DistributedOptimizer
-from ..state import broadcast_parameters
-from .world import export_place
+from .world import broadcast_model, export_place, reduce_gradients_of
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
@@ -130,20 +128,15 @@ class _Gradients:
 
     def configure_ddp(self) -> None:
         """Broadcast the parameters and buffers of rank 0; the model stays unwrapped."""
-        broadcast_parameters(dict(self.model.named_parameters()) | dict(self.model.named_buffers()), root_rank=0)
+        broadcast_model(self.model)
 
     def setup_optimizers(self, trainer: Any) -> None:
         """Set up optimizers like Lightning's method, and wrap them in `DistributedOptimizer`."""
         super().setup_optimizers(trainer)  # type: ignore[misc]
         known = {parameter: name for name, parameter in self.model.named_parameters()}
         for optimizer in self.optimizers:
-            if isinstance(optimizer, Distributed):
-                continue
-            parameters = [each for group in optimizer.param_groups for each in group["params"]]
-            named = [(known[each], each) for each in parameters if each in known]
-            DistributedOptimizer(
-                optimizer, named if len(named) == len(parameters) else None, **self._distributed_options
-            )
+            if not isinstance(optimizer, Distributed):
+                reduce_gradients_of(optimizer, known, self._distributed_options)
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:

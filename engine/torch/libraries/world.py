@@ -1,4 +1,4 @@
-"""Rank and size of this process for libraries that use torch.distributed.
+"""Rank and size of this process for libraries that use torch.distributed, and models and optimizers of theirs.
 
 Gradients and parameters are sent by the engine. A library's own metrics, gathers and barriers use
 `torch.distributed`, whose process group the library creates from the environment.
@@ -7,6 +7,8 @@ Gradients and parameters are sent by the engine. A library's own metrics, gather
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -15,6 +17,8 @@ from ...config.launchers import TORCHRUN_PLACE
 from ...errors import EngineError
 from ...host.machine import free_port
 from ...session import runtime, topology
+from ..optimizer import DistributedOptimizer
+from ..state import broadcast_parameters
 
 
 def export_place() -> None:
@@ -61,3 +65,15 @@ def expect_same_place(library: str, rank: int, size: int) -> None:
             "Accelerator, or anything else of these libraries is made; on a machine with a GPU that is not to be "
             "used, also give use_cpu=True (TrainingArguments) or cpu=True (Accelerator)"
         )
+
+
+def broadcast_model(model: Any) -> None:
+    """Broadcast rank 0's parameters and buffers of a model, each once. Collective."""
+    broadcast_parameters(dict(model.named_parameters()) | dict(model.named_buffers()), root_rank=0)
+
+
+def reduce_gradients_of(optimizer: Any, names: Mapping[torch.Tensor, str], options: Mapping[str, Any]) -> None:
+    """Wrap an optimizer in `DistributedOptimizer`, with the names of its parameters if all have one. Collective."""
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    named = [(names[each], each) for each in parameters if each in names]
+    DistributedOptimizer(optimizer, named if len(named) == len(parameters) else None, **options)
