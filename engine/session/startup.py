@@ -77,7 +77,13 @@ def reserve_descriptors(session: EngineSession) -> None:
 
 def read_known_knobs(session: EngineSession) -> None:
     """Read the knobs of `autotune_from` on rank 0, and check that the tuner's log can be written."""
-    session.known_knobs = _knobs_of_a_log(session.world, session.settings)
+    settings = session.settings
+    session.known_knobs = {}
+    if session.world.rank == 0:
+        if settings.autotune and settings.autotune_log is not None:
+            check_log(settings.autotune_log)
+        if settings.autotune_from is not None:
+            session.known_knobs = knobs_of(settings.autotune_from)
 
 
 def describe_build(session: EngineSession) -> None:
@@ -143,8 +149,7 @@ def _start_services(session: EngineSession, connector: SetConnector | None) -> N
     session.ends.callback(session.close_process_sets)
     session.ends.callback(session.stop_tuner)
     if session.timeline is not None:
-        text = world.make_file_id(session.generation)
-        session.timeline.start(engine, session.sets, len(session.layout.crews), text)
+        session.start_timeline(session.timeline)
     session.ends.callback(session.finish_programs)
 
 
@@ -404,15 +409,6 @@ def _create_memory(world: World, generation: int) -> tuple[int, int]:
     except OSError as error:
         why = linux.explain_refusal("memfd_create", error)
         raise RendezvousError(f"rank {world.rank} cannot make the memory that the ranks share: {why}") from None
-
-
-def _knobs_of_a_log(world: World, settings: config.Config) -> dict[str, Any]:
-    """Read the knobs of `autotune_from` on rank 0, and check that the tuner's log can be written."""
-    if world.rank != 0:
-        return {}
-    if settings.autotune and settings.autotune_log is not None:
-        check_log(settings.autotune_log)
-    return {} if settings.autotune_from is None else knobs_of(settings.autotune_from)
 
 
 def start_tuning(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..collectives.process_sets import ProcessSet
 from ..collectives.reduce_ops import Op, Sum
 
 WIRES = {None: 0, "float16": 1, "bfloat16": 2, "float8": 3, "tuned8": 254, "tuned": 255}
@@ -16,7 +15,7 @@ class Call(NamedTuple):
 
     kind: str  # `allreduce`, `broadcast`, `allgather`, `barrier`, `alltoall` or `reducescatter`
     name: str | None = None  # None: the next unnamed operation of its kind
-    set: int = 0  # number of the process set
+    set: int = 0  # `call_number` of the process set
     op: Op = Sum
     wire: int = 0  # number of the wire dtype, one of `WIRES`
     prescale: float = 1.0
@@ -28,8 +27,3 @@ class Call(NamedTuple):
     overlaps: bool = False
     optimizer: int = -1  # number of the optimizer whose step this call completes; -1: none
     backward: bool = False  # whether it is the gradient of another call
-
-
-def number_of(process_set: ProcessSet) -> int:
-    """Return a process set's number in graphs; raises NotInitializedError if it was not added, or was removed."""
-    return process_set.call_number

@@ -22,7 +22,7 @@ from ..frameworks.surface import Tensors, make_functions
 from . import adapter as _adapter  # noqa: F401  (registers tf.Tensor)
 from . import op as _op
 from . import sparse
-from .call import WIRES, Call, number_of
+from .call import WIRES, Call
 
 # Parameters of each function in the order of `horovod.tensorflow`.
 ORDERS = {
@@ -54,7 +54,7 @@ def _make_call(kind: str, name: str | None, process_set: ProcessSet, tensors: Se
         for tensor in tensors:
             if not tensor.dtype.is_numpy_compatible or tensor.dtype == tf.string:
                 raise UnsupportedTensorError(f"a tensor of dtype {tensor.dtype.name} cannot be communicated: encode it")
-        number = number_of(process_set)
+        number = process_set.call_number
     except Exception as error:
         announce_failure(process_set, kind, name, error)
         raise

@@ -189,12 +189,8 @@ def _call_of(op: Any) -> Call:
 
 
 @tf.RegisterGradient("EngineReduce")
-def _gradient_of_reduce(op: Any, *outputs: Any) -> Any:
-    return gradients.differentiate_call(_call_of(op), op.inputs, None, outputs)
-
-
 @tf.RegisterGradient("EngineScatter")
-def _gradient_of_scatter(op: Any, *outputs: Any) -> Any:
+def _gradient_of_reduction(op: Any, *outputs: Any) -> Any:
     return gradients.differentiate_call(_call_of(op), op.inputs, None, outputs)
 
 

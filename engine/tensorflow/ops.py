@@ -11,7 +11,7 @@ from ..collectives import collectives
 from ..collectives.process_sets import ProcessSet, global_process_set
 from ..session import runtime, topology
 from . import op as _op
-from .call import Call, number_of
+from .call import Call
 from .collectives import (
     allgather,
     allreduce,
@@ -45,7 +45,7 @@ __all__ = [
 @tf.autograph.experimental.do_not_convert
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Wait until every rank of the process set has called `barrier`. Collective. In a graph it adds an operation."""
-    _op.reduce(Call("barrier", set=number_of(process_set)), [])
+    _op.reduce(Call("barrier", set=process_set.call_number), [])
 
 
 @tf.autograph.experimental.do_not_convert
@@ -54,7 +54,7 @@ def join(process_set: ProcessSet = global_process_set) -> Any:
 
     See `engine.join`.
     """
-    number = number_of(process_set)
+    number = process_set.call_number
     return _evaluate_in_program(lambda: collectives.join(runtime.called_set(number)))
 
 

@@ -13,7 +13,7 @@ from ..frameworks.agreement import columns_of_absent, order_suffix
 from ..frameworks.options import ReductionOptions
 from . import op as _op
 from . import sparse
-from .call import WIRES, Call, number_of
+from .call import WIRES, Call
 
 BUCKET_BYTES = 4 << 20
 """Size in bytes at which a bucket of gradients ends. Smaller buckets start earlier, larger ones cost less."""
@@ -94,7 +94,7 @@ def _make_call(options: ReductionOptions, name: str, overlaps: bool) -> Call:
     return Call(
         "allreduce",
         name,
-        number_of(options.process_set),
+        options.process_set.call_number,
         options.op,
         0 if options.op is Adasum else WIRES[wire],
         options.prescale,

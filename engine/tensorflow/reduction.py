@@ -17,7 +17,6 @@ from ..errors.formatting import format_whole_exception
 from ..frameworks.agreement import compares_gradients, in_groups, places_of, unique_names
 from ..frameworks.options import ReductionOptions
 from . import op
-from .call import number_of
 from .names import key_of, name_of, once_in_graph
 from .reduce import reduce_gradients
 
@@ -173,7 +172,7 @@ class GradientReduction:
         """Divide a local gradient by the number of ranks, as an average would, if `scale_local` is set."""
         if gradient is None or not self._scale_local:
             return gradient
-        ranks = op.read_rank_and_size(number_of(self.options.process_set))[1]
+        ranks = op.read_rank_and_size(self.options.process_set.call_number)[1]
         if isinstance(gradient, tf.IndexedSlices):
             values = gradient.values / tf.cast(ranks, gradient.values.dtype)
             return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)

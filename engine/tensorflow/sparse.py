@@ -16,7 +16,7 @@ from ..collectives.process_sets import ProcessSet
 from ..collectives.reduce_ops import Average, Op, Sum
 from ..errors import UnsupportedOperationError
 from . import op as _op
-from .call import Call, number_of
+from .call import Call
 
 
 def allreduce(
@@ -45,7 +45,7 @@ def allreduce(
                 "tf.convert_to_tensor"
             )
         wire, own = resolve(compression, op)
-        number = number_of(process_set)
+        number = process_set.call_number
     except Exception as error:
         announce_failure(process_set, "allgather", name, error)
         raise

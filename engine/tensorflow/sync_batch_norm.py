@@ -20,7 +20,7 @@ import tensorflow as tf
 from ..collectives.process_sets import ProcessSet, global_process_set
 from ..frameworks.agreement import ObjectNumber
 from . import op
-from .call import Call, number_of
+from .call import Call
 from .names import once_in_graph
 
 
@@ -81,7 +81,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
             return super()._moments(inputs, mask)
         row = _own_moments(inputs, mask, self._reduction_axes)
         call = Call(
-            "allgather", once_in_graph(self._name_of_collective()), number_of(self.process_set), mathematical=True
+            "allgather", once_in_graph(self._name_of_collective()), self.process_set.call_number, mathematical=True
         )
         (rows,), _ = op.exchange_rows(call, [row])
         counts, means, squares = tf.unstack(rows, axis=1)

@@ -36,7 +36,7 @@ BEFORE = {
     "kernels": (startup.setup, "use_kernels"),
     "reserve": (startup.linux, "reserve_descriptors"),
     "build": (startup.setup, "segment_info"),
-    "knobs of a log": (startup, "_knobs_of_a_log"),
+    "knobs of a log": (startup, "PREPARE", "read_known_knobs"),
     "page": (startup, "_open_own_page"),
     "timeline": (session, "Timeline"),
     "join": (startup, "join_world"),
