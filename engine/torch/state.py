@@ -164,7 +164,7 @@ def broadcast_optimizer_state(
         announce_failure(process_set, "broadcast", None, error)
         raise
     skeleton = objects.broadcast_object(state, root_rank, None, process_set)
-    received = None if is_root else _replace_entries(skeleton, _Slot, make_room)
+    received: Any = None if is_root else _replace_entries(skeleton, _Slot, make_room)
     for handle in [broadcast_async_(tensor, root_rank, None, process_set) for tensor in tensors]:
         handle.wait()
     if not is_root:
