@@ -20,7 +20,7 @@ from .ops import broadcast_async_ as broadcast_tensor
 from .optimizer_state import UNNAMED, has_order, load_named_state, named_state, parameter_names
 
 
-class _Slot(NamedTuple):
+class _TensorSlot(NamedTuple):
     """Placeholder of a tensor in a structure that is sent without its tensors."""
 
     dtype: torch.dtype
@@ -146,13 +146,13 @@ def broadcast_optimizer_state(
     _expect_one_order(optimizer, names, process_set)
     tensors: list[torch.Tensor] = []
 
-    def take_out(tensor: torch.Tensor) -> _Slot:
+    def take_out(tensor: torch.Tensor) -> _TensorSlot:
         check(tensor, "a tensor of the optimizer's state")
         # The broadcasts are in place, and two of them must not share memory of the root's state.
         tensors.append(tensor.detach().cpu().contiguous())
-        return _Slot(tensor.dtype, tuple(tensor.shape))
+        return _TensorSlot(tensor.dtype, tuple(tensor.shape))
 
-    def make_room(slot: _Slot) -> torch.Tensor:
+    def make_room(slot: _TensorSlot) -> torch.Tensor:
         tensors.append(torch.empty(slot.shape, dtype=slot.dtype, device="cpu"))
         return tensors[-1]
 
@@ -164,7 +164,7 @@ def broadcast_optimizer_state(
         announce_failure(process_set, "broadcast", None, error)
         raise
     skeleton = objects.broadcast_object(state, root_rank, None, process_set)
-    received: Any = None if is_root else _replace_entries(skeleton, _Slot, make_room)
+    received: Any = None if is_root else _replace_entries(skeleton, _TensorSlot, make_room)
     for handle in [broadcast_async_(tensor, root_rank, None, process_set) for tensor in tensors]:
         handle.wait()
     if not is_root:
