@@ -26,7 +26,7 @@ cdef struct Side:
     bint[MAX_RANKS] missing  # by rank: whether it has not submitted them, and is waited for
     const NameState* name   # the name to show: one that a thread waits for, else the one submitted first
     bint awaited            # whether a thread waits for `name`
-    int kind                # KIND_* of `name`
+    int kind                # number of the kind of `name`, as in names.h
     uint64_t since          # first request of any of the names: nanoseconds of seen time; 2^64 - 1: all travel as bits
     int names               # number of names
     bint gradients          # whether gradients of a DistributedOptimizer are among them

@@ -176,7 +176,8 @@ cdef int executor_laggard(Executor* x, bint elsewhere) noexcept nogil:
             continue
         passed = x.transport.progress(x.transport, r)
         total = passed.packed + passed.reduced + passed.copied
-        if slowest < 0 or total < least or (elsewhere and total == least and x.crews.host_of[slowest] == here != x.crews.host_of[r]):
+        if slowest < 0 or total < least or (
+                elsewhere and total == least and x.crews.host_of[slowest] == here and x.crews.host_of[r] != here):
             slowest, least = r, total
     return slowest
 
