@@ -57,7 +57,7 @@ cdef struct Lines:
     bint device_named           # the GPU's row has its name, which it gets with its first slice
 
 
-cdef bint make_room(Lines* lines, size_t nbytes) noexcept nogil:
+cdef bint reserve_bytes(Lines* lines, size_t nbytes) noexcept nogil:
     """Make room for `nbytes` more bytes of lines; return False without memory."""
     cdef char* data
     if lines.room - lines.used < nbytes:
@@ -235,7 +235,7 @@ cdef int drain(State* e, Lines* lines, int fd, uint64_t limit, uint64_t* left_ou
         record = <const RecordHead*>(e.trace.ring + tail % TRACE_RING)
         if record.type != RecordType.RECORD_PAD:
             before = lines.used
-            if left_out[0] or not make_room(lines, most_bytes(record)):
+            if left_out[0] or not reserve_bytes(lines, most_bytes(record)):
                 left_out[0] += 1
             else:
                 if record.type == RecordType.RECORD_NAME:

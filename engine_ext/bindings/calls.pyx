@@ -238,7 +238,7 @@ cdef Call* make_call(Access* access, const engine_call* call, const Target* targ
     return kept
 
 
-cdef void tell_others(State* e, const engine_call* call, Target* target, const char* why) noexcept nogil:
+cdef void announce_failure(State* e, const engine_call* call, Target* target, const char* why) noexcept nogil:
     """Announce that a call of this rank has failed, in place of the operation that it would have submitted."""
     cdef Op* op = make_op()
     if op == NULL:
@@ -330,7 +330,7 @@ cdef int try_to_submit(Access* access, const engine_call* call, Target* target, 
         adjust_access(access, 0, -1)
     if call.kind < KINDS and (
             status == ENGINE_CALL_REFUSED or status == ENGINE_CALL_NO_MEMORY or status == ENGINE_CALL_DUPLICATE):
-        tell_others(access.engine, call, target, text)
+        announce_failure(access.engine, call, target, text)
     return status
 
 

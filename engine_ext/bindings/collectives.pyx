@@ -10,7 +10,7 @@ from libc.stdio cimport snprintf
 from libc.stdlib cimport malloc
 from libc.string cimport memset, strlen
 
-from engine_ext.bindings.devices cimport expect_room, expect_same_device, mark_ready
+from engine_ext.bindings.devices cimport set_allocator, expect_same_device, mark_ready
 from engine_ext.bindings.groups cimport group_add, group_expect_apart, group_gather, group_open, group_sparse
 from engine_ext.bindings.memory cimport Memory, copy_memory, keep_alive
 from engine_ext.bindings.refusals cimport set_text
@@ -130,7 +130,7 @@ cdef int get_ready(State* e, Op* brought, object tensor, const View* view, objec
     function that allocates the operation's result."""
     try:
         if makes_room:
-            expect_room(brought, room, view)
+            set_allocator(brought, room, view)
         elif brought.meta.op == ENGINE_ADASUM:
             raise UnsupportedTensorError(
                 f"Adasum takes tensors in the host's memory, and this one is on cuda:{view.device - 1}; move it with .cpu()"

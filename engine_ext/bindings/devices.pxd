@@ -15,7 +15,7 @@ cdef bint is_known_passed(const State* e, uint64_t ticket) noexcept nogil
 cdef bint has_passed(State* e, uint64_t ticket) noexcept nogil
 cdef bint finish_device(State* e, uint64_t ns) noexcept nogil
 
-cdef int expect_room(Op* op, object room, const View* view) except -1
+cdef int set_allocator(Op* op, object room, const View* view) except -1
 cdef int make_rooms(State* e) except -1
 cdef void close_rooms(State* e) noexcept nogil
 cdef list parts_in_rooms(const Op* op, int size, int count)

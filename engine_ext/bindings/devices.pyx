@@ -200,10 +200,10 @@ cdef bint finish_device(State* e, uint64_t ns) noexcept nogil:
 # Only the framework can allocate GPU memory. That takes the GIL and may wait for the GPU, so neither the driver nor the lane does
 # it. A thread of its own (`engine/gpu/device.py`) calls the function that came with the operation. Memory freed on the
 # operation's stream may still be in use there, so the lane waits for a mark recorded after the allocation. While memory is
-# allocated for an item, the item is the state's `finding_room`, until its lane or a failure ends it. A look under the lock tells
+# allocated for an item, the item is the state's `allocating`, until its lane or a failure ends it. A look under the lock tells
 # whether the item and its operation still exist.
 
-cdef int expect_room(Op* op, object room, const View* view) except -1:
+cdef int set_allocator(Op* op, object room, const View* view) except -1:
     """Store the function that allocates an operation's result. The caller makes sure that the operation's `owner` keeps it
     alive."""
     if room is None:
@@ -224,7 +224,7 @@ cdef struct Wanted:             # the item for which memory is allocated
 
 
 cdef device_item* next_item(State* e, Wanted* wanted, void** room) noexcept:
-    """Take the oldest item without memory and make it `finding_room`; NULL if there is none. `wanted.sizes` is for the caller to
+    """Take the oldest item without memory and make it `allocating`; NULL if there is none. `wanted.sizes` is for the caller to
     free; NULL without memory. `room` gets a new reference to the function that allocates.
 
     No Python object is allocated under the lock, since that may run arbitrary code.
@@ -232,9 +232,9 @@ cdef device_item* next_item(State* e, Wanted* wanted, void** room) noexcept:
     cdef device_item* item
     cdef int k, r
     pthread_mutex_lock(&e.lock)
-    item = e.roomless
+    item = e.unallocated
     if item != NULL:
-        e.roomless, e.finding_room = item.next_roomless, item
+        e.unallocated, e.allocating = item.next_roomless, item
         wanted.count = item.n_transfers
         wanted.stream, room[0] = (<Op*>item.ops[0]).stream, (<Op*>item.ops[0]).room
         Py_INCREF(<object>room[0])
@@ -253,23 +253,23 @@ cdef int assign_targets(State* e, const Wanted* wanted, const uint64_t* targets,
     cdef device_item* item
     cdef int k
     pthread_mutex_lock(&e.lock)
-    item = e.finding_room
+    item = e.allocating
     if item != NULL:
-        e.finding_room = NULL
+        e.allocating = NULL
         for k in range(item.n_transfers):
             item.transfers[k].target = targets[k]
         item.ready[item.n_ready] = mark
         item.n_ready += 1
         Py_INCREF(made)
         (<Op*>item.ops[0]).result = <void*>made
-        d.give_room(d, item)            # under the lock, under which the lane ends it
+        d.set_targets(d, item)            # under the lock, under which the lane ends it
     pthread_mutex_unlock(&e.lock)
     if item == NULL:
         d.unmark(d, mark)
     return 0
 
 
-cdef int make_room(State* e, Wanted* wanted, object room) except -1:
+cdef int allocate_results(State* e, Wanted* wanted, object room) except -1:
     """Make the framework allocate the results of an item, and give them to the item."""
     cdef char[DEVICE_WHY] why
     cdef device_mark* mark = NULL
@@ -301,17 +301,17 @@ cdef int make_rooms(State* e) except -1:
     cdef object function
     cdef uint32_t count
     while True:
-        count = door_count(&e.rooms_door)
+        count = door_count(&e.allocation_door)
         if load32_acquire(&e.rooms_closed):         # pairs with close_rooms
             return 0
         if next_item(e, &wanted, &room) == NULL:
             with nogil:
-                door_sleep(&e.rooms_door, count, 0)
+                door_sleep(&e.allocation_door, count, 0)
             continue
         function = <object>room
         Py_DECREF(function)                         # the reference of next_item
         try:
-            make_room(e, &wanted, function)
+            allocate_results(e, &wanted, function)
         except BaseException as error:              # any error: the ranks that wait for the memory must learn of it
             text = f"no room on its GPU for a result: {type(error).__name__}: {error}".encode("utf-8", "replace")
             abort_world(&e.segment, e.segment.rank, CAUSE_RAISED, text)
@@ -323,7 +323,7 @@ cdef int make_rooms(State* e) except -1:
 cdef void close_rooms(State* e) noexcept nogil:
     """End the thread that allocates results, since none will be needed any more."""
     store32_release(&e.rooms_closed, 1)             # pairs with make_rooms
-    door_ring(&e.rooms_door, DOOR_EVERYBODY)
+    door_ring(&e.allocation_door, DOOR_EVERYBODY)
 
 
 # ---- results -----------------------------------------------------------------------------------------------------------------

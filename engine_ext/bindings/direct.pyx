@@ -6,7 +6,7 @@ from libc.string cimport memset
 
 from engine_ext.bindings.collectives cimport barrier_op, direct_allreduce_op, expect_name
 from engine_ext.bindings.handles cimport Handle
-from engine_ext.bindings.memory cimport abandon_op, let_go
+from engine_ext.bindings.memory cimport abandon_op, free_when_passed
 from engine_ext.bindings.submit cimport catch_up, fail_call, submit_when_room
 from engine_ext.control.driver cimport Target, driver_note_thread
 from engine_ext.operations.kinds cimport kind_name
@@ -68,7 +68,7 @@ cdef int call(object engine, State* e, Op* op, Target* target, object output, ob
             if op.rows:                 # a barrier behind which ranks align
                 catch_up(e, op.meta.dims)
         finally:
-            let_go(e, op)
+            free_when_passed(e, op)
         return 0
     try:
         handle = Handle.__new__(Handle)

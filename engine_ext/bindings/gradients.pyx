@@ -13,7 +13,7 @@ from libc.string cimport memcmp, memcpy, memset
 
 from engine_ext.bindings.collectives cimport FAULT_BYTES, may_share, raise_text, wire_fault, wire_number, wire_of
 from engine_ext.bindings.devices cimport (
-    device_of, expect_room, is_known_passed, make_stream_wait, mark_ready, parts_in_rooms, release_mark,
+    device_of, set_allocator, is_known_passed, make_stream_wait, mark_ready, parts_in_rooms, release_mark,
 )
 from engine_ext.bindings.groups cimport Extent, find_overlap, group_add, group_gather, group_open, group_parts, group_sparse
 from engine_ext.bindings.handles cimport wait_for
@@ -298,7 +298,7 @@ cdef class GradientHook:
             if view.device != HOST:
                 self.expect_device()
                 room = self.group.binding.rooms_for(self.index)
-                expect_room(op, room, &view)
+                set_allocator(op, room, &view)
             keep_alive(op, (parts, keepers, room, self.view))
             if view.device != HOST:
                 self.get_ready(parts[1], &view)
@@ -380,7 +380,7 @@ cdef class GradientHook:
                                 or view.device == HOST):
             raise EngineError(f"there is no room on the GPU for the gradient of '{self.label}'")     # a defect of the binding
         rooms = self.group.binding.rooms_for(self.index)    # for a sparse gradient of theirs
-        expect_room(self.op, rooms, &view)
+        set_allocator(self.op, rooms, &view)
         keep_alive(self.op, (self.room, rooms))
         self.op.target = view.data
         return self.get_ready(self.room, &view)

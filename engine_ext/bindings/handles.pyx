@@ -7,7 +7,7 @@ from libc.string cimport memset
 
 from engine_ext.bindings.devices cimport has_passed, make_stream_wait, parts_in_rooms
 from engine_ext.bindings.groups cimport group_parts
-from engine_ext.bindings.memory cimport Memory, abandon_op, copy_memory, keep_alive, let_go, take_memory
+from engine_ext.bindings.memory cimport Memory, abandon_op, copy_memory, keep_alive, free_when_passed, take_memory
 from engine_ext.bindings.refusals cimport expect_open, make_mismatch_error, raise_refusal
 from engine_ext.bindings.submit cimport TICK_NS, between_ticks, catch_up, release, release_stuck, submit, submit_in_turn
 from engine_ext.control.driver cimport (
@@ -138,7 +138,7 @@ cdef class Handle:
             self.waiting -= 1
         if self.waiting == 0 and self.told is None:
             self.op = NULL
-            let_go(self.state, op)
+            free_when_passed(self.state, op)
         return 1
 
     cdef int take_result(self, Op* op) except -1:
@@ -177,20 +177,20 @@ cdef class Handle:
 
 
 cdef enum:
-    EXITING = 1 << 30           # bit of `tellers`: the interpreter exits, and no notification starts any more
+    EXITING = 1 << 30           # bit of `running_notifications`: the interpreter exits, and no notification starts any more
     EXIT_LOOK_NS = 200000       # nanoseconds between two looks for running notifications
     EXIT_SECONDS = 5            # seconds that notified functions have to return
 
-cdef uint32_t tellers = 0       # atomic: threads in `tell`, and the bit EXITING
+cdef uint32_t running_notifications = 0       # atomic: threads in `tell`, and the bit EXITING
 
 
 cdef void tell(Op* op) noexcept nogil:
     """Call a handle's `told` on a finisher thread, unless the interpreter exits: it would end the thread in the middle of a
     call."""
-    if add32(&tellers, 1) & EXITING == 0:
+    if add32(&running_notifications, 1) & EXITING == 0:
         with gil:
             tell_done(op)
-    add32(&tellers, <uint32_t>-1)
+    add32(&running_notifications, <uint32_t>-1)
 
 
 def end_notifications(double seconds=EXIT_SECONDS):
@@ -201,16 +201,16 @@ def end_notifications(double seconds=EXIT_SECONDS):
     cdef uint64_t begun = now_ns()
     cdef timespec pause
     pause.tv_sec, pause.tv_nsec = 0, EXIT_LOOK_NS
-    or32(&tellers, EXITING)
+    or32(&running_notifications, EXITING)
     with nogil:
-        while load32_acquire(&tellers) != EXITING and age_ns(now_ns(), begun) < seconds_ns(seconds):
+        while load32_acquire(&running_notifications) != EXITING and age_ns(now_ns(), begun) < seconds_ns(seconds):
             nanosleep(&pause, NULL)
-    return load32_acquire(&tellers) == EXITING
+    return load32_acquire(&running_notifications) == EXITING
 
 
 def forget_tellers():
     """Forget notifying threads in a forked child, which does not have them."""
-    and32(&tellers, EXITING)
+    and32(&running_notifications, EXITING)
 
 
 atexit.register(end_notifications)      # runs after the engine's own exit handler, which is registered later

@@ -22,5 +22,5 @@ cdef Part part_of(const Arena* arena, int region, uint64_t nbytes)
 
 cdef void keep_alive(Op* op, object owner) noexcept
 cdef void abandon_op(State* e, Op* op) noexcept
-cdef void let_go(State* e, Op* op) noexcept
+cdef void free_when_passed(State* e, Op* op) noexcept
 cdef void free_deferred(State* e) noexcept

@@ -137,7 +137,7 @@ cdef void keep_alive(Op* op, object owner) noexcept:
     Py_XDECREF(before)
 
 
-cdef void let_go(State* e, Op* op) noexcept:
+cdef void free_when_passed(State* e, Op* op) noexcept:
     """Free a finished operation that nobody holds, now or once the device has passed it. In a forked child, where CUDA does not
     work, a process with a GPU leaks it."""
     if e.world.device != NULL and e.alive[0] != 1:
@@ -152,7 +152,7 @@ cdef void let_go(State* e, Op* op) noexcept:
 cdef void abandon_op(State* e, Op* op) noexcept:
     """Give up the caller's hold on `op`: free it now if it is done, else when it is done, with the deferred ones."""
     if or32(&op.flags, OP_ABANDONED) & OP_DONE:
-        let_go(e, op)       # else complete_op() defers the free
+        free_when_passed(e, op)       # else complete_op() defers the free
 
 
 cdef void free_deferred(State* e) noexcept:
@@ -163,12 +163,12 @@ cdef void free_deferred(State* e) noexcept:
         op, e.deferred_on_device = e.deferred_on_device, NULL
         while op != NULL:
             after = op.next
-            let_go(e, op)
+            free_when_passed(e, op)
             op = after
     if load_pointer(&e.deferred_free) == NULL:
         return
     op = <Op*>swap_pointer(&e.deferred_free, NULL)
     while op != NULL:
         after = op.next
-        let_go(e, op)
+        free_when_passed(e, op)
         op = after

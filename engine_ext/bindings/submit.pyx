@@ -8,7 +8,7 @@ from engine_ext.bindings.collectives cimport expect_name
 from engine_ext.bindings.memory cimport abandon_op
 from engine_ext.bindings.refusals cimport raise_refusal
 from engine_ext.control.driver cimport (
-    Goal, driver_call, driver_hand_in, driver_note_thread, driver_pin, driver_submit, driver_unpin, driver_wait,
+    Goal, driver_call, driver_submit_and_drive, driver_note_thread, driver_pin, driver_submit, driver_unpin, driver_wait,
 )
 from engine_ext.control.stall cimport stall_look_after, stall_look_for_left
 from engine_ext.coordinator.fusion cimport MOST_LEFT_OUT, TOO_MANY_UNNAMED
@@ -54,7 +54,7 @@ cdef int submit_in_turn(State* e, Op* op, str name) except -1:
     target.text = expect_name(name, &target.text_bytes)
     op.awaited, op.flags = True, OP_PATIENT | OP_IN_TURN       # awaited even if no thread waits: it must not cost a cycle
     with nogil:
-        status = driver_hand_in(e, &target, op)
+        status = driver_submit_and_drive(e, &target, op)
         if status == Status.OK:
             stall_look_for_left(e)
     if status != Status.OK:

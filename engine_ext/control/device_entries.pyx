@@ -193,7 +193,7 @@ cdef bint plan_item(const State* e, device_item* item, const engine_entry* entry
     item.root = place_of(&e.segment, entry.meta.root)
     item.lacking = entry.flags & ENTRY_NEEDS_PACK != 0
     if item.work == DEVICE_GATHER or item.work == DEVICE_EXCHANGE:
-        item.roomless = not load32_relaxed(&e.batch[0].flags) & OP_STAND_IN
+        item.unallocated = not load32_relaxed(&e.batch[0].flags) & OP_STAND_IN
         return add_moves(e, item, entry)
     if item.work == DEVICE_SCATTER:
         fill_scatter(e, item, entry)
@@ -244,7 +244,7 @@ cdef bint give_to_lane(State* e, const engine_entry* entry) noexcept nogil:
     mark_taken(e, item, entry)
     e.handed += 1
     e.world.device.push(e.world.device, item)
-    if load32_relaxed(&item.roomless):      # the lane waits for the room, and ends the item under the lock
+    if load32_relaxed(&item.unallocated):      # the lane waits for the room, and ends the item under the lock
         want_room(e, item)
     pthread_mutex_unlock(&e.lock)
     if queue != NULL:
@@ -275,18 +275,18 @@ cdef void stop_device(State* e) noexcept nogil:
 
 cdef void want_room(State* e, device_item* item) noexcept nogil:
     """Ask a thread to make room for an item's results (bindings/devices.pyx). The caller holds the lock."""
-    cdef device_item** last = &e.roomless
+    cdef device_item** last = &e.unallocated
     while last[0] != NULL:
         last = &last[0].next_roomless
     last[0] = item
-    door_ring(&e.rooms_door, 1)
+    door_ring(&e.allocation_door, 1)
 
 
 cdef void want_no_room(State* e, const device_item* item) noexcept nogil:
     """Cancel that, because the lane ends the item, with room or without. The caller holds the lock."""
-    cdef device_item** at = &e.roomless
-    if e.finding_room == item:
-        e.finding_room = NULL
+    cdef device_item** at = &e.unallocated
+    if e.allocating == item:
+        e.allocating = NULL
     while at[0] != NULL and at[0] != item:
         at = &at[0].next_roomless
     if at[0] != NULL:

@@ -32,7 +32,7 @@ cdef uint64_t remaining_ns(uint64_t when) noexcept nogil
 cdef void driver_stop(State* e) noexcept nogil
 cdef void driver_answer(State* e) noexcept nogil
 cdef int driver_submit(State* e, Target* target, Op* op) noexcept nogil
-cdef int driver_hand_in(State* e, Target* target, Op* op) noexcept nogil
+cdef int driver_submit_and_drive(State* e, Target* target, Op* op) noexcept nogil
 cdef int driver_call(State* e, Target* target, Op* op, uint64_t ns) noexcept nogil
 cdef void driver_note_thread(State* e) noexcept nogil
 cdef void driver_note_done(State* e) noexcept nogil

@@ -19,7 +19,7 @@ from engine_ext.control.state cimport Role
 from engine_ext.control.table cimport table_await, table_brought_by_all, table_record, table_release, table_submit
 from engine_ext.control.turns cimport turns_retry
 from engine_ext.coordinator.coordinator cimport (
-    coordinator_deadline, coordinator_step, coordinator_turn, coordinator_unseen, waiting,
+    coordinator_deadline, coordinator_step, coordinator_set_knobs, coordinator_unseen, waiting,
 )
 from engine_ext.data.executor cimport executor_needs
 from engine_ext.hosts.network cimport network_held, network_relay, network_rest, network_send_failure_cause, network_unseen
@@ -82,7 +82,7 @@ cdef bint drive_once(State* e) noexcept nogil:
     if coordinates(&e.segment):
         if load32_acquire(&e.wanted_new):
             pthread_mutex_lock(&e.lock)
-            coordinator_turn(&e.coordinator, &e.wanted)
+            coordinator_set_knobs(&e.coordinator, &e.wanted)
             store32_relaxed(&e.wanted_new, 0)
             pthread_mutex_unlock(&e.lock)
         tail, left, stuck = e.coordinator.writer.tail, waiting(&e.coordinator), e.coordinator.append_again
@@ -431,7 +431,7 @@ cdef int driver_call(State* e, Target* target, Op* op, uint64_t ns) noexcept nog
     return status
 
 
-cdef int driver_hand_in(State* e, Target* target, Op* op) noexcept nogil:
+cdef int driver_submit_and_drive(State* e, Target* target, Op* op) noexcept nogil:
     """Submit an operation for which nobody waits here. Return OK, or why it was not submitted.
 
     On the coordinator's rank, while nobody drives, this thread does all that can be done at once: then no thread of this rank has

@@ -59,7 +59,7 @@ cdef void fail_everything(State* e) noexcept nogil:
     while part != NULL:                 # for threads that sleep in a process set of this rank
         ring_both(&part.segment, part.segment.rank)
         part = part.next_set
-    e.roomless = e.finding_room = NULL  # the thread that makes room touches no operation any more
+    e.unallocated = e.allocating = NULL  # the thread that makes room touches no operation any more
     pthread_mutex_unlock(&e.lock)
     if word:
         stop_device(e)

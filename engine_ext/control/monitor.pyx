@@ -11,7 +11,7 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
 from engine_ext.control.observers cimport observe_overdue
-from engine_ext.control.stall cimport stall_accuse, stall_tell, stall_watch
+from engine_ext.control.stall cimport stall_accuse, add_stall_line, stall_watch
 from engine_ext.control.state cimport EVENT_CLOSED
 from engine_ext.control.turns cimport turns_are_late
 from engine_ext.gpu.device cimport DEVICE_NAME, DEVICE_OUTSTANDING, device
@@ -164,7 +164,7 @@ cdef uint64_t device_watch(State* e, uint64_t seen) noexcept nogil:
     if overdue_ns(seen, e.device_since, e.stall_warning_ns) and e.device_warned != passed + 1:
         e.device_warned = passed + 1
         describe_stall(e, b"this rank's", passed + 1, age_ns(seen, e.device_since), begun, text)
-        stall_tell(e, text)
+        add_stall_line(e, text)
     if begun and limit:
         limit = after_ns(after_ns(limit, e.look_ns), GRACE_NS)
     if overdue_ns(seen, e.device_since, limit):

@@ -164,7 +164,7 @@ cdef bint members_receive(State* e, const engine_entry* entry) noexcept nogil:
     cdef const member_shape* shapes = e.member_shapes
     cdef int32_t i
     for i in range(<int32_t>entry.items):
-        if e.batch[i].meta.group and not are_of(shapes, &e.batch[i].meta):
+        if e.batch[i].meta.group and not shapes_match(shapes, &e.batch[i].meta):
             e.executor.culprit = entry.id
             return False
         if (load32_relaxed(&e.batch[i].flags) & OP_STAND_IN and e.batch[i].meta.group
@@ -174,7 +174,7 @@ cdef bint members_receive(State* e, const engine_entry* entry) noexcept nogil:
     return True
 
 
-cdef bint are_of(const member_shape* shapes, const engine_meta* meta) noexcept nogil:
+cdef bint shapes_match(const member_shape* shapes, const engine_meta* meta) noexcept nogil:
     """Return whether a group can have tensors of these shapes: as many elements of each dtype as `meta` says."""
     cdef uint64_t[ENGINE_DTYPES] found
     cdef uint64_t row_bytes

@@ -5,7 +5,7 @@ from engine_ext.control.state cimport State
 from engine_ext.operations.op cimport Op
 
 cdef bint stall_accuse(State* e, int culprit, const char* text, bint judges) noexcept nogil
-cdef void stall_tell(State* e, const char* line) noexcept nogil
+cdef void add_stall_line(State* e, const char* line) noexcept nogil
 cdef bint all_are_aside(State* e) noexcept nogil
 cdef void stall_open(State* e) noexcept nogil
 cdef void stall_check(State* e) noexcept nogil

@@ -79,7 +79,7 @@ cdef void raise_warning(State* e) noexcept nogil:
     raise_event(e, EVENT_STALL)
 
 
-cdef void stall_tell(State* e, const char* line) noexcept nogil:
+cdef void add_stall_line(State* e, const char* line) noexcept nogil:
     """Add a line to the next stall report, and wake the monitor thread to log it."""
     cdef size_t used
     pthread_mutex_lock(&e.lock)
@@ -149,7 +149,7 @@ cdef void check_entry(State* e) noexcept nogil:
         e.stall_reported = e.entry.sequence + 1
         snprintf(text, TEXT_BYTES, "schedule entry %llu ('%.*s') has stood still for %.0f s for rank %d",
                  <unsigned long long>e.entry.sequence, shown, first.name, <double>stood / 1e9, e.segment.numbers[culprit])
-        stall_tell(e, text)
+        add_stall_line(e, text)
 
 
 cdef bint all_are_aside(State* e) noexcept nogil:
@@ -174,12 +174,12 @@ cdef void check_names(State* e) noexcept nogil:
     cdef char[TEXT_BYTES] all
     cdef uint32_t word
     cdef uint64_t seen
-    cdef bint spoken = False
+    cdef bint news = False
     cdef int culprit = -1, r
     for r in range(e.segment.size):
-        spoken |= load32_relaxed(&e.segment.pages[r].overdue) >> 1 != e.overdue_seen[r]
-        spoken |= load32_relaxed(&e.segment.pages[r].overdue) & 1
-    if not spoken and c.open == NULL:
+        news |= load32_relaxed(&e.segment.pages[r].overdue) >> 1 != e.overdue_seen[r]
+        news |= load32_relaxed(&e.segment.pages[r].overdue) & 1
+    if not news and c.open == NULL:
         return
     seen = patience_look(e.clock)
     if c.open != NULL:
@@ -210,7 +210,7 @@ cdef void report_names(State* e, uint64_t seen) noexcept nogil:
     if wait_report_overdue(&e.coordinator, seen, e.stall_warning_ns, text, OVERDUE_BYTES - TEXT_BYTES):
         text[strlen(text) - 1] = 0          # cuts the newline of the last line
         news = True
-        stall_tell(e, text)
+        add_stall_line(e, text)
     for r in range(e.segment.size):
         word = load32_acquire(&e.segment.pages[r].overdue) >> 1
         if word != e.overdue_seen[r]:
@@ -219,7 +219,7 @@ cdef void report_names(State* e, uint64_t seen) noexcept nogil:
         e.overdue_seen[r] = word
     if news and wait_report_describe(&e.coordinator, -1, text, TEXT_BYTES) == Standoff.MUTUAL and strcmp(text, e.account) != 0:
         strcpy(e.account, text)
-        stall_tell(e, text)
+        add_stall_line(e, text)
     elif mine:
         raise_warning(e)
 
@@ -502,4 +502,4 @@ cdef void report_join(State* e, uint64_t quiet) noexcept nogil:
     at = fit(0, snprintf(text, OVERDUE_BYTES, "join has waited %.0f s for ", <double>quiet / 1e9), OVERDUE_BYTES)
     at += describe_ranks(late, e.segment.numbers, e.segment.size, text + at, OVERDUE_BYTES - at)
     snprintf(text + at, OVERDUE_BYTES - at, ", and nothing was submitted")
-    stall_tell(e, text)
+    add_stall_line(e, text)

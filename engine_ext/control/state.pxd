@@ -156,9 +156,9 @@ cdef struct State:
     uint64_t device_since       # when it came so far, as this process sees time pass; 0: it had passed all
     uint64_t device_warned      # ticket about which the last warning was; 0: none
     # Room for results whose sizes were not known before. Written under the lock; `rooms_closed` is an atomic.
-    device_item* roomless       # items whose results have no room yet, oldest first; a failure empties the list
-    device_item* finding_room   # the item for which room is being made; NULL: none
-    uint32_t rooms_door         # event count (futex) on which the thread that makes room sleeps
+    device_item* unallocated       # items whose results have no room yet, oldest first; a failure empties the list
+    device_item* allocating   # the item for which room is being made; NULL: none
+    uint32_t allocation_door         # event count (futex) on which the thread that makes room sleeps
     uint32_t rooms_closed       # atomic: 1 once no result needs room any more
     # Objects of Python and operations to free. Written under the GIL; `deferred_free` is an atomic of all threads.
     void* opener                # a Python function of Engine that opens a GPU by its number; NULL: none

@@ -147,7 +147,7 @@ cdef int coordinator_open(Coordinator* c, Segment* segment, const patience* cloc
 cdef void coordinator_close(Coordinator* c) noexcept nogil
 cdef bint coordinator_step(Coordinator* c) noexcept nogil
 cdef void open_queue(Coordinator* c, NameState* name) noexcept nogil
-cdef void coordinator_turn(Coordinator* c, const engine_knobs* knobs) noexcept nogil
+cdef void coordinator_set_knobs(Coordinator* c, const engine_knobs* knobs) noexcept nogil
 cdef uint64_t coordinator_deadline(Coordinator* c) noexcept nogil
 cdef bint coordinator_unseen(Coordinator* c) noexcept nogil
 cdef uint64_t coordinator_look_at(const Coordinator* c, uint64_t warning_ns, uint64_t limit_ns) noexcept nogil

@@ -315,7 +315,7 @@ cdef bint append_joined(Coordinator* c) noexcept nogil:
     return True
 
 
-cdef void coordinator_turn(Coordinator* c, const engine_knobs* knobs) noexcept nogil:
+cdef void coordinator_set_knobs(Coordinator* c, const engine_knobs* knobs) noexcept nogil:
     """Put knobs into force. Queued tensors will travel by them, so their bytes are counted anew."""
     cdef NameState* name
     cdef int32_t i

@@ -27,7 +27,7 @@ cdef enum:
 
 # ---- what a batch is made of --------------------------------------------------------------------------------------------------
 
-cdef int by_place(const void* x, const void* y) noexcept nogil:
+cdef int compare_places(const void* x, const void* y) noexcept nogil:
     cdef uint64_t a = (<const NameState**>x)[0].place, b = (<const NameState**>y)[0].place
     return (a > b) - (a < b)
 
@@ -68,7 +68,7 @@ cdef NameState** of_round(const Coordinator* c, const Optimizer* o, int32_t* cou
             found[count[0]] = name
             count[0] += 1
         name = name.sibling
-    qsort(found, <size_t>count[0], sizeof(NameState*), by_place)
+    qsort(found, <size_t>count[0], sizeof(NameState*), compare_places)
     return found
 
 
@@ -148,7 +148,7 @@ cdef Optimizer* optimizer_of(Coordinator* c, NameState* name) noexcept nogil:
     return o
 
 
-cdef void let_go(Coordinator* c, FrozenBatch* batch) noexcept nogil:
+cdef void drop_batch(Coordinator* c, FrozenBatch* batch) noexcept nogil:
     """Break a batch: its held members go to the open batch."""
     cdef NameState* name
     cdef int32_t k
@@ -170,7 +170,7 @@ cdef void begin_round(Coordinator* c, Optimizer* o) noexcept nogil:
         if batch.here == batch.count:
             kept = True                 # the schedule was full: it travels as it is, and the batches are made anew another time
         elif batch.here:
-            let_go(c, batch)
+            drop_batch(c, batch)
         batch = batch.next
     if not kept and (o.stale or o.came != o.frozen or o.fusion_threshold != c.knobs.fusion_threshold
                      or o.compression != c.knobs.compression):
@@ -321,7 +321,7 @@ cdef bint frozen_close(Coordinator* c, bint changed) noexcept nogil:
             if batch.here == batch.count and not turned:
                 room = room and append_batch(c, batch)
             elif batch.here and (turned or is_over(c, batch, now, &ended, awaited)):
-                let_go(c, batch)
+                drop_batch(c, batch)
             batch = batch.next
         o = o.next
     c.looked = now
@@ -345,7 +345,7 @@ cdef void frozen_dissolve(Coordinator* c, NameState* name) noexcept nogil:
     while link[0] != batch:
         link = &link[0].next
     link[0] = batch.next
-    let_go(c, batch)
+    drop_batch(c, batch)
     name.optimizer.frozen -= batch.count
     name.optimizer.stale = True
     free_batch(batch)

@@ -77,7 +77,7 @@ void lane_release_memory(const lane_functions *f, frozen_memory *memory);
 /* ---- when graphs outlive the lane (keeping.c) ---- */
 
 /* Make the keeper unless there is one: returns 0, or -1 without memory. */
-int lane_hire_keeper(lane *l);
+int lane_make_keeper(lane *l);
 /* Return whether the device was idle at some time since this was first asked, as only the driver knows of graphs' launches; for
  * any thread. lane_graphs_are_over asks anew, and waits at most `limit` nanoseconds. */
 int lane_graphs_rest(lane *l);
@@ -103,7 +103,7 @@ void lane_release_timers(lane *l);
 /* Begin a sample, once an item's waits are enqueued, if one of its marks is timed; end a slice behind each stage; drop the
  * sample if the item fails. */
 int lane_sample_begins(lane *l, const device_item *item);
-int lane_cut(lane *l, int stage);
+int lane_end_slice(lane *l, int stage);
 void lane_sample_dropped(lane *l);
 /* Read the samples that the device has passed. */
 int lane_read_samples(lane *l);
@@ -124,7 +124,7 @@ device_item *lane_next(lane *l);
 const char *lane_awaited(const lane *l);
 /* Add a communicator to those in use, or remove it. */
 void lane_enlist(lane *l, communicator *c);
-void lane_strike(lane *l, communicator *c);
+void lane_remove_communicator(lane *l, communicator *c);
 /* Return the communicator of an item. */
 communicator *lane_communicator(lane *l, const device_item *item);
 /* Give the lane an item, from any thread. */

@@ -111,7 +111,7 @@ struct device_item {
   int op;           /* enum engine_op */
   int in_place;     /* 1: there is one row, which every rank has, and which travels in its own dtype: it needs no slab */
   int lacking;      /* 1: some rank has no tensors and no memory for the rows of transfers, which go to its slab instead */
-  uint32_t roomless; /* 1 until `give_room`: transfers have no targets yet; atomic */
+  uint32_t unallocated; /* 1 until `set_targets`: transfers have no targets yet; atomic */
   double prescale, postscale;
   device_part *parts;
   device_row *sources, *targets; /* by row; equal except for `tensor` */
@@ -142,7 +142,7 @@ struct device {
   /* Give the next item of a process set its turn: behind the world's items pushed so far and the turns given so far. */
   int (*turn)(device_queue *queue);
   /* Say that transfers have their targets now, and `ready` the marks from which these can be used. */
-  void (*give_room)(device *d, device_item *item);
+  void (*set_targets)(device *d, device_item *item);
   /* Have later work on `stream` wait until the device has passed an enqueued ticket. `measured`: the time that the stream
    * stands still there becomes a sample, unless too many are under way. */
   int (*wait)(device *d, void *stream, uint64_t ticket, int measured, char *why);

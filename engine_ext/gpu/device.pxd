@@ -85,7 +85,7 @@ cdef extern from "engine_ext/gpu/device.h" nogil:
         int op
         int in_place
         int lacking
-        uint32_t roomless
+        uint32_t unallocated
         double prescale
         double postscale
         device_part* parts
@@ -116,7 +116,7 @@ cdef extern from "engine_ext/gpu/device.h" nogil:
         void (*unmark)(device* d, device_mark* mark) noexcept nogil
         void (*push)(device* d, device_item* item) noexcept nogil
         int (*turn)(device_queue* queue) noexcept nogil
-        void (*give_room)(device* d, device_item* item) noexcept nogil
+        void (*set_targets)(device* d, device_item* item) noexcept nogil
         int (*wait)(device* d, void* stream, uint64_t ticket, bint measured, char* why) noexcept nogil
         int (*relax)(device* d, char* why) noexcept nogil
         bint (*has_passed)(device* d, uint64_t ticket) noexcept nogil

@@ -139,7 +139,7 @@ static int allocate(lane *l, frozen_pass *p) {
 /* This is all work that needs no other rank. It may fail before any rank waits in NCCL for the others. */
 int lane_make_pass(lane *l, frozen_pass *p) {
   STEP(l->failure.call != NULL);
-  if (lane_hire_keeper(l)) return lane_failed(l, "malloc", CUDA_ERROR_OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", NULL);
+  if (lane_make_keeper(l)) return lane_failed(l, "malloc", CUDA_ERROR_OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", NULL);
   p->memory = calloc(1, sizeof *p->memory);
   if (p->memory == NULL) return lane_failed(l, "malloc", CUDA_ERROR_OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", NULL);
   if (allocate(l, p) == 0) {

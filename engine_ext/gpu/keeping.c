@@ -25,7 +25,7 @@ struct keeper {
   frozen_memory *memory;
 };
 
-int lane_hire_keeper(lane *l) {
+int lane_make_keeper(lane *l) {
   keeper *k = l->keeper;
   if (k != NULL) return 0;
   k = calloc(1, sizeof *k);
@@ -55,7 +55,7 @@ static void release(keeper *k) {
 }
 
 /* Give up a hold; the last one frees the keeper. */
-static void let_go(keeper *k) {
+static void drop_hold(keeper *k) {
   if (add32(&k->holders, (uint32_t)-1) != 1) return; /* pairs with the other holders' add32: their writes are visible */
   release(k);
   free(k);
@@ -73,7 +73,7 @@ static void *await_device(void *argument) {
   enter(k);
   synchronize(k);
   store32_release(&k->rest, REST_THERE); /* pairs with lane_graphs_rest */
-  let_go(k);
+  drop_hold(k);
   return NULL;
 }
 
@@ -83,7 +83,7 @@ static void *end_communicator(void *argument) {
   if (k->finishes) k->f.ncclCommFinalize(k->comm);
   k->f.ncclCommAbort(k->comm);
   store32_release(&k->ended, 1); /* pairs with lane_graphs_have_ended */
-  let_go(k);
+  drop_hold(k);
   return NULL;
 }
 
@@ -119,7 +119,7 @@ void lane_end_graphs(lane *l, int finishes) {
   k->finishes = finishes;
   l->graphs.comm = NULL;
   l->graphs.connected = 0;
-  lane_strike(l, &l->graphs);
+  lane_remove_communicator(l, &l->graphs);
   begin(k, end_communicator);
 }
 
@@ -151,6 +151,6 @@ int lane_release_passes(lane *l, uint64_t limit) {
   l->keeper = NULL;
   int owns = k->owns;
   if (owns) begin(k, await_device); /* has a thread let go last, since release waits for launches */
-  let_go(k);
+  drop_hold(k);
   return owns;
 }

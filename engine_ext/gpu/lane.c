@@ -124,7 +124,7 @@ static int await_room(lane *l, const device_item *item) {
   static const char *const what = "the framework's allocator";
   for (;;) {
     uint32_t count = door_count(&l->door);
-    if (!load32_acquire(&item->roomless)) break; /* pairs with give_room: the targets are there */
+    if (!load32_acquire(&item->unallocated)) break; /* pairs with set_targets: the targets are there */
     STEP(lane_cancelled(l, what));
     store_pointer(&l->d.call, (void *)what);
     door_sleep(&l->door, count, TICK_NS);

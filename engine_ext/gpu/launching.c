@@ -171,7 +171,7 @@ static int pack(lane *l, const move *m, double divisor, double factor) {
   int dtype = m->part->dtype, wire = m->part->wire, plain = dtype == wire && dtype != ENGINE_BOOL && divisor == 1 && factor == 1;
   uint64_t identity = m->part->identity;
   STEP(run_over(l, m, plain ? l->known.pack_bytes : l->known.pack[dtype][wire], plain, &identity, &divisor, &factor));
-  return lane_cut(l, DEVICE_PACK);
+  return lane_end_slice(l, DEVICE_PACK);
 }
 
 /* Unpack a piece from the slab, divided and multiplied on the way. */
@@ -179,7 +179,7 @@ static int unpack(lane *l, const move *m, double divisor, double factor) {
   int dtype = m->part->dtype, wire = m->part->wire;
   int plain = dtype == wire && ((divisor == 1 && factor == 1) || dtype == ENGINE_BOOL);
   STEP(run_over(l, m, plain ? l->known.unpack_bytes : l->known.unpack[dtype][wire], plain, NULL, &divisor, &factor));
-  return lane_cut(l, DEVICE_UNPACK);
+  return lane_end_slice(l, DEVICE_UNPACK);
 }
 
 /* ---- among the ranks ---- */
@@ -187,7 +187,7 @@ static int unpack(lane *l, const move *m, double divisor, double factor) {
 /* Wait until a communicator that does not block has enqueued `call`: an event recorded before that would not cover it. */
 static int settle(lane *l, const char *call) {
   STEP(lane_settle(l, call));
-  return lane_cut(l, DEVICE_NCCL);
+  return lane_end_slice(l, DEVICE_NCCL);
 }
 
 /* Sum over the ranks by NCCL, in an order of its own. */
@@ -239,7 +239,7 @@ static int reduce_own(lane *l, int op, const device_part *part, uint64_t stride,
   void *parameters[] = {&own, &parts, &stride, &own, &rank, &count, &elements, &reduction, &divisor, &factor};
   if (l->at->size > 1) STEP(exchange(l, l->slab, parts, stride));
   STEP(launch(l, l->known.reduce[part->wire], stride, parameters));
-  return lane_cut(l, DEVICE_NCCL);
+  return lane_end_slice(l, DEVICE_NCCL);
 }
 
 /* Reduce the first `bytes` of the slab in rank order, for all ranks. */

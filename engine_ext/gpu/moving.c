@@ -32,7 +32,7 @@ static int end_calls(lane *l, int *calls) {
   NCCL(ncclGroupEnd);
   STEP(l->failure.call != NULL);
   STEP(lane_settle(l, "ncclGroupEnd"));
-  return lane_cut(l, DEVICE_NCCL);
+  return lane_end_slice(l, DEVICE_NCCL);
 }
 
 /* ---- to all ---- */

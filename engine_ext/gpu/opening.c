@@ -240,7 +240,7 @@ int lane_part_ranks(lane *l) {
   STEP(lane_drain(l, 0)); /* before the abort, which waits for the device, too, but cannot be given up */
   if (c->connected && NCCL(ncclCommFinalize, c->comm) == 0) finish_communicator(l, c, now_ns());
   end_communicator(l, c);
-  lane_strike(l, c);
+  lane_remove_communicator(l, c);
   return l->failure.call != NULL ? -1 : 0;
 }
 

@@ -37,7 +37,7 @@ static void release(lane *l, CUevent *event) {
 }
 
 /* Free a sample, and return its mark to the pool. */
-static void let_go(lane *l, lane_sample *s) {
+static void free_sample(lane *l, lane_sample *s) {
   s->ticket = 0;
   s->mark->held = 0;
   l->d.unmark(&l->d, s->mark);
@@ -46,7 +46,7 @@ static void let_go(lane *l, lane_sample *s) {
 void lane_release_timers(lane *l) {
   release(l, &l->origin);
   for (int k = 0; k < LANE_SAMPLES; k++) {
-    if (l->samples[k].ticket != 0) let_go(l, &l->samples[k]); /* release_marks frees the pool later */
+    if (l->samples[k].ticket != 0) free_sample(l, &l->samples[k]); /* release_marks frees the pool later */
     for (int n = 0; n <= DEVICE_SLICES; n++) release(l, &l->samples[k].events[n]);
   }
   for (int k = 0; k < LANE_STANDS; k++) {
@@ -124,7 +124,7 @@ void lane_sample_dropped(lane *l) {
   l->sampling = NULL;
 }
 
-int lane_cut(lane *l, int stage) {
+int lane_end_slice(lane *l, int stage) {
   lane_sample *s = l->sampling;
   if (s == NULL) return 0;
   if (s->n == 0 || s->stages[s->n - 1] != stage) {
@@ -181,7 +181,7 @@ static int read_sample(lane *l, lane_sample *s) {
   STEP(duration(l, s->mark->event, s->events[0], &sample.ns[DEVICE_QUEUE]));
   for (int k = 0; k < s->n; k++) STEP(read_slice(l, s, k, &sample));
   STEP(move_origin(l, s));
-  let_go(l, s);
+  free_sample(l, s);
   if (load_pointer((void **)&l->d.sampled) != NULL) l->d.sampled(&l->d, &sample);
   return 0;
 }

@@ -232,8 +232,8 @@ static void push(device *d, device_item *item) {
 
 static void stop(device *d) { lane_cancel(lane_of(d)); }
 
-static void give_room(device *d, device_item *item) {
-  store32_release(&item->roomless, 0); /* pairs with await_room. The lane may free it from now on. */
+static void set_targets(device *d, device_item *item) {
+  store32_release(&item->unallocated, 0); /* pairs with await_room. The lane may free it from now on. */
   door_ring(&lane_of(d)->door, 1);
 }
 
@@ -242,7 +242,7 @@ void lane_serve(device *d) {
   d->unmark = unmark;
   d->push = push;
   d->turn = lane_turn;
-  d->give_room = give_room;
+  d->set_targets = set_targets;
   d->wait = wait_for;
   d->relax = relax;
   d->has_passed = has_passed;

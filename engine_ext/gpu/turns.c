@@ -42,7 +42,7 @@ void lane_enlist(lane *l, communicator *c) {
   l->communicators = c;
 }
 
-void lane_strike(lane *l, communicator *c) {
+void lane_remove_communicator(lane *l, communicator *c) {
   communicator **link = &l->communicators;
   while (*link != NULL && *link != c) link = &(*link)->next;
   if (*link != NULL) *link = c->next;

@@ -30,7 +30,7 @@ cdef struct Network:
     bint leads              # whether this rank has trunks, or coordinates
     int epoll
     int bell                # eventfd that wakes the network thread
-    uint32_t spoken         # atomic: 1: something was sent on a link since the thread last looked for acknowledgements
+    uint32_t sent_any         # atomic: 1: something was sent on a link since the thread last looked for acknowledgements
     uint32_t starved        # atomic: 1: the system had no memory for a call on a link, so the thread tries all links again soon
     uint32_t watching       # atomic: 1 while the thread looks regularly whether what was sent is acknowledged
     uint64_t watched_at     # its last look: nanoseconds, monotonic

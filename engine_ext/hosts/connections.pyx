@@ -93,7 +93,7 @@ cdef int add_link(Network* network, int fd, int peer) noexcept nogil:
     if network.links == NULL or network.lost == NULL:
         close(fd)
         return Status.NO_MEMORY
-    link_open(&network.links[network.count], fd, peer, &network.spoken, &network.starved)
+    link_open(&network.links[network.count], fd, peer, &network.sent_any, &network.starved)
     network.count += 1
     return Status.OK
 

@@ -232,27 +232,27 @@ cdef void check_acks(Network* network) noexcept nogil:
     cdef uint64_t now
     cdef bint owed = False
     cdef int k
-    if not load32_relaxed(&network.spoken) and not load32_relaxed(&network.watching):
+    if not load32_relaxed(&network.sent_any) and not load32_relaxed(&network.watching):
         return
     now = now_ns()
     if not overdue_ns(now, network.watched_at, watch_ms(network) * <uint64_t>1000000):
         store32_release(&network.watching, 1)   # the look comes then
         return
     network.watched_at = now
-    store32_release(&network.spoken, 0)
+    store32_release(&network.sent_any, 0)
     for k in range(network.count):
         owed |= link_check_acks(
             &network.links[k], network.lane_silence_ms if k < network.lane_count else network.trunk_silence_ms)
         notice_end(network, k)
     store32_release(&network.watching, owed)
-    if add32(&network.spoken, 0):               # a read-modify-write orders it behind `watching`; pairs with network_rest
+    if add32(&network.sent_any, 0):               # a read-modify-write orders it behind `watching`; pairs with network_rest
         store32_release(&network.watching, 1)
 
 
 cdef void network_rest(Network* network) noexcept nogil:
     """Have the network thread watch what this rank has sent. Called by the holder of the role, before it sleeps."""
     cdef uint64_t one = 1
-    if network == NULL or not load32_relaxed(&network.spoken):
+    if network == NULL or not load32_relaxed(&network.sent_any):
         return
     if not add32(&network.watching, 0) or load32_acquire(&network.starved):
         write(network.bell, &one, 8)

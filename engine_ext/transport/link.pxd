@@ -51,7 +51,7 @@ cdef struct Link:
     uint64_t out_bytes      # atomic: bytes that the system has taken from this side; written under the lock
     uint64_t owed_since     # monotonic ns: when an acknowledgement was first seen to be owed; 0: none; the network thread alone
     uint64_t in_bytes       # atomic: bytes received; written by the network thread alone
-    uint32_t* spoken        # atomic: set to 1 when something is sent on any connection of the owner, who shares the word
+    uint32_t* sent_any        # atomic: set to 1 when something is sent on any connection of the owner, who shares the word
     uint32_t* starved       # atomic: set to 1 when the system lacks memory for a call on any connection of the owner, likewise
     uint64_t out_starved    # monotonic ns: since when the system lacks memory to send; 0: it has some; under the lock
     uint64_t in_starved     # monotonic ns: since when it lacks memory to receive; 0: it has some; the network thread alone
@@ -79,7 +79,7 @@ cdef struct Receiver:
 cdef inline int link_state(const Link* link) noexcept nogil:
     return <int>load32_acquire(<const uint32_t*>&link.state)
 
-cdef void link_open(Link* link, int fd, int peer, uint32_t* spoken, uint32_t* starved) noexcept nogil
+cdef void link_open(Link* link, int fd, int peer, uint32_t* sent_any, uint32_t* starved) noexcept nogil
 cdef void link_break(Link* link) noexcept nogil
 cdef void link_close(Link* link) noexcept nogil
 cdef void link_queue(Link* link, const engine_frame* head, const char* data) noexcept nogil

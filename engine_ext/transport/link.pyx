@@ -42,10 +42,10 @@ cdef inline bint is_open(const Link* link) noexcept nogil:
     return link_state(link) == OPEN
 
 
-cdef void link_open(Link* link, int fd, int peer, uint32_t* spoken, uint32_t* starved) noexcept nogil:
+cdef void link_open(Link* link, int fd, int peer, uint32_t* sent_any, uint32_t* starved) noexcept nogil:
     """Initialize a link over a connected socket, which it owns from now on."""
     memset(link, 0, sizeof(Link))
-    link.fd, link.peer, link.state, link.spoken, link.starved = fd, peer, OPEN, spoken, starved
+    link.fd, link.peer, link.state, link.sent_any, link.starved = fd, peer, OPEN, sent_any, starved
     pthread_mutex_init(&link.lock, NULL)
 
 
@@ -78,7 +78,7 @@ cdef bint may_recover(Link* link, uint64_t* since) noexcept nogil:
     if since[0] == 0:
         since[0] = now
     store32_release(link.starved, 1)
-    store32_release(link.spoken, 1)         # after `starved`: network_rest reads them in reverse order
+    store32_release(link.sent_any, 1)         # after `starved`: network_rest reads them in reverse order
     return not overdue_ns(now, since[0], STARVED_NS)
 
 
@@ -224,7 +224,7 @@ cdef bint link_flush(Link* link) noexcept nogil:
         if sent <= 0:
             break
         link.out_starved = 0
-        store32_release(link.spoken, 1)
+        store32_release(link.sent_any, 1)
         store_relaxed(&link.out_bytes, link.out_bytes + <uint64_t>sent)
         pass_over(link, <uint64_t>sent)
     waited &= link.head == link.tail

@@ -232,7 +232,7 @@ MUTANTS: dict[str, tuple[Path, str, str]] = {
     "clocks_are_not_compared": (SAMPLING, "before + (after - before) / 2;", "before + 5000000000;"),
     "slab_overrun_of_who_has_joined": (MOVING, "item->lacking ? l->slab_bytes : LARGEST", "LARGEST"),
     "windows_overlap": (LAUNCHING, "l->slab + (uint64_t)r * stride};", "l->slab + (uint64_t)r * (stride - VECTOR)};"),
-    "room_not_awaited": (LANE, "if (!load32_acquire(&item->roomless)) break;", "break;"),
+    "room_not_awaited": (LANE, "if (!load32_acquire(&item->unallocated)) break;", "break;"),
     "room_awaited_for_ever": (LANE, "    STEP(lane_cancelled(l, what));\n", ""),
     "failure_while_room_is_awaited": (LANE, "    look_around(l);\n    STEP(l->failure.call != NULL);\n", ""),
     "room_not_rung": (STREAMS, "  door_ring(&lane_of(d)->door, 1);\n", "  (void)d;\n"),
@@ -255,7 +255,11 @@ MUTANTS: dict[str, tuple[Path, str, str]] = {
     ),
     "turns_do_not_wait": (TURNS, "    if (c->first == NULL && !gives_up(l)) return NULL;\n", ""),
     "looks_forget_the_set": (LANE, "  l->at = at;\n", "  l->at = &l->world;\n"),
-    "sets_are_not_parted": (OPENING, "  end_communicator(l, c);\n  lane_strike(l, c);\n", "  lane_strike(l, c);\n"),
+    "sets_are_not_parted": (
+        OPENING,
+        "  end_communicator(l, c);\n  lane_remove_communicator(l, c);\n",
+        "  lane_remove_communicator(l, c);\n",
+    ),
     "sets_are_ended_one_by_one": (OPENING, "several = c != NULL && c->next != NULL;", "several = 0;"),
     "forked_child_closes": (PLANE, "if self._open and os.getpid() == self._pid:", "if self._open:"),
 }
