@@ -17,10 +17,13 @@ import yaml
 
 from ..elastic.elastic_jobs import Elastic, worlds
 from ..elastic.elastic_jobs import job as job
+from ..hosts import stand_in_srun
 from ..launch.conftest import launcher as launcher
+from ..netns import Hosts, need_hosts
 from ..waiting import until
+from .sums import PROGRAM, expect_sums
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "deploy"
 KUBECTL = """
 import json, os, sys
 words = sys.argv[1:]
@@ -49,6 +52,11 @@ assert words == sys.argv[1:1 + len(words)] and "--overlap" in words
 os.environ |= {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "1", "SLURM_STEP_ID": "1"}
 os.execvp(command[0], command)
 """
+ENTER = """
+import os, sys
+words = open(f"{os.environ['NODES']}/{sys.argv[1]}").read().split()
+os.execvp(words[0], [*words, *sys.argv[2:]])
+"""
 
 
 def stand_in(place: Path, name: str, text: str) -> None:
@@ -61,7 +69,7 @@ def stand_in(place: Path, name: str, text: str) -> None:
 
 def manifest() -> dict[tuple[str, str], dict[str, Any]]:
     """Return the objects of the manifest, by kind and name."""
-    documents = yaml.safe_load_all((EXAMPLES / "kubernetes" / "train.yaml").read_text())
+    documents = yaml.safe_load_all((EXAMPLES / "kubernetes" / "elastic.yaml").read_text())
     return {(each["kind"], each["metadata"]["name"]): each for each in documents}
 
 
@@ -182,7 +190,7 @@ def test_the_batch_script_leaves_out_a_drained_node_and_is_requeued(job: Elastic
     program = job.program(
         "def body(t):\n    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n    while True: t.step()\n"
     )
-    process = job.start_command(["bash", str(EXAMPLES / "slurm" / "train.sbatch"), str(program)])
+    process = job.start_command(["bash", str(EXAMPLES / "slurm" / "elastic.sbatch"), str(program)])
     job.world(1, 2)
     (tmp_path / "draft").write_text(state.format("a", "ALLOCATED") + state.format("b", "ALLOCATED+DRAIN"))
     (tmp_path / "draft").rename(tmp_path / "nodes")
@@ -194,6 +202,26 @@ def test_the_batch_script_leaves_out_a_drained_node_and_is_requeued(job: Elastic
     assert (tmp_path / "requeued").read_text() == "77"
 
 
+def test_the_batch_script_starts_ranks_on_all_nodes(tmp_path: Path) -> None:
+    """A stand-in for srun starts the tasks, on namespaces as nodes."""
+    need_hosts()
+    stand_in(tmp_path / "bin", "srun", f"import runpy; runpy.run_path({stand_in_srun.__file__!r}, run_name='__main__')")
+    stand_in(tmp_path / "bin", "enter", ENTER)
+    (tmp_path / "train.py").write_text(PROGRAM)
+    with Hosts(2) as hosts:
+        for host in range(2):
+            (tmp_path / f"node{host}").write_text(" ".join([*hosts.entering(host), "env", f"--chdir={tmp_path}"]))
+        path = os.pathsep.join([str(tmp_path / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]])
+        environment = os.environ | {"PATH": path, "STAND_IN_ENTER": "enter {host}", "NODES": str(tmp_path)}
+        allocation = {"JOB_NODELIST": "node0,node1", "NTASKS_PER_NODE": "2", "CPUS_PER_TASK": "3"}
+        environment |= {f"SLURM_{name}": value for name, value in allocation.items()}
+        environment.pop("OMP_NUM_THREADS", None)
+        script = ["bash", str(EXAMPLES / "slurm" / "train.sbatch"), "train.py"]
+        done = subprocess.run(script, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    expect_sums(done.stdout, 2, 2, threads=3)
+
+
 @pytest.mark.parametrize(
     ("state", "there"),
     [("IDLE", True), ("MIXED+CLOUD", True), ("DOWN*", False), ("IDLE*", False), ("ALLOCATED+MAINTENANCE", False)],
@@ -201,7 +229,7 @@ def test_the_batch_script_leaves_out_a_drained_node_and_is_requeued(job: Elastic
 def test_only_nodes_that_do_their_work_are_hosts(tmp_path: Path, state: str, there: bool) -> None:
     stand_in(tmp_path / "bin", "scontrol", SCONTROL)
     (tmp_path / "nodes").write_text(f"NodeName=n1 State={state} Weight=1\n")
-    text = (EXAMPLES / "slurm" / "train.sbatch").read_text()
+    text = (EXAMPLES / "slurm" / "elastic.sbatch").read_text()
     function = text[text.index("hosts() {") : text.index("export -f hosts")]
     environment = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "NODES": str(tmp_path), "SLOTS": "4"}
     environment["SLURM_JOB_NODELIST"] = "n1"

@@ -2,6 +2,7 @@
 
     STAND_IN_ENTER='ip netns exec x-{host}' python stand_in_srun.py --nodelist=a,b --ntasks-per-node=2 COMMAND ...
 
+Nodes and tasks of an allocation are the defaults: `SLURM_JOB_NODELIST` (names with commas) and `SLURM_NTASKS_PER_NODE`.
 Nodes are numbered in the order of the list, and tasks node by node, as with `--distribution=block`.
 """
 
@@ -16,8 +17,9 @@ import sys
 def main() -> int:
     """Start the tasks of one step, and wait for them; return the largest exit code."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--nodelist", required=True)
-    parser.add_argument("--ntasks-per-node", type=int, default=1)
+    parser.add_argument("--nodelist", default=os.environ.get("SLURM_JOB_NODELIST", ""))
+    parser.add_argument("--ntasks-per-node", type=int, default=os.environ.get("SLURM_NTASKS_PER_NODE", "1"))
+    parser.add_argument("--kill-on-bad-exit", type=int, default=0, help="accepted; all tasks are waited for")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     given = parser.parse_args()
     nodes, each = given.nodelist.split(","), given.ntasks_per_node
