@@ -1,4 +1,4 @@
-"""The Dockerfile of the examples: its linter, and what no linter knows. tests/packaging builds the image."""
+"""The Dockerfile of the examples: its linter, and what no linter knows. No image is built here."""
 
 from __future__ import annotations
 
