@@ -15,7 +15,6 @@ import re
 import secrets
 import shutil
 import subprocess
-import time
 from pathlib import Path
 from types import TracebackType
 
@@ -144,11 +143,12 @@ class SlurmCluster:
 
     def wait_for(self, job: str, seconds: float = 90.0) -> dict[str, str]:
         """Wait until a job has ended, and return its fields."""
-        end = time.monotonic() + seconds
-        while (fields := self.describe_job(job))["JobState"] in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING"):
-            assert time.monotonic() < end, f"{fields}\n{self.read_output(job)}\n{self.read_logs()}"
-            time.sleep(0.2)
-        return fields
+        under_way = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING")
+        try:
+            until(lambda: self.describe_job(job)["JobState"] not in under_way, f"job {job} ends", seconds, 0.2)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.read_output(job)}\n{self.read_logs()}") from None
+        return self.describe_job(job)
 
     def read_logs(self) -> str:
         """Return the last lines of the daemons' logs."""

@@ -21,7 +21,6 @@ pytestmark = pytest.mark.slow
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "examples" / "deploy" / "slurm"
 ENDLESS = """
-import time
 import numpy as np
 import engine.elastic
 engine.init()
@@ -32,8 +31,8 @@ def train(state):
     while True:
         total = engine.allreduce(np.ones(1), op=engine.Sum)
         state.step += 1
-        print("ranks", int(total[0]), flush=True)
-        time.sleep(0.1)
+        if state.step % 500 == 1:
+            print("ranks", int(total[0]), flush=True)
         state.commit()
 
 train(state)
