@@ -75,7 +75,7 @@ def test_below_the_minimum_survivors_wait_for_the_newcomer(job):
 def test_below_the_minimum_for_too_long_is_the_end_with_the_first_cause(job):
     """The survivor is told and may save; the exit code is that of the first failure."""
     process = job.start(
-        *("-np", 2, "--min-np", 2, "--elastic-timeout", 3, "--blacklist-cooldown-range", 60, 60),
+        *("-np", 2, "--min-np", 2, "--elastic-timeout", 10, "--blacklist-cooldown-range", 60, 60),
         body="if there('broken') and os.environ['ENGINE_SLOT'] == '1': sys.exit(7)\n" + UNTIL_STOP,
         after="touch(f'saved.{t.worker}')",
     )
@@ -88,7 +88,7 @@ def test_below_the_minimum_for_too_long_is_the_end_with_the_first_cause(job):
     assert done.failure[0].startswith(
         "enginerun: first failure: worker 1 in slot 1 of localhost: was killed by SIGKILL"
     )
-    assert "The job ends: for 3 s there were too few workers" in done.err
+    assert "The job ends: for 10 s there were too few workers" in done.err
 
 
 def test_a_script_tells_of_more_slots_and_of_fewer(job):
