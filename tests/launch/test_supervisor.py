@@ -5,6 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from engine.host import processes
+
+from ..waiting import until
+
 GROUPS = """
 import os, signal, sys
 from pathlib import Path
@@ -99,3 +103,23 @@ def test_a_rank_that_has_ended_and_that_a_debugger_holds_is_not_waited_for():
     assert ends == "[(3, 7)]"
     held = f"rank 3 (pid {pid}) has ended (exit code 7), and a debugger holds it ("
     assert [line for line in said if line.startswith(held) and line.endswith(f", pid {tracer}): it is not waited for")]
+
+
+def test_a_process_whose_first_thread_has_ended_still_runs() -> None:
+    """The kernel shows such a process as a zombie, while its other threads work on."""
+    program = (
+        "import ctypes, sys, threading\n"
+        "threading.Thread(target=sys.stdin.read).start()\n"
+        "ctypes.CDLL(None).pthread_exit(None)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE) as process:
+
+        def look() -> processes.Process:
+            found = processes.read_process(process.pid)
+            assert found is not None
+            return found
+
+        until(lambda: look().state == "Z", "the first thread has ended")
+        assert processes.is_running(look())
+        process.kill()
+        until(lambda: not processes.is_running(look()), "all threads have ended")
