@@ -16,12 +16,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..host import private_files
+from ..host import linux, private_files
 from ..host.patience import Patience
 from ..host.sockets import retry_short, send_all
 from ..host.strangers import accept
 from ..launch.hosts.channel import Channel, ChannelError
 from ..net.event_loop import Coroutine, Wait
+from ..text.logs import logger
 from .task_channel import BEGIN, TaskServer
 from .task_relay import RELAY
 
@@ -130,8 +131,13 @@ class TaskRegistry(TaskServer):
                 task.name = f"task{task.number}.{self._turns[task.number]}@{task.address}"
                 self._hosts[task.number] = task
         lines = "".join(f"[{task.name}]:1\n" for task in self._hosts.values())
-        with contextlib.suppress(OSError):  # the disk is full: the next change writes all hosts again
+        try:
             private_files.replace(self._directory / HOSTS, lines.encode())
+        except OSError as error:  # such as a full disk; the next change writes all hosts again
+            logger.warning(
+                "the list of this job's tasks cannot be written, and stays as it was until tasks come or go: %s",
+                linux.explain_briefly(error, f" ({self._directory / HOSTS})"),
+            )
 
     # ---- carriers, in the thread
 

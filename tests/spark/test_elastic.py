@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import signal
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from engine.host import private_files
 from engine.launch import JobError, LaunchError
 from engine.spark import run_elastic, slots
 from engine.spark.task_channel import BEGIN, reach_driver
@@ -145,6 +147,30 @@ def test_who_comes_and_is_gone_at_once_disturbs_nobody(tmp_path, monkeypatch):
                 stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         until(lambda: (tried := reach_driver([address], "secret", 0)) and not tried.close(), "a task is let in")
     assert problems == []
+
+
+def test_hosts_that_cannot_be_written_are_written_with_the_next_change(tmp_path, monkeypatch, caplog):
+    """A full disk costs no task its place, and is said."""
+
+    def write_nothing(path: Path, content: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def offers(number: int) -> Any:
+        channel = reach_driver([("127.0.0.1", offered.port)], "secret", number)
+        assert channel is not None
+        channel.send("host", attempt=0, pid=os.getpid())
+        return channel
+
+    with TaskRegistry(2, "secret", "127.0.0.1", tmp_path) as offered:
+        with monkeypatch.context() as full:
+            full.setattr(private_files, "replace", write_nothing)
+            first = offers(0)
+            until(lambda: "No space left on device" in caplog.text, "a warning")
+        assert (tmp_path / HOSTS).read_text() == "" and offered.came == 1
+        second = offers(1)
+        until(lambda: len((tmp_path / HOSTS).read_text().split()) == 2, "both tasks are hosts")
+        first.close()
+        second.close()
 
 
 def test_one_attempt_of_a_task_is_a_host_at_a_time_and_another_is_a_host_of_another_name(tmp_path):
