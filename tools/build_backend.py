@@ -1,4 +1,4 @@
-"""Build backend: meson-python, with a lock around the rebuild of an editable install.
+"""Build backend: meson-python, with a warm Cython, and a lock around the rebuild of an editable install.
 
 An editable install runs ninja at the first import, so that stale code never runs. The ranks of a job import at the same
 moment, and two ninjas in one build directory corrupt each other's work. meson-python does not lock, but remembers the
@@ -11,13 +11,15 @@ import os
 import shlex
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import mesonpy
+from cython_client import make_command
+from cython_server import serve_cython
 from mesonpy import (
     build_sdist,
-    build_wheel,
     get_requires_for_build_editable,
     get_requires_for_build_sdist,
     get_requires_for_build_wheel,
@@ -62,10 +64,22 @@ def _locked_ninja() -> Path:
     return script
 
 
+def build_wheel(
+    wheel_directory: str, config_settings: dict[str, Any] | None = None, metadata_directory: str | None = None
+) -> str:
+    """Build a wheel (PEP 517 hook)."""
+    return _build_warm(mesonpy.build_wheel, wheel_directory, config_settings, metadata_directory)
+
+
 def build_editable(
     wheel_directory: str, config_settings: dict[str, Any] | None = None, metadata_directory: str | None = None
 ) -> str:
     """Build an editable wheel (PEP 660 hook)."""
     os.environ["NINJA"] = str(_locked_ninja())
-    name: str = mesonpy.build_editable(wheel_directory, config_settings, metadata_directory)
-    return name
+    return _build_warm(mesonpy.build_editable, wheel_directory, config_settings, metadata_directory)
+
+
+def _build_warm(build: Callable[..., str], *arguments: Any) -> str:
+    os.environ.setdefault("CYTHON", shlex.join(make_command()))
+    with serve_cython():
+        return build(*arguments)
