@@ -242,6 +242,6 @@ $(VENV)/.wheel-tools: constraints.txt $(VENV)/.build-tools
 	@touch $@
 
 $(VENV)/.installed-%: pyproject.toml constraints.txt tools/build_backend.py $(VENV)/.build-tools
-	@echo 'Building the engine and installing what "$*" needs'
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) install --no-compile --no-build-isolation -c constraints.txt -e '.[$*]'
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tools/install.py 'Building the engine and installing what "$*" needs' \
+	    --no-compile --no-build-isolation -c constraints.txt -e '.[$*]'
 	@touch $@ $(if $(filter dev,$*),$(VENV)/.installed-examples)

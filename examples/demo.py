@@ -206,7 +206,7 @@ def main() -> None:
     """Train, compare, say what comes next."""
     began = time.monotonic()
     quick = sys.argv[1:] == ["--quick"]  # For the tests: enough to see that it works.
-    models = [Model("digits", 60 if quick else 150, 100), Model("gpt", 24 if quick else 40, 16)]
+    models = [Model("digits", 60 if quick else 120, 100), Model("gpt", 24 if quick else 28, 16)]
     OUTPUT.mkdir(exist_ok=True)
     cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
     say(
@@ -214,7 +214,7 @@ def main() -> None:
         "the same start, the same data, gradients averaged by engine.DistributedOptimizer.",
         *(["There is one CPU for both ranks: expect no gain in speed."] if cores < 2 else []),
     )
-    say("It takes about two minutes on two idle cores.")
+    say("It takes about 70 seconds on two idle cores.")
     busy = f"load average {load:.1f} on {many(cores, 'CPU')}"
     doubt = [f"Other programs are at work ({busy}): mistrust the speeds, not the losses."] if load > cores / 2 else []
     say(*doubt)
