@@ -35,13 +35,13 @@ class _Translation(socketserver.StreamRequestHandler):
         self.wfile.write(json.dumps(answer).encode() + b"\n")
 
 
-class _Server(socketserver.ForkingMixIn, socketserver.UnixStreamServer):
+class _TranslationServer(socketserver.ForkingMixIn, socketserver.UnixStreamServer):
     """Server of translations. If one of them dies, its client starts Cython by itself."""
 
     request_queue_size = 64
 
 
-def _serve_forever(server: _Server, folder: Path) -> None:
+def _serve_forever(server: _TranslationServer, folder: Path) -> None:
     from Cython.Compiler.Main import compile as translate
 
     sources = folder / "empty.pyx"
@@ -56,7 +56,7 @@ def serve_cython() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         try:
-            server = stack.enter_context(_Server(os.path.join(folder, "socket"), _Translation))
+            server = stack.enter_context(_TranslationServer(os.path.join(folder, "socket"), _Translation))
         except OSError:  # a path may be too long for a socket: each client is Cython itself then
             yield
             return

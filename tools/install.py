@@ -44,7 +44,7 @@ def read_step(line: str) -> str:
     return ""
 
 
-class Progress:
+class InstallationProgress:
     """Latest step of an installation, and the line that shows it."""
 
     def __init__(self, title: str) -> None:
@@ -80,7 +80,7 @@ def install_packages(title: str, arguments: list[str], log: Path = LOG) -> int:
     """Install with pip; return its exit code."""
     log.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-v", "install", "--progress-bar", "off"]
-    progress = Progress(title)
+    progress = InstallationProgress(title)
     with open(log, "w", encoding="utf-8", buffering=1) as file:
         process = subprocess.Popen(
             [*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"

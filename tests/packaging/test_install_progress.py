@@ -1,4 +1,4 @@
-"""What is seen while `make` installs: how far it is, and the end of pip's output if it fails."""
+"""An installation by `make` shows how far it is, and the end of pip's output if it fails."""
 
 from __future__ import annotations
 
