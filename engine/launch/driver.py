@@ -141,18 +141,16 @@ class JobPolicy(ABC):
 
 
 class Driver:
-    """Driver of a job's ranks. After any exception call `abandon_job`, which leaves no process behind."""
+    """Driver of a job's ranks. It is a context manager, whose end leaves no process behind."""
 
     def __init__(self, setup: JobSetup, make_policy: Callable[[Driver], JobPolicy]) -> None:
         options = setup.options
         self.setup = setup
         self.output = RankOutput(setup.job.directory, setup.consoles, timestamps=options.timestamps)
-        # `started`: ranks may have been started; before, agents keep their lines for the report on a failed start
-        # `ending`: a failure is ending the job, so that the user's first signal kills its ranks
-        self.started = self.ending = False
+        self._started = self._ending = False
+        self._refusal = ""
         self.signum: int | None = None  # signal by which the user has ended the job
         self.hurried = False  # whether a second signal came
-        self.refusal = ""  # why the job cannot go on; `run` raises a `LaunchError` with it
         self.finishing = False
         self._told = ""  # line that agents need not repeat
         self._waited: dict[RemoteHost, Patience] = {}  # agents that have yet to say that they are done
@@ -171,6 +169,12 @@ class Driver:
             "say": self._relay_line,
             **self.policy.handlers,
         }
+
+    def __enter__(self) -> Driver:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end_all()
 
     def start(self) -> None:
         """Start the agents of a fixed job, and its ranks when all agents are ready.
@@ -194,10 +198,10 @@ class Driver:
                 break
             self.loop.step(seconds)
         self._finish()
-        self.abandon_job()
+        self._end_all()
         return self.policy.make_outcome()
 
-    def abandon_job(self) -> None:
+    def _end_all(self) -> None:
         """End all agents and ranks; none is left when this returns. A second call does nothing."""
         self.policy.close()
         self.loop.close()
@@ -231,6 +235,39 @@ class Driver:
             files = self.setup.job.directory / f"rank.{number}"
             self.setup.say(f"{who}: pid {pid}{where}, {bound}, files in {files}")
 
+    # ---- what the job has come to: policies report it
+
+    @property
+    def started(self) -> bool:
+        """Whether ranks may have been started; before, agents keep their lines for the report on a failed start."""
+        return self._started
+
+    @property
+    def ending(self) -> bool:
+        """Whether a failure is ending the job, so that the user's first signal kills its ranks."""
+        return self._ending
+
+    @property
+    def refused(self) -> bool:
+        """Whether the job cannot go on."""
+        return bool(self._refusal)
+
+    def start_output(self) -> None:
+        """Start the threads that write the ranks' output, since ranks are started from now on."""
+        self.output.start()
+        self._started = True
+
+    def begin_ending(self) -> bool:
+        """Note that a failure ends the job; return False if that, or the user, is ending it already."""
+        if self._ending or self.signum is not None:
+            return False
+        self._ending = True
+        return True
+
+    def refuse_job(self, why: str) -> None:
+        """Let `run` raise a `LaunchError`: the job cannot go on. The first reason counts."""
+        self._refusal = self._refusal or why
+
     # ---- the agents: this implements `AgentListener`
 
     def handle_message(self, agent: RemoteHost, message: Message) -> None:
@@ -252,7 +289,7 @@ class Driver:
 
     def agent_printed(self, agent: RemoteHost, lines: list[str]) -> None:
         """Show an agent's lines on stderr; before it can start ranks, the host keeps them for the report."""
-        if self.started and agent.ready and not agent.trouble:
+        if self._started and agent.ready and not agent.trouble:
             for line in lines:
                 self.setup.say(f"{agent.name}: {line}")
 
@@ -289,15 +326,15 @@ class Driver:
     def pass_on(self, signum: int) -> None:
         """Pass a signal on to all ranks; agents that are not ready have none."""
         for agent in self.policy.agents:
-            if self.started and agent.ready:
+            if self._started and agent.ready:
                 self.loop.send(agent, "signal", number=signum)
 
     def end_by(self, signum: int) -> None:
         """Pass a signal to end the job on to the ranks; a second one kills them."""
-        again = self.hurried = self.ending or self.signum is not None
+        again = self.hurried = self._ending or self.signum is not None
         if not again:
             self.signum = signum
-            if self.started:
+            if self._started:
                 self._told = ending_line(signum, self.setup.options.grace)
                 self.setup.say(self._told)
         self.pass_on(signum)
@@ -306,8 +343,8 @@ class Driver:
     # ---- the end
 
     def _check_refusal(self) -> None:
-        if self.refusal:
-            raise LaunchError(self.refusal)
+        if self._refusal:
+            raise LaunchError(self._refusal)
 
     def _finish(self) -> None:
         """Let agents send the remaining output and files; those that stay silent are lost."""

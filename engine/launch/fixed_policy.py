@@ -137,8 +137,7 @@ class FixedPolicy(JobPolicy):
         hub = f"[{address}]:{ready['hub']}" if ":" in address else f"{address}:{ready['hub']}"
         for rank in range(setup.job.size):
             driver.output.open(rank)
-        driver.output.start()  # all agents are started, so threads may begin
-        driver.started = True
+        driver.start_output()  # all agents are started, so threads may begin
         for host in self._hosts:
             if not setup.options.quiet:
                 setup.say(f"{host.name}: {self._ready[host.number]['summary']}")
@@ -172,7 +171,7 @@ class FixedPolicy(JobPolicy):
         if not self._driver.started:
             host.trouble = text
             return
-        self._driver.refusal = self._driver.refusal or f"{host.name}: {text}"
+        self._driver.refuse_job(f"{host.name}: {text}")
 
     def _note_start(self, host: RemoteHost, message: Message) -> None:
         rank = self._driver.check_number(host, message, "rank")
@@ -205,8 +204,7 @@ class FixedPolicy(JobPolicy):
 
     def _end_ranks(self, why: str) -> None:
         """End the ranks on all hosts after a failure on one; does nothing if the ending has begun."""
-        if not self._driver.ending and self._driver.signum is None:
-            self._driver.ending = True
+        if self._driver.begin_ending():
             self._patience = Patience(2 * self._setup.options.grace + MARGIN)
             self._driver.loop.tell("end", why=why)
 

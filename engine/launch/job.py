@@ -234,19 +234,15 @@ class JobRun:
             driver = Driver(setup, lambda driver: make_policy(driver, guardian))
             self._output = driver.output
             try:
-                driver.start()
-                metrics.start(driver.loop)
-                outcome = driver.run()
+                with driver:
+                    driver.start()
+                    metrics.start(driver.loop)
+                    outcome = driver.run()
             except LaunchError:
-                driver.abandon_job()
                 self._keep = self._options.directory is not None
                 raise
             except Interrupted as error:
-                driver.abandon_job()
                 return Outcome([], error.signum, hurried=True)
-            except BaseException:
-                driver.abandon_job()
-                raise
             if outcome.failed and outcome.signum is None and not outcome.hurried:
                 metrics.wait_for_scrape(wakeup)
             metrics.stop()  # while signals cannot end this process, and the guardian would clean up

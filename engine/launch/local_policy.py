@@ -46,7 +46,7 @@ class LocalPolicy(JobPolicy):
 
     def start(self) -> None:
         """Start all ranks."""
-        setup, output = self._setup, self._driver.output
+        setup, driver = self._setup, self._driver
         if not setup.options.quiet:
             setup.say(self._allotment.summary)
         processes.call_prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
@@ -54,12 +54,12 @@ class LocalPolicy(JobPolicy):
             rank = spawn.start(rank_plan, setup.options.command, self._program, self._descriptors)
             self._supervisor.add(rank)
             self._ranks[rank.number] = rank
-            displays = output.open(rank.number)
+            displays = driver.output.open(rank.number)
             for display, pipe in ((displays["stdout"], rank.stdout), (displays["stderr"], rank.stderr)):
                 self._supervisor.listen(Stream(rank.number, pipe, display.write_output, display.flush))
             setup.note_start(rank.number)
-            self._driver.say_started(f"rank {rank.number}", rank.number, rank.pid, rank_plan.cpus)
-        output.start()  # all ranks are started, so threads may begin
+            driver.say_started(f"rank {rank.number}", rank.number, rank.pid, rank_plan.cpus)
+        driver.start_output()  # all ranks are started, so threads may begin
 
     def advance_job(self) -> float | None:
         """Go through the stages of the ending, if it has begun; return None once all ranks have ended."""

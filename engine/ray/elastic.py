@@ -314,14 +314,14 @@ class _Run:
             watch = Watch(options.elastic, (), lambda job: None)
             driver = Driver(setup, lambda driver: ElasticPolicy(driver, limits, watch, self))
             try:
-                driver.start()
-                result = driver.run()
-                assert isinstance(result, Result)
-                return self._collect_results(result, driver.policy.members, keep)
+                with driver:
+                    driver.start()
+                    result = driver.run()
+                    assert isinstance(result, Result)
+                    return self._collect_results(result, driver.policy.members, keep)
             except _CallbackError as failed:
                 raise failed.error from None
             finally:
-                driver.abandon_job()
                 self._out.close()
                 self._err.close()
 

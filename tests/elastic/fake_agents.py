@@ -61,11 +61,8 @@ def drive(home: Path, says: Mapping[str, Iterable[bytes]], *words: str, until: s
         wakeup.setblocking(False)
         console, watch = Console(shown.fileno()), Watch(chosen.elastic, (), lambda job: None)
         setup = JobSetup(chosen, job, (console, console), (), {}, wakeup, 10.0, say)
-        driver = Driver(setup, lambda driver: ElasticPolicy(driver, limits, watch))
-        try:
+        with Driver(setup, lambda driver: ElasticPolicy(driver, limits, watch)) as driver:
             driver.start()
             result = driver.run()
             assert isinstance(result, Result)
             return result, said
-        finally:
-            driver.abandon_job()

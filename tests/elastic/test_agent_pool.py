@@ -102,13 +102,14 @@ class Pools:
         wakeup.setblocking(False)
         setup = JobSetup(options, job, (), pages, {}, wakeup, seconds, self.told.append)
         driver = Driver(setup, lambda driver: PoolPolicy(driver, Names(here), self))
-        driver.started = True
+        driver.start_output()
         self._made.append((driver, wakeup, user))
         return driver
 
     def close(self) -> None:
         for driver, *sockets in self._made:
-            driver.abandon_job()
+            with driver:
+                pass
             for each in sockets:
                 each.close()
 

@@ -96,8 +96,7 @@ class ElasticPolicy(JobPolicy):
 
     def start(self) -> None:
         """Start the writers' threads; workers are started by other processes."""
-        self._driver.output.start()
-        self._driver.started = True
+        self._driver.start_output()
 
     def advance_job(self) -> float | None:
         """Feed what is due to the machine; return None once the job is over and no worker runs."""
@@ -115,7 +114,7 @@ class ElasticPolicy(JobPolicy):
         elif self._is_hopeless(now):
             self._feed_event(events.Stop("all hosts are blacklisted for good, and no others will come"))
         numbers = {number: worker.number for number, worker in self._workers.items()}
-        if not self._driver.refusal and (slow := self._watch.find_slow_worker(machine, numbers, now)) is not None:
+        if not self._driver.refused and (slow := self._watch.find_slow_worker(machine, numbers, now)) is not None:
             self._feed_event(slow)
         if self._machine.finished:
             return None
@@ -355,7 +354,7 @@ class ElasticPolicy(JobPolicy):
         self._say(f"{host} was lost: {why}")
         self._forget_host(host)
         if self._machine.world == 0 and len(self._pool) == 0:
-            self._driver.refusal = self._driver.refusal or f"{host}: {why}"
+            self._driver.refuse_job(f"{host}: {why}")
         self._feed_event(events.AgentLost(host, why, within))
 
     def workers_cleared(self, workers: list[int]) -> None:
@@ -366,7 +365,7 @@ class ElasticPolicy(JobPolicy):
     def host_refused(self, host: str, text: str) -> None:
         """End the job if no world has begun; else the host is lost."""
         if self._machine.world == 0:
-            self._driver.refusal = self._driver.refusal or f"{host}: {text}"
+            self._driver.refuse_job(f"{host}: {text}")
         else:
             self.host_lost(host, text, MARGIN)
 
