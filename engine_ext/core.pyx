@@ -119,6 +119,12 @@ cdef class Engine:
         self.state = <State*>calloc(1, sizeof(State))
         if self.state == NULL:
             raise MemoryError("no memory for the engine")
+        self.state.alive = <uint64_t*>mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
+        if <void*>self.state.alive == MAP_FAILED:
+            self.state.alive = NULL
+            raise MemoryError("no memory for the engine")
+        madvise(self.state.alive, PAGE, MADV_WIPEONFORK)
+        self.state.alive[0] = 1
         self.state.world = self.state
         self.state.events_fd = self.state.arena.fd = self.control = -1
         self.shared, self.group_names = [], []
@@ -139,13 +145,14 @@ cdef class Engine:
             "carrier": carrier, "channel": 0, "device_sums": device_sums,
         }
         try:
+            self.size = <int>len(peers)         # before anything is refused: these are closed with the engine
+            e.peers = <int*>calloc(max(self.size, 1), sizeof(int))
+            for r in range(self.size if e.peers != NULL else 0):
+                e.peers[r] = peers[r]
             if size > MAX_RANKS:
                 raise EngineError(f"a world has at most {MAX_RANKS} ranks, not {size}")
-            if len(peers) != size:
-                raise ValueError(f"{size} ranks have {size} pidfds, not {len(peers)}")
-            e.peers = <int*>calloc(size, sizeof(int))
-            for r in range(size if e.peers != NULL else 0):
-                e.peers[r] = peers[r]
+            if self.size != size:
+                raise ValueError(f"{size} ranks have {size} pidfds, not {self.size}")
             e.events_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
             if e.peers == NULL or e.events_fd < 0:
                 raise MemoryError("no memory for the engine")
@@ -164,12 +171,6 @@ cdef class Engine:
         cdef Transport* transport
         cdef object failure = None
         self.rank, self.size, self.numbers, self.number, self.offset = rank, size, numbers, numbers[rank], offset
-        e.alive = <uint64_t*>mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
-        if <void*>e.alive == MAP_FAILED:
-            e.alive = NULL
-            raise MemoryError("no memory for the engine")
-        madvise(e.alive, PAGE, MADV_WIPEONFORK)
-        e.alive[0] = 1
         if world is None and self.settings["counters"] >= 0:
             self.page = map_page(self.settings["counters"])
         memset(&knobs, 0, sizeof(engine_knobs))

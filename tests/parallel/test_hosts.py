@@ -761,6 +761,18 @@ def test_an_engine_that_cannot_be_started_closes_the_connections_it_was_given() 
     assert descriptors() == before
 
 
+@pytest.mark.parametrize(("size", "error"), [(1025, engine.errors.EngineError), (3, ValueError), (1, ValueError)])
+def test_an_engine_that_is_refused_closes_the_files_it_was_given(size: int, error: type[Exception]) -> None:
+    """There are too many ranks, or their number is not that of their processes."""
+    gc.collect()
+    before = descriptors()
+    peers = [os.pidfd_open(os.getpid()), os.pidfd_open(os.getpid())]
+    with pytest.raises(error):
+        core.Engine(0, size, setup.create_segment(2, 1), setup.create_arena(), peers, **{**SETTINGS, "knobs": KNOBS})
+    gc.collect()
+    assert descriptors() == before
+
+
 @pytest.mark.parametrize("late", range(4))
 def test_nobody_is_blamed_who_is_only_out_of_sight(late: int) -> None:
     """Rank 0's host knows of all ranks, another one of its own; so a report there names no other."""
