@@ -239,17 +239,17 @@ class Driver:
 
     @property
     def started(self) -> bool:
-        """Whether ranks may have been started; before, agents keep their lines for the report on a failed start."""
+        """Return whether ranks may have been started; before, agents keep their lines for the report on the start."""
         return self._started
 
     @property
     def ending(self) -> bool:
-        """Whether a failure is ending the job, so that the user's first signal kills its ranks."""
+        """Return whether a failure is ending the job, so that the user's first signal kills its ranks."""
         return self._ending
 
     @property
     def refused(self) -> bool:
-        """Whether the job cannot go on."""
+        """Return whether the job cannot go on."""
         return bool(self._refusal)
 
     def start_output(self) -> None:
