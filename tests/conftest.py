@@ -5,7 +5,7 @@ import gc
 import os
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from .workers import PartScheduling
 __all__ = ["parts", "rank", "ranks", "size"]
 
 QUICK = ("checks", "unit")
+QUICK_SETS = 1  # of a test's parameters, in `make quick`
 SLOW_FIXTURES = {"wheel"}  # a test with this fixture waits for a whole build
 PLACE = re.compile(
     r"(ENGINE|OMPI|PMIX?|SLURM|MASTER|LOCAL|CROSS|TORCHELASTIC)_|(HOROVOD_)?((LOCAL_|CROSS_)?RANK|(WORLD_)?SIZE)$"
@@ -53,30 +54,45 @@ def is_slow(item: pytest.Item) -> bool:
     return bool(item.get_closest_marker("slow") or SLOW_FIXTURES.intersection(getattr(item, "fixturenames", ())))
 
 
-def mark_outside_samples(items: list[pytest.Item]) -> None:
-    """Mark as slow what is outside the sample of a test's parameters, which is spread evenly, up to the last set."""
+def group_by_test(items: Iterable[pytest.Item]) -> Iterator[list[pytest.Item]]:
+    """Yield the sets of parameters of each test."""
     groups: dict[tuple[Path, str], list[pytest.Item]] = {}
     for item in items:
-        if item.get_closest_marker("sample") and not is_slow(item):
-            groups.setdefault((item.path, item.name.partition("[")[0]), []).append(item)
-    for group in groups.values():
+        groups.setdefault((item.path, item.name.partition("[")[0]), []).append(item)
+    yield from groups.values()
+
+
+def choose_sample(group: list[pytest.Item], count: int) -> list[pytest.Item]:
+    """Return as many sets of parameters of a test, spread evenly, up to the last one."""
+    if len(group) <= count:
+        return group
+    return [group[len(group) * (number + 1) // count - 1] for number in range(count)]
+
+
+def mark_outside_samples(items: list[pytest.Item]) -> None:
+    """Mark as slow what is outside the sample of a test's parameters."""
+    for group in group_by_test(item for item in items if item.get_closest_marker("sample") and not is_slow(item)):
         (count,) = group[0].get_closest_marker("sample").args  # type: ignore[union-attr]
-        chosen = {len(group) * (number + 1) // count - 1 for number in range(count)}
-        for at, item in enumerate(group):
-            if len(group) > count and at not in chosen:
+        chosen = set(map(id, choose_sample(group, count)))
+        for item in group:
+            if id(item) not in chosen:
                 item.add_marker("slow")
+
+
+def mark_quick(items: list[pytest.Item]) -> None:
+    """Mark the tests of `make quick`: a sample of those in one process, and of those on shared ranks; every check."""
+    for group in group_by_test(item for item in items if not is_slow(item)):
+        directory = group[0].path.parent.name
+        if directory in QUICK or group[0].get_closest_marker("on_ranks"):
+            for item in group if directory == "checks" else choose_sample(group, QUICK_SETS):
+                item.add_marker("quick")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the tests of `make quick`: those in one process, and those on shared ranks.
-
-    Leave out the slow tests, or with --slow all others, unless tests are named on the command line.
-    """
-    for item in items:
-        if item.path.parent.name in QUICK or item.get_closest_marker("on_ranks"):
-            item.add_marker("quick")
+    """Leave out the slow tests, or with --slow all others, unless tests are named on the command line."""
     mark_outside_samples(items)
+    mark_quick(items)
     if not any("::" in argument for argument in config.args):
         wanted = config.getoption("--slow")
         config.hook.pytest_deselected(items=[item for item in items if is_slow(item) != wanted])

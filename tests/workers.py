@@ -9,10 +9,22 @@ from pathlib import PurePosixPath
 
 from xdist.scheduler import LoadScopeScheduling
 
-# Directories whose tests share ranks or a fixture.
+# Directories whose tests share ranks, a fixture, or what they have parsed.
 WHOLE_DIRECTORIES = frozenset(
     f"tests/{name}"
-    for name in ("elastic", "frameworks", "gpu", "metrics", "mxnet", "packaging", "parallel", "ray", "spark", "strange")
+    for name in (
+        "checks",
+        "elastic",
+        "frameworks",
+        "gpu",
+        "metrics",
+        "mxnet",
+        "packaging",
+        "parallel",
+        "ray",
+        "spark",
+        "strange",
+    )
 )
 
 

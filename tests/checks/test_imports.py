@@ -8,6 +8,8 @@ from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
+from .syntax import parse_file
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "engine"
 FLOORS = 8  # a package stands one floor above the highest of those that it imports
@@ -42,7 +44,7 @@ def imports_of(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
 
 def targets_of(name: str, path: Path) -> Iterator[str]:
     """Yield the names of the modules of `engine` that a module imports."""
-    for statement in imports_of(ast.parse(path.read_text())):
+    for statement in imports_of(parse_file(path)):
         if isinstance(statement, ast.Import):
             found = [each.name for each in statement.names]
         else:

@@ -6,6 +6,8 @@ import ast
 import re
 from pathlib import Path
 
+from .syntax import parse_file, parse_rooms
+
 ROOT = Path(__file__).parents[2]
 ROOMS = ("engine", "autotune")
 # Other files that read whole files or parse JSON, by the origin of what they read.
@@ -67,7 +69,7 @@ def _takes_field(node: ast.AST) -> bool:
 def test_numbers_in_messages_files_and_variables_are_read_within_limits() -> None:
     """`whole`, `number`, a `Message` or a form reads them: `int` and `float` accept texts, `nan` and bools."""
     sources = {str(path.relative_to(ROOT)): path.read_text() for room in ROOMS for path in (ROOT / room).rglob("*.py")}
-    found = {name for name, text in sources.items() if any(map(_takes_field, ast.walk(ast.parse(text))))}
+    found = {name for name, tree in parse_rooms(*ROOMS).items() if any(map(_takes_field, ast.walk(tree)))}
     assert found == OWN_NUMBERS.keys()
     assert {name for name, text in sources.items() if UNBOUNDED.search(text)} == BOUNDED_LATER.keys()
 
@@ -87,7 +89,7 @@ def test_files_of_others_are_read_within_limits() -> None:
         str(path.relative_to(ROOT))
         for path in sources
         if path.name != "bounded_reader.py"
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(parse_file(path))
         if _reads(node) and "bounded_reader" not in ast.unparse(node)
     }
     assert found == OWN

@@ -6,12 +6,10 @@ import ast
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+from .syntax import parse_rooms
+
 ROOT = Path(__file__).parents[2]
-SOURCES = {
-    str(path.relative_to(ROOT)): ast.parse(path.read_text())
-    for room in ("engine", "autotune")
-    for path in sorted((ROOT / room).rglob("*.py"))
-}
+ROOMS = ("engine", "autotune")
 # Files that wait without a limit for a process that was killed or has ended: nothing there keeps a lease. In
 # `discovery` and `remote` the waiting thread does nothing else, and nobody waits for it.
 UNLIMITED = {
@@ -29,14 +27,14 @@ def calls(tree: ast.AST) -> list[ast.Call]:
 
 def files_with(is_odd: Callable[[ast.Call], bool]) -> set[str]:
     """Return the files that contain such a call."""
-    return {name for name, tree in SOURCES.items() if any(map(is_odd, calls(tree)))}
+    return {name for name, tree in parse_rooms(*ROOMS).items() if any(map(is_odd, calls(tree)))}
 
 
 def lines_with(is_odd: Callable[[ast.Call], bool], but: Collection[str] = ()) -> set[str]:
     """Return the lines that contain such a call, in all files `but` these."""
     return {
         f"{name}:{call.lineno}"
-        for name, tree in SOURCES.items()
+        for name, tree in parse_rooms(*ROOMS).items()
         if name not in but
         for call in calls(tree)
         if is_odd(call)
@@ -46,7 +44,7 @@ def lines_with(is_odd: Callable[[ast.Call], bool], but: Collection[str] = ()) ->
 def test_calls_that_some_builds_of_python_lack_go_through_host_linux() -> None:
     found = {
         f"{name}:{node.lineno}"
-        for name, tree in SOURCES.items()
+        for name, tree in parse_rooms(*ROOMS).items()
         if name != "engine/host/linux.py"
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute)
@@ -202,7 +200,7 @@ def test_exceptions_of_any_kind_are_formatted_in_one_place() -> None:
     """An exception whose `__str__` raises is reported all the same."""
     found = {
         f"{name}:{inner.lineno}"
-        for name, tree in SOURCES.items()
+        for name, tree in parse_rooms(*ROOMS).items()
         if name not in ("engine/errors/formatting.py", "engine/exit_report/writer.py")  # the second imports nothing
         for node in ast.walk(tree)
         if (names := exceptions_of(node))
@@ -285,7 +283,7 @@ def test_ports_are_bound_to_the_address_that_is_chosen() -> None:
     """`tests/hosts/test_listeners.py` shows for each port what strangers can do there."""
     listening: dict[str, list[str]] = {}
     binding = set()
-    for name, tree in SOURCES.items():
+    for name, tree in parse_rooms(*ROOMS).items():
         for call in calls(tree):
             text = ast.unparse(call.func)
             if text == "network.listen":

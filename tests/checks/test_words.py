@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from .syntax import parse_rooms
+
 ROOT = Path(__file__).parents[2]
 ROOMS = ("engine", "engine_ext", "autotune", "benchmarks", "grafana", "tools", "tests")
 # A docstring or a description that begins so is half a sentence.
@@ -67,19 +69,12 @@ MOST = {
 }
 
 
-def sources() -> Iterator[tuple[str, ast.Module]]:
-    """Yield path and syntax tree of each Python file of the project."""
-    for room in ROOMS:
-        for path in sorted((ROOT / room).rglob("*.py")):
-            yield str(path.relative_to(ROOT)), ast.parse(path.read_text())
-
-
 @pytest.fixture(scope="module")
 def found() -> dict[str, list[str]]:
     """Places of what is counted, by its name in `MOST`."""
     docstrings, fields, functions = [], [], []
     classes: dict[str, list[str]] = defaultdict(list)
-    for name, tree in sources():
+    for name, tree in parse_rooms(*ROOMS).items():
         module = name.removesuffix("/__init__.py").removesuffix(".py").rpartition("/")[2]
         owners = {each: node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for each in node.body}
         for node in ast.walk(tree):

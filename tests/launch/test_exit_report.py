@@ -236,11 +236,11 @@ engine.allreduce(numpy.ones(2), name="warm")
 """
 LAST = "engine.allreduce(numpy.ones(2), name='x')\n"
 JOBS: dict[str, tuple[str, str, int]] = {
+    "absent": ("if rank == 1: linger()\n" + ENGINE_JOB, "did not come to engine.init", 1),
+    "stalled": (ENGINE_JOB + "if rank == 1: linger()\n" + LAST, "stood still", 1),
     "died": (ENGINE_JOB + "if rank == 1: os.kill(os.getpid(), signal.SIGKILL)\n" + LAST, "killed by SIGKILL", 137),
     "raised": (ENGINE_JOB + "if rank == 1: raise ValueError\n" + LAST, "exit code 1", 1),
     "left": (ENGINE_JOB + "if rank == 1: sys.exit(0)\n" + LAST, "left while others needed it", 1),
-    "stalled": (ENGINE_JOB + "if rank == 1: linger()\n" + LAST, "stood still", 1),
-    "absent": ("if rank == 1: linger()\n" + ENGINE_JOB, "did not come to engine.init", 1),
 }
 
 
