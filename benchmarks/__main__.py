@@ -108,6 +108,11 @@ def _build_parser() -> argparse.ArgumentParser:
     add("--models", nargs="+", choices=measured.MeasuredSettings().models, help="of what is measured")
 
     add = add_command("start", "how a job on several hosts starts, by its parts; needs root")
+    add(
+        "--here",
+        action="store_true",
+        help="on this host instead: imports, and the first line of a script; needs no root",
+    )
     add("--hosts", type=int, help="namespaces of this machine (4)")
     add("--per-host", type=int, help="ranks on each (4)")
     add("--rounds", type=int, help="jobs")
@@ -310,6 +315,10 @@ def _run_c10d(options: argparse.Namespace, console: Console) -> None:
 
 
 def _run_start(options: argparse.Namespace, console: Console) -> None:
+    if options.here:
+        path = start.run_here(options.rounds or 15, console)
+        _print_results(console, start.build_tables_here(records.read("start-here") or {}), path, None)
+        return
     names = ("hosts", "per_host", "rounds")
     settings = start.StartSettings(
         **{name: getattr(options, name) for name in names if getattr(options, name) is not None}

@@ -1,4 +1,7 @@
-"""Start of a job on several hosts, by its phases: agents, ranks, imports of the script, and the rendezvous."""
+"""Start of a job on several hosts, by its phases: agents, ranks, imports of the script, and the rendezvous.
+
+And what a user waits for on one host: an import of the engine, and the first line of a script under `enginerun`.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +35,20 @@ import numpy, engine, engine.collectives.collectives, engine.session.runtime
 times.append(time.time()); engine.init(); engine.barrier(); times.append(time.time())
 import json; print(json.dumps(times), flush=True)
 """
+
+
+# What is started on one host, by the name of its figure; each shows the time of its first line.
+FIRST_LINE = "import time; print(time.time())"
+HERE = {
+    "python": ["-c", FIRST_LINE],
+    "numpy": ["-c", "import numpy; " + FIRST_LINE],
+    "engine": ["-c", "import engine; " + FIRST_LINE],
+    "enginerun": ["-m", "engine.launch", "-np", "2", "--quiet", sys.executable, "-c", FIRST_LINE],
+}
+BEYOND = {
+    "import engine, beyond import numpy": ("engine", "numpy"),
+    "first line under enginerun -np 2, beyond that of Python": ("enginerun", "python"),
+}
 
 
 @dataclass(frozen=True)
@@ -81,6 +98,37 @@ def _start(command: list[str], ranks: int) -> dict[str, float]:
         raise RankError(f"the job ended with {done.returncode}: {done.stderr[-1000:]}")
     first, imported, met = (max(each) for each in zip(*times, strict=True))
     return {"ranks": first - begun, "imports": imported - first, "meeting": met - imported, "end": ended - met}
+
+
+def run_here(rounds: int, console: Console) -> Path:
+    """Measure the start on this host, everything in turn, and write `out/start-here.json`."""
+    before, rows = environment.record(), []
+    with progress.show_progress(console, "this host", rounds + 1) as advance:
+        for _ in range(rounds + 1):
+            rows.append({name: _find_first_line(arguments) for name, arguments in HERE.items()})
+            advance("rounds")
+    return records.write("start-here", {"rounds": rounds}, before, {"results": rows[1:]})
+
+
+def _find_first_line(arguments: list[str]) -> float:
+    """Return the seconds from the start of Python to the first line, of the last rank if there are several."""
+    begun = time.time()
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=60, check=True)
+    return max(float(line.rpartition(":")[2]) for line in done.stdout.splitlines()) - begun
+
+
+def build_tables_here(content: dict[str, Any]) -> list[Table]:
+    """Return the table of `out/start-here.json`."""
+    rows = content["results"]
+    table = Table("Start on one host", ["part", "median", "least", "most"])
+    for name in HERE:
+        values = [row[name] for row in rows]
+        table.rows.append([name, *map(format_duration, (median(values), min(values), max(values)))])
+    for title, (name, other) in BEYOND.items():
+        values = [row[name] - row[other] for row in rows]
+        table.rows.append([title, *(f"{1e3 * each(values):.0f} ms" for each in (median, min, max))])
+    table.note = f"{len(rows)} rounds. {environment.describe(content['environment'])}"
+    return [table]
 
 
 def build_tables(content: dict[str, Any]) -> list[Table]:

@@ -25,8 +25,6 @@ from .cli.hidden_package import find_hiding_file
 from .cli.horovod_options import without_effect
 from .cli.options import Options, load
 from .driver import Driver, Interrupted, JobPolicy, JobSetup
-from .elastic.job_watch import Watch
-from .elastic.policy import ElasticPolicy
 from .errors import LaunchError
 from .fixed_policy import FixedPolicy
 from .hosts import remote_files
@@ -204,6 +202,9 @@ class JobRun:
 
     def _prepare_elastic(self, chosen: Mapping[str, Any], elastic: Elastic) -> Callable[[Job, Metrics], Outcome]:
         """Return the function that runs an elastic job; each host has an agent, even if this is the only host."""
+        from .elastic.job_watch import Watch  # 40 modules, which a fixed job would wait for
+        from .elastic.policy import ElasticPolicy
+
         config = Config(**{name: chosen[name] for name in ("start_timeout", "stall_limit") if name in chosen})
         limits = elastic.make_limits(config.start_timeout, config.stall_limit, self._options.grace)
 
