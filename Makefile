@@ -146,6 +146,12 @@ dashboards: $(VENV)/.installed-dev ## Write the dashboards anew from their sourc
 	@$(GRAFANA) grafana
 	@$(GRAFANA) grafana.types
 
+# An elastic job of eight ranks, of which one is slow, one is killed and one is stopped, under Debian's Prometheus: ten minutes.
+.PHONY: dashboards-seen
+dashboards-seen: $(VENV)/.installed-dev ## Record what every panel of the dashboards shows of a real job with faults, and draw the pictures of the page
+	@$(BIN)/python -m tests.metrics.dashboards_seen
+	@$(BIN)/python -m benchmarks draw dashboard-overview dashboard-ranks dashboard-engine dashboard-autotune
+
 # EXAMPLES programs are drawn for each number of ranks; then jobs with late and dying ranks run for MINUTES.
 EXAMPLES ?= 2000
 MINUTES ?= 10
