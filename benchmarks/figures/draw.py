@@ -9,8 +9,9 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from benchmarks.common.paths import ROOT
-from benchmarks.figures import measured, runs
+from benchmarks.figures import dashboards, measured, runs
 from benchmarks.figures.style import save_figure
+from grafana.preview import recording
 
 IMAGES = ROOT / "docs" / "images"
 FIGURES: dict[str, Callable[[], Figure]] = {
@@ -22,9 +23,12 @@ FIGURES: dict[str, Callable[[], Figure]] = {
     "search": runs.draw_search,
     "timeline": runs.draw_timeline,
     "failure": runs.draw_failure,
-    **{f"dashboard-{name}": partial(runs.draw_dashboard, name) for name in ("overview", "ranks", "engine", "autotune")},
 }
-NAMES = (*FIGURES, "foresee")
+WRITTEN: dict[str, Callable[[Path], None]] = {
+    **{f"dashboard-{name}": partial(dashboards.write_dashboard, name) for name in recording.NAMES},
+    "foresee": runs.write_prediction,
+}
+NAMES = (*FIGURES, *WRITTEN)
 
 
 def draw_figures(names: Sequence[str] = NAMES, directory: Path = IMAGES) -> list[Path]:
@@ -32,8 +36,8 @@ def draw_figures(names: Sequence[str] = NAMES, directory: Path = IMAGES) -> list
     directory.mkdir(parents=True, exist_ok=True)
     paths = [directory / f"{name}.svg" for name in names]
     for name, path in zip(names, paths, strict=True):
-        if name == "foresee":
-            runs.write_prediction(path)
+        if name in WRITTEN:
+            WRITTEN[name](path)
         else:
             save_figure(FIGURES[name](), path)
     return paths

@@ -7,33 +7,18 @@ import re
 from pathlib import Path
 from textwrap import wrap
 from types import SimpleNamespace
-from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator
 
 from autotune.log_summary import summarize_log
 from benchmarks.common.paths import ROOT
-from benchmarks.common.tables import format_duration, format_size
-from benchmarks.figures.style import FIRST, FOURTH, INK, SECOND, SERIES, THIRD, put_legend, start_figure
-from benchmarks.figures.tables import RECORDED
+from benchmarks.figures.style import FIRST, FOURTH, INK, SECOND, THIRD, put_legend, start_figure
+from benchmarks.figures.tables import RECORDED, read_recording
 from engine.foresee.picture import draw_picture
 
 PREDICTED = re.compile(r"^ +(\d+) +\d+ +([\d.]+) ms +([\d.]+) % +([\d.]+) ms", re.MULTILINE)
-FORMATS = {
-    "s": lambda value, _: format_duration(value) if value else "0",
-    "bytes": lambda value, _: format_size(round(value)),
-    "short": lambda value, _: f"{value:g}",
-    "percentunit": lambda value, _: f"{100 * value:.0f} %",
-}
 COLUMNS = 58
 """Number of characters in a line of terminal text."""
-
-
-def read_recording(name: str) -> Any:
-    """Read a recording in JSON."""
-    return json.loads((RECORDED / name).read_text(encoding="utf-8"))
 
 
 def draw_timeline() -> Figure:
@@ -130,27 +115,3 @@ def write_prediction(path: Path) -> None:
     )
     title = f"A step on more hosts, foreseen from {steps[0]} steps of one"
     path.write_text(draw_picture(title, rows, network[0]), encoding="utf-8")
-
-
-def draw_dashboard(name: str) -> Figure:
-    """Draw panels of a dashboard with the recorded answers to their queries."""
-    content = read_recording("dashboards.json")
-    board = content["boards"][name]
-    figure, axes = start_figure(2.6 * len(board["panels"]), len(board["panels"]))
-    for place, panel in zip(axes, board["panels"], strict=True):
-        _draw_panel(place, panel)
-        for moment in board["changes"]:
-            place.axvline(moment, color=INK, linewidth=0.8, alpha=0.3)
-        highest = max(value for series in panel["series"] for _, value in series["values"])
-        place.set(title=panel["title"], xlim=(0, content["seconds"]), ylim=(0, 1.35 * highest))
-    axes[-1].set_xlabel("seconds of the run")
-    return figure
-
-
-def _draw_panel(axes: Axes, panel: dict[str, Any]) -> None:
-    for color, series in zip(SERIES, panel["series"], strict=False):
-        axes.plot(*zip(*series["values"], strict=True), color=color, label=series["name"])
-    axes.yaxis.set_major_formatter(FuncFormatter(FORMATS[panel["unit"]]))
-    axes.yaxis.set_major_locator(MultipleLocator(1 << 18) if panel["unit"] == "bytes" else MaxNLocator(4))
-    axes.grid(visible=False, axis="x")
-    axes.legend(loc="upper right", ncols=3, columnspacing=1.2)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from typing import Any
 
 from benchmarks.common.paths import ROOT
 
@@ -10,6 +12,11 @@ HISTORY = ROOT / "benchmarks" / "history"
 RECORDED = HISTORY / "recorded"
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "%": 1e-2, "": 1.0}
 NUMBER = re.compile(r"([-+]?[\d.]+)(?: (s|ms|us|%)(?![\w.]))?")
+
+
+def read_recording(name: str) -> Any:
+    """Read a recording in JSON."""
+    return json.loads((RECORDED / name).read_text(encoding="utf-8"))
 
 
 def read_table(page: str, title: str) -> list[dict[str, str]]:

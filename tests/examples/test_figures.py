@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -12,9 +13,16 @@ import pytest
 
 pytest.importorskip("matplotlib", reason="figures need matplotlib")
 from benchmarks.figures import draw, tables
+from grafana.preview import recording
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+GPU_PANELS = {
+    "A collective on the GPU",
+    "Exposed on the GPU",
+    "Collectives not done by the GPU",
+    "Speed in NCCL",
+}
 IMAGE = re.compile(r"!\[([^\]]*)\]\(([^)]+)\)")
 
 
@@ -29,6 +37,18 @@ def test_figure_is_what_its_recording_gives(name: str, tmp_path: Path) -> None:
     texts = read_texts(path)
     assert len(texts) > 5 and texts == read_texts(draw.IMAGES / path.name)
     assert "prefers-color-scheme: dark" in path.read_text()
+
+
+def test_every_panel_of_the_dashboards_is_recorded_with_data() -> None:
+    """The pictures are of the panels that the dashboards have now, each with data but for those of GPUs."""
+    recorded = tables.read_recording("dashboards.json")
+    for name in recording.NAMES:
+        panels = json.loads(recording.find_file(name).read_text())["panels"]
+        titles = [panel["title"] for panel in panels if panel["type"] != "row"]
+        assert [panel["title"] for panel in recorded["boards"][name]["panels"]] == titles
+        drawn = " ".join(read_texts(draw.IMAGES / f"dashboard-{name}.svg"))
+        assert {title for title in titles if title not in drawn} <= GPU_PANELS
+    assert list(recording.find_unanswered(recorded["boards"])) == []
 
 
 def test_one_command_draws_a_figure(tmp_path: Path) -> None:
