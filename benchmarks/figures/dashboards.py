@@ -43,7 +43,7 @@ SHADES = 6  # of a heat map
 
 def write_dashboard(name: str, path: Path, recording: str = "dashboards.json") -> None:
     """Write the picture of every panel of a dashboard with the recorded answers to its queries."""
-    path.write_text(Picture(read_recording(recording), name).draw(), encoding="utf-8")
+    path.write_text(Picture(read_recording(recording), name).draw_svg(), encoding="utf-8")
 
 
 def format_value(value: float, unit: str) -> str:
@@ -70,7 +70,7 @@ class Picture:
         self.rank_colors = {str(fault["rank"]): SERIES[(k + 1) % 4] for k, fault in enumerate(self.faults)}
         self.canvas = Canvas(WIDTH)
 
-    def draw(self) -> str:
+    def draw_svg(self) -> str:
         """Return the picture as SVG."""
         top = MARGIN + 16.0
         self.canvas.write(MARGIN, top, self.board["title"], size=18)
@@ -121,7 +121,7 @@ class Picture:
         places = count_in_line(line[0]) if stats else len(line)
         each = (WIDTH - 2 * MARGIN - GAP * (places - 1)) / places
         parts = [PanelPicture(self, panel, MARGIN + k * (each + GAP), top, each) for k, panel in enumerate(line)]
-        return max(part.draw() for part in parts) + GAP
+        return max(part.draw_panel() for part in parts) + GAP
 
 
 def count_in_line(panel: Panel) -> int:
@@ -139,7 +139,7 @@ class PanelPicture:
         self.left, self.top, self.width = left, top, width
         self.plot_left, self.plot_width = left + LEFT, width - LEFT - 6
 
-    def draw(self) -> float:
+    def draw_panel(self) -> float:
         """Draw the panel, and return where it ends."""
         top = self.top
         for text in wrap(self.panel["title"], int(self.width / 8.2)):
@@ -159,25 +159,25 @@ class PanelPicture:
 
     # ---- axes
 
-    def _place(self, seconds: float) -> float:
+    def _place_time(self, seconds: float) -> float:
         """Return where a time is."""
         return self.plot_left + self.plot_width * seconds / self.picture.seconds
 
     def _shade_faults(self, top: float, height: float) -> None:
         """Shade the times of faults."""
         for fault in self.picture.faults:
-            begin, end = map(self._place, fault["times"])
-            self.canvas.fill(begin, top, max(2, end - begin), height, GRID, 0.5)
+            begin, end = map(self._place_time, fault["times"])
+            self.canvas.fill_rectangle(begin, top, max(2, end - begin), height, GRID, 0.5)
 
     def _mark_times(self, top: float, height: float) -> float:
         """Write the letters of faults and the minutes, and return where the axes end."""
         for letter, fault in zip(LETTERS, self.picture.faults, strict=False):
-            self.canvas.write(self._place(sum(fault["times"]) / 2), top - 2, letter, size=11, anchor="middle")
+            self.canvas.write(self._place_time(sum(fault["times"]) / 2), top - 2, letter, size=11, anchor="middle")
         minutes = self.picture.seconds / 60
         every = next(each for each in (1, 2, 5, 10, 30, 60, 1e9) if minutes / each < self.plot_width / 38)
         for k in range(int(minutes / every) + 1):
-            self.canvas.write(self._place(60 * k * every), top + height + 14, f"{k * every:g}", anchor="middle")
-        self.canvas.stroke(
+            self.canvas.write(self._place_time(60 * k * every), top + height + 14, f"{k * every:g}", anchor="middle")
+        self.canvas.stroke_lines(
             [[(self.plot_left, top + height), (self.plot_left + self.plot_width, top + height)]], GRID, 1
         )
         return top + height + BELOW
@@ -189,7 +189,7 @@ class PanelPicture:
             needed = 22 + estimate_width(name) + 8
             if left > self.left and left + needed > self.left + self.width + 8:
                 left, top = self.left, top + LINE
-            self.canvas.stroke([[(left, top + 8), (left + 16, top + 8)]], **{**look, "width": 3})
+            self.canvas.stroke_lines([[(left, top + 8), (left + 16, top + 8)]], **{**look, "width": 3})
             self.canvas.write(left + 20, top + 12, name)
             left += needed
         return top + LINE + 12
@@ -227,20 +227,20 @@ class PanelPicture:
         scale = PLOT / end
         for tick in ticks:
             y = top + PLOT - scale * tick
-            self.canvas.stroke([[(self.plot_left, y), (self.plot_left + self.plot_width, y)]], GRID, 0.8)
+            self.canvas.stroke_lines([[(self.plot_left, y), (self.plot_left + self.plot_width, y)]], GRID, 0.8)
             self.canvas.write(self.plot_left - 5, y + 4, format_value(tick, self.panel["unit"]), anchor="end")
         if self.panel.get("stacked"):
             self._draw_areas(series, looks, top + PLOT, scale)
         else:
             in_front = sorted(range(len(series)), key=lambda k: looks[k][0] != "other ranks")
             for k in in_front:
-                self.canvas.stroke(self._trace_line(series[k], top + PLOT, scale), **looks[k][1])
+                self.canvas.stroke_lines(self._trace_line(series[k], top + PLOT, scale), **looks[k][1])
         if cut:
             text = f"\N{BLACK UP-POINTING TRIANGLE} {format_value(highest, self.panel['unit'])}"
             self.canvas.write(self.left + self.width, self.top + 14, text, size=11, anchor="end")
         changes = self.picture.board["marks"].get("Changes of the knobs", ())
-        ends = [(self._place(moment), top + PLOT) for moment in changes]
-        self.canvas.stroke([[(x, y), (x, y - 6)] for x, y in ends], FIRST, 1)
+        ends = [(self._place_time(moment), top + PLOT) for moment in changes]
+        self.canvas.stroke_lines([[(x, y), (x, y - 6)] for x, y in ends], FIRST, 1)
         return self._mark_times(top, PLOT)
 
     def _trace_line(self, values: Values, bottom: float, scale: float) -> list[list[Point]]:
@@ -250,13 +250,13 @@ class PanelPicture:
             if value is None:
                 pieces.append([])
             else:
-                pieces[-1].append((self._place(k * self.picture.step), bottom - min(PLOT, scale * value)))
+                pieces[-1].append((self._place_time(k * self.picture.step), bottom - min(PLOT, scale * value)))
         return [piece if len(piece) > 1 else [piece[0], (piece[0][0] + 1, piece[0][1])] for piece in pieces if piece]
 
     def _draw_areas(
         self, series: list[Values], looks: list[tuple[str, dict[str, Any]]], bottom: float, scale: float
     ) -> None:
-        times = [self._place(k * self.picture.step) for k in range(len(series[0]))]
+        times = [self._place_time(k * self.picture.step) for k in range(len(series[0]))]
         below = [0.0] * len(times)
         for values, (_, look) in zip(series, looks, strict=True):
             above = [low + (value or 0) for low, value in zip(below, values, strict=True)]
@@ -279,11 +279,11 @@ class PanelPicture:
             for begin, end, shade in _list_runs(
                 [math.ceil(SHADES * math.sqrt(min(1, value / highest))) for value in row]
             ):
-                ends = [self._place((k - 0.5) * self.picture.step) for k in (max(begin, 0.5), end)]
+                ends = [self._place_time((k - 0.5) * self.picture.step) for k in (max(begin, 0.5), end)]
                 shades.setdefault(int(shade), []).append([(ends[0], y), (ends[1], y)])
         for shade, lines in sorted(shades.items()):
             if shade:
-                self.canvas.stroke(lines, SECOND, STRIPE - 2, shade / SHADES)
+                self.canvas.stroke_lines(lines, SECOND, STRIPE - 2, shade / SHADES)
         return self._mark_times(top, STRIPE * len(rows))
 
     def _draw_states(self, top: float) -> float:
@@ -298,9 +298,9 @@ class PanelPicture:
             y = top + STRIPE * number
             self.canvas.write(self.plot_left - 5, y + 12, one["name"], anchor="end")
             for begin, end, value in _list_runs(one["values"]):
-                ends = [self._place(k * self.picture.step) for k in (begin, min(end, len(one["values"]) - 1))]
+                ends = [self._place_time(k * self.picture.step) for k in (begin, min(end, len(one["values"]) - 1))]
                 color = COLORS[words[f"{value:.0f}"][1]] if f"{value:.0f}" in words else GRID
-                self.canvas.fill(ends[0], y + 1.5, max(1.5, ends[1] - ends[0]), STRIPE - 3, color)
+                self.canvas.fill_rectangle(ends[0], y + 1.5, max(1.5, ends[1] - ends[0]), STRIPE - 3, color)
         return self._mark_times(top, STRIPE * len(series))
 
     def _write_numbers(self, top: float) -> float:
@@ -320,7 +320,7 @@ class PanelPicture:
             scale = 16 / (max(values) or 1)
             line = [(left + k * across, top + 38 - scale * value) for k, value in enumerate(values)]
             if "words" not in self.panel:
-                self.canvas.stroke([line], FIRST, 1, 0.7)
+                self.canvas.stroke_lines([line], FIRST, 1, 0.7)
             left += each
         return top + NUMBER
 
