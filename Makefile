@@ -97,7 +97,7 @@ fuzz: sanitize ## Send hostile frames to the native engine under sanitizers, and
 	    ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
 	    $(BIN)/python -P -m tests.hosts.fuzz_frames --frames $(HOSTILE) --seed $(SEED)
 	@$(BIN)/python -m tests.net.fuzz_stream --count $(HOSTILE) --seed $(SEED)
-	@$(BIN)/python -m tests.hosts.fuzz_messages --frames $(HOSTILE) --seed $(SEED)
+	@$(BIN)/python -m tests.hosts.fuzz_messages --count $(HOSTILE) --seed $(SEED)
 	@$(BIN)/python -m tests.hosts.fuzz_sockets --count $$(($(HOSTILE) / 100)) --seed $(SEED)
 
 # Ranks are threads here, since this sanitizer sees one process; with one mapping of their memory, since it goes by addresses.

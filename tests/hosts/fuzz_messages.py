@@ -1,4 +1,4 @@
-"""Fuzzer of the JSON messages of authenticated peers: `python -m tests.hosts.fuzz_messages --frames 100000 --seed 1`.
+"""Fuzzer of the JSON messages of authenticated peers: `python -m tests.hosts.fuzz_messages --count 100000 --seed 1`.
 
 A valid message of each kind is changed by its grammar: a field is missing, has another type, or is at a limit or beyond
 it; a list is too long or holds other values. The reader must answer as it would an honest peer, or with its one error.
@@ -6,15 +6,13 @@ it; a list is too long or holds other values. The reader must answer as it would
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import copy
 import json
 import random
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import cache, partial
 from typing import Any
@@ -32,13 +30,12 @@ from engine.net.rendezvous.inter_host import HubDecision
 from engine.net.rendezvous.messages import Hello, expect_welcome
 from engine.spark.record import RankRecord
 
+from .. import fuzzing
 from ..hostile_numbers import hostile_number
 from .meeting import BUILD, worlds
 
 VALUES = (None, True, -1, 0, 1.5, 1e18, "", "x", "\x1b]0;x", "\udc80", "9" * 5000, [], {}, [[]], [1, [2]], {"a": 1})
 SECONDS = 1.0  # limit for one message
-Target = Callable[[random.Random], str]
-"""Attacks what it stands for; says what went wrong, or nothing."""
 
 
 def changed(dice: random.Random, value: Any) -> Any:
@@ -173,35 +170,10 @@ def one(dice: random.Random, kind: str) -> str:
     return "" if took < SECONDS else f"{data[:300]}: {took:.1f} s"
 
 
-def draw(count: int, seed: int, targets: Mapping[str, Target]) -> tuple[Counter[str], list[str]]:
-    """Attack targets, each drawn by its own number; return how often each was attacked, and the faults found."""
-    drawn, problems = Counter[str](), []
-    for number in range(count):
-        dice = random.Random(f"{seed} {number}")
-        name = dice.choice(list(targets))
-        drawn[name] += 1
-        begun = time.monotonic()
-        if problem := targets[name](dice):
-            problems.append(f"{seed} {number}: {name}: {problem}, after {time.monotonic() - begun:.1f} s")
-    return drawn, problems
-
-
-def run(count: int, seed: int) -> tuple[Counter[str], list[str]]:
-    """Send hostile messages of all kinds, as `draw` does."""
-    return draw(count, seed, {kind: partial(one, kind=kind) for kind in KINDS})
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Fuzz what proven peers say.")
-    parser.add_argument("--frames", type=int, default=100_000, help="messages to send")
-    parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args()
-    begun = time.monotonic()
-    sent, problems = run(given.frames, given.seed)
-    print(*problems[:20], sep="\n")
-    print(f"{sent.total()} hostile messages, {time.monotonic() - begun:.0f} s; by kind: {dict(sorted(sent.items()))}")
-    return int(bool(problems))
+def run(count: int, seed: int) -> fuzzing.Drawn:
+    """Send hostile messages of all kinds, as `fuzzing.draw` does."""
+    return fuzzing.draw(count, seed, {kind: partial(one, kind=kind) for kind in KINDS})
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(fuzzing.main(run, "Fuzz what proven peers say.", "hostile messages"))

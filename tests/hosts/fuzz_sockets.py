@@ -7,7 +7,6 @@ listener must survive, let its own peers in, and end with its own error where an
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import copy
 import io
@@ -19,8 +18,6 @@ import socket
 import struct
 import sys
 import threading
-import time
-from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,6 +38,7 @@ from engine.ray import node_agent
 from engine.spark.task_channel import reach_driver
 from engine.spark.task_listener import TaskListener
 
+from .. import fuzzing
 from ..elastic.fake_driver import SECRET, FakeDriver
 from ..hostile_numbers import hostile_number
 from . import fuzz_messages
@@ -298,31 +296,19 @@ def actor(dice: random.Random) -> str:
             os.close(descriptor)
 
 
-def run(count: int, seed: int) -> tuple[Counter[str], list[str]]:
-    """Attack all listeners, as `fuzz_messages.draw` does."""
+def run(count: int, seed: int) -> fuzzing.Drawn:
+    """Attack all listeners, as `fuzzing.draw` does."""
     streams = (io.StringIO(), io.StringIO())
     with FakeDriver() as driver, TaskListener(1, SECRET, HERE, streams) as listener:
-        targets: dict[str, fuzz_messages.Target] = {
+        targets: dict[str, fuzzing.Target] = {
             "hub": hub,
             "gate": lambda dice: gate(dice, driver),
             "spark": lambda dice: spark(dice, listener),
             "ray": actor,
         }
-        return fuzz_messages.draw(count, seed, targets)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Fuzz what listens.")
-    parser.add_argument("--count", type=int, default=10_000, help="examples to draw")
-    parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args()
-    logging.disable()  # messages about refused strangers
-    begun = time.monotonic()
-    drawn, problems = run(given.count, given.seed)
-    print(*problems[:20], sep="\n")
-    print(f"{drawn.total()} examples, {time.monotonic() - begun:.0f} s; by target: {dict(sorted(drawn.items()))}")
-    return int(bool(problems))
+        return fuzzing.draw(count, seed, targets)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    logging.disable()  # messages about refused strangers
+    sys.exit(fuzzing.main(run, "Fuzz what listens.", "examples", 10_000))

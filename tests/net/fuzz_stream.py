@@ -8,19 +8,19 @@ comes in parts of any size. The other side must return the honest messages in th
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import struct
 import sys
 import time
-from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from engine.net import frames
 from engine.net.stream import CLIENT, MAC, OPENING, SERVER, AuthenticatedStream, StreamError
 
+from .. import fuzzing
 from ..hostile_numbers import hostile_number
 
 KEY = b"key of the job"
@@ -135,33 +135,10 @@ def one(dice: random.Random, kind: str) -> str:
     return "" if took < 2.0 else f"{took:.1f} s"
 
 
-def run(count: int, seed: int) -> tuple[Counter[str], list[str]]:
-    """Attack streams; return how often by each kind of change, and the faults found."""
-    drawn, problems = Counter[str](), []
-    for number in range(count):
-        dice = random.Random(f"{seed} {number}")
-        kind = dice.choice(CHANGES)
-        drawn[kind] += 1
-        try:
-            problem = one(dice, kind)
-        except Exception as error:
-            problem = f"{type(error).__name__}: {error}"
-        if problem:
-            problems.append(f"{seed} {number}: {kind}: {problem}")
-    return drawn, problems
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Fuzz authenticated streams.")
-    parser.add_argument("--count", type=int, default=100_000, help="conversations to draw")
-    parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args()
-    begun = time.monotonic()
-    drawn, problems = run(given.count, given.seed)
-    print(*problems[:20], sep="\n")
-    print(f"{drawn.total()} conversations, {time.monotonic() - begun:.0f} s; by change: {dict(sorted(drawn.items()))}")
-    return int(bool(problems))
+def run(count: int, seed: int) -> fuzzing.Drawn:
+    """Attack streams by all kinds of changes, as `fuzzing.draw` does."""
+    return fuzzing.draw(count, seed, {kind: partial(one, kind=kind) for kind in CHANGES})
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(fuzzing.main(run, "Fuzz authenticated streams.", "conversations"))
