@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ..launch.host_jobs import namespaces, why_no_namespaces
+from ..launch.host_jobs import need_namespaces
 from . import stand_in_srun
 
 ROOT = Path(__file__).parents[2]
@@ -23,10 +23,7 @@ PROGRAM = ["-m", "tests.hosts.engine_program"]
 @pytest.fixture(scope="module")
 def enter() -> Iterator[str]:
     """Give the command that enters the network namespace of host `{host}`."""
-    if reason := why_no_namespaces():
-        print(reason)
-        pytest.skip(reason)
-    with namespaces(ADDRESSES) as option:
+    with need_namespaces(ADDRESSES) as option:
         yield option.removeprefix("--launch-agent=")
 
 

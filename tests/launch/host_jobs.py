@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from engine.host.processes import read_process
 
 from ..netns import expect_reach
@@ -125,3 +127,13 @@ def namespaces(addresses: list[str]) -> Iterator[str]:
     finally:
         for name in made:
             ip("netns", "delete", name)
+
+
+@contextmanager
+def need_namespaces(addresses: list[str]) -> Iterator[str]:
+    """Yield what `namespaces` does; skip the tests, with the reason, where none can be made."""
+    if reason := why_no_namespaces():
+        print(reason)
+        pytest.skip(reason)
+    with namespaces(addresses) as option:
+        yield option

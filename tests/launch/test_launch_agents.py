@@ -23,7 +23,7 @@ from engine.launch.hosts.channel import Channel, Message
 from ..metrics.fake_pages import training
 from ..metrics.written_pages import content
 from ..waiting import marked, until
-from .host_jobs import agent_of, namespaces, on_hosts, other_python, stand_in_ssh, why_no_namespaces
+from .host_jobs import agent_of, need_namespaces, on_hosts, other_python, stand_in_ssh
 from .launch_jobs import DEADLINE, Launcher
 
 STAND_IN = ("--launch-agent", "env STAND_IN={host}")
@@ -564,10 +564,7 @@ def test_killing_the_launcher_during_the_start_leaves_no_process(launcher):
 @pytest.fixture(scope="module")
 def three_hosts():
     """Three network namespaces; their addresses are the names of the hosts."""
-    if reason := why_no_namespaces():
-        print(reason)
-        pytest.skip(reason)
-    with namespaces(["10.79.0.1", "10.79.0.2", "10.79.0.3"]) as option:
+    with need_namespaces(["10.79.0.1", "10.79.0.2", "10.79.0.3"]) as option:
         yield option
 
 

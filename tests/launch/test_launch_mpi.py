@@ -12,7 +12,7 @@ import pytest
 from tools.environments import ROOT
 
 from ..mpi import endless_input
-from .host_jobs import namespaces, why_no_namespaces
+from .host_jobs import need_namespaces
 from .launch_jobs import DEADLINE, Launcher
 
 ADDRESSES = ["10.79.1.1", "10.79.1.2"]
@@ -27,10 +27,7 @@ exec {enter} unshare --uts sh -c 'hostname node'${{host##*.}}'; exec sh -c "$*"'
 @pytest.fixture(scope="module")
 def two_hosts() -> Iterator[str]:
     """Command that enters the one of two network namespaces that is `{host}`."""
-    if reason := why_no_namespaces():
-        print(reason)
-        pytest.skip(reason)
-    with namespaces(ADDRESSES) as option:
+    with need_namespaces(ADDRESSES) as option:
         yield option.removeprefix("--launch-agent=")
 
 
