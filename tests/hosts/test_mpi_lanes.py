@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import types
 import uuid
@@ -16,9 +15,8 @@ from engine.errors import ConfigError
 from engine.net.rendezvous import mpi_lanes
 from tools.environments import ROOT, environment_of
 
-from ..mpi import MPIS, endless_input
+from ..mpi import MPIS, run_mpirun
 
-DEADLINE = 100.0
 WORLD = World(0, 2, 0, 1, "job", "s", "test")
 
 
@@ -26,7 +24,6 @@ def mpirun(
     mpi: Path, home: Path, ranks: int, *words: str, launcher: tuple[str, ...] = (), python: Path | None = None
 ) -> tuple[int, str]:
     """Run the program with each rank as if on a host of its own; return the exit code and the output."""
-    with_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     job, port = uuid.uuid4(), 10_240 + os.getpid() % 20_000
     own = {
         "HERE": str(home),
@@ -37,20 +34,7 @@ def mpirun(
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("ENGINE_", "PMI", "OMPI_"))}
     over = ("--oversubscribe",) if mpi.parent.name.endswith("openmpi") else ()
     program = [python or mpi / "python", "-m", "tests.hosts.mpi_program", *words]
-    with endless_input() as reading:
-        done = subprocess.run(
-            [mpi / "mpirun", *over, *launcher, "-n", str(ranks), *program],
-            cwd=ROOT,
-            env=environ | with_root | own,
-            stdin=reading,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=DEADLINE,
-            check=False,
-        )
-    return done.returncode, done.stdout
+    return run_mpirun([mpi / "mpirun", *over, *launcher, "-n", str(ranks), *program], ROOT, environ | own)
 
 
 @pytest.mark.sample(1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,9 +10,9 @@ import pytest
 
 from tools.environments import ROOT
 
-from ..mpi import endless_input
+from ..mpi import run_mpirun
 from .host_jobs import need_namespaces
-from .launch_jobs import DEADLINE, Launcher
+from .launch_jobs import Launcher
 
 ADDRESSES = ["10.79.1.1", "10.79.1.2"]
 # Called as ssh is: options, a host, a command. Each host has a name of its own, by which MPI tells hosts apart.
@@ -35,7 +34,6 @@ def mpirun(
     launcher: Launcher, mpi: Path, *words: object, enter: str = "", passed: tuple[str, ...] = ()
 ) -> tuple[int, str]:
     """Run the program on this machine, or with two ranks on each of two hosts; return the exit code and the output."""
-    environ = launcher.environment | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     open_mpi = mpi.parent.name.endswith("openmpi")
     command = [str(mpi / "mpirun")]
     if enter:
@@ -54,20 +52,7 @@ def mpirun(
     program = [str(mpi / "python"), "-m", "tests.launch.mpi_program", *map(str, words)]
     # A shell between the launcher and the rank, as in many a batch script.
     command += ["sh", "-c", f"{shlex.join(program)}; exit $?"]
-    with endless_input() as reading:
-        done = subprocess.run(
-            command,
-            cwd=ROOT,
-            env=environ,
-            stdin=reading,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=DEADLINE,
-            check=False,
-        )
-    return done.returncode, done.stdout
+    return run_mpirun(command, ROOT, launcher.environment)
 
 
 def told(launcher: Launcher, name: str) -> list[str]:
