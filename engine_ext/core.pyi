@@ -275,8 +275,14 @@ class Engine:
     def history(self) -> list[dict[str, Any]]:
         """The last schedule entries this rank executed, oldest first."""
     def pending(self) -> list[dict[str, Any]]:
-        """Operations of this rank in flight: name, kind, seconds, missing (ranks that have not submitted it, None if
-        unknown), brought (those that have). Of ranks on other hosts only the coordinator's host knows.
+        """Operations of this rank in flight: name, kind, dtype, dims (none of a group), bytes, described (all of it in
+        words), seconds, begun (whether an entry with it has begun), missing (ranks that have not submitted it,
+        None if unknown), brought (those that have). Of ranks on other hosts only the coordinator's host knows.
+        """
+    def unfinished(self) -> list[dict[str, Any]]:
+        """The last operations of this rank that ended without a result, oldest first: name, and what it submitted as in
+        `pending`, begun, entry (the schedule entry by which it failed alone, None: it failed with the world),
+        failed_call (whether it only announced that this rank's call had failed), submitted, ended.
         """
     @property
     def idle(self) -> bool:

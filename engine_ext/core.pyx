@@ -62,7 +62,7 @@ from engine_ext.shared.segment cimport (
 )
 from engine_ext.snapshots cimport (
     clock_of, counters_of, definitions_of, expect_summing, history_of, knobs_of, knobs_with, overdue_of, pending_of, ranks_of,
-    set_knobs, steps_of,
+    set_knobs, steps_of, unfinished_of,
 )
 from engine_ext.transport.arena cimport Arena, arena_close, arena_forked, arena_open, arena_populate_share
 from engine_ext.transport.carrier cimport (
@@ -686,6 +686,9 @@ cdef class Engine:
 
     def pending(self):
         return pending_of(self.state)
+
+    def unfinished(self):
+        return unfinished_of(self.state)
 
     @property
     def idle(self):

@@ -11,6 +11,7 @@ cdef tuple steps_of(State* e, uint64_t since)
 cdef list history_of(State* e)
 cdef list definitions_of(State* e)
 cdef list pending_of(State* e)
+cdef list unfinished_of(State* e)
 cdef list overdue_of(State* e)
 cdef list ranks_of(State* e)
 

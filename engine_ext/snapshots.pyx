@@ -7,27 +7,32 @@ from libc.stdint cimport int32_t, int64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
-from engine_ext.control.state cimport HISTORY, OVERDUE_BYTES, Row
+from engine_ext.control.state cimport HISTORY, OVERDUE_BYTES, UNFINISHED, Row, Unfinished
 from engine_ext.control.trace cimport MARKS, Mark
-from engine_ext.operations.kinds cimport dtype_name, kind_name, op_name, operation_of
+from engine_ext.operations.kinds cimport describe_meta, dtype_name, kind_name, op_name, operation_of
 from engine_ext.operations.op cimport OP_TAKEN, Op, Record
 from engine_ext.platform.atomics cimport load32_acquire, load32_relaxed, load_acquire, load_relaxed, now_ns, store32_release
 from engine_ext.platform.clock cimport age_ns
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
 from engine_ext.shared.layout cimport (
-    ALGORITHM_NAMES, BETWEENS, BETWEEN_CARRIER, BETWEEN_NAMES, COORDINATOR, ENTRY_BATCH, ENTRY_NAMES, ENTRY_PAD, IDS,
-    LAYOUT_SPARSE, MAX_DIMS, MAX_SOCKETS, NAME_BYTES, RING_WORDS, SLOT_BYTES, STORES, STORES_NAMES, WIRES, WIRE_NAMES,
-    engine_entry, engine_meta, rank_page,
+    ALGORITHM_NAMES, BETWEENS, BETWEEN_CARRIER, BETWEEN_NAMES, COORDINATOR, ENTRY_BATCH, ENTRY_NAMES, ENTRY_PAD,
+    FAULT_CALL, FAULT_NONE, IDS, LAYOUT_SPARSE, MAX_DIMS, MAX_SOCKETS, NAME_BYTES, RING_WORDS, SLOT_BYTES, STORES, STORES_NAMES,
+    WIRES, WIRE_NAMES, engine_entry, engine_meta, rank_page,
 )
 from engine_ext.shared.segment cimport ahead_ns, away, bit, clocked, visible
 
 from engine_ext.errors import EngineError
 
+cdef enum:
+    DESCRIPTION_BYTES = 512     # bytes of the description of an operation
+
+
 cdef struct Waiting:            # an operation in flight
     char[NAME_BYTES] name
     uint32_t name_bytes
-    int kind                    # number of the kind
     uint64_t submitted          # nanoseconds, monotonic
+    bint begun                  # whether an entry with it has begun
+    engine_meta meta
     int32_t id                  # -1: none, or its bits say nothing about this round
 
 
@@ -171,7 +176,7 @@ cdef Waiting* copy_waiting(State* e, uint64_t* count) noexcept nogil:
         op = e.table.inflight
         while op != NULL:
             memcpy(found[count[0]].name, op.record.name, op.record.name_bytes)
-            found[count[0]].name_bytes, found[count[0]].kind = op.record.name_bytes, op.meta.kind
+            found[count[0]].name_bytes, found[count[0]].meta, found[count[0]].begun = op.record.name_bytes, op.meta, op.begun
             taken = load32_relaxed(&op.flags) & OP_TAKEN != 0       # likewise, and all ranks have submitted it
             found[count[0]].submitted, found[count[0]].id = op.submitted, -1 if behind or taken else op.record.id
             count[0] += 1
@@ -203,11 +208,50 @@ cdef list pending_of(State* e):
                 if unseen and not missing:
                     missing = None          # if a rank is missing, it is on another host
             result.append({"name": found[k].name[:found[k].name_bytes].decode("utf-8", "replace"),
-                           "kind": kind_name(found[k].kind).decode(), "seconds": age_ns(now, found[k].submitted) / 1e9,
-                           "missing": missing, "brought": brought})
+                           **make_description(&found[k].meta), "seconds": age_ns(now, found[k].submitted) / 1e9,
+                           "begun": found[k].begun, "missing": missing, "brought": brought})
     finally:
         free(found)
     result.reverse()
+    return result
+
+
+cdef dict make_description(const engine_meta* meta):
+    """Return what a rank submitted: kind, dtype, dims (none of a group), bytes (0: sparse, or of ranks' own numbers
+    of rows), and all of it in words."""
+    cdef char[DESCRIPTION_BYTES] text
+    cdef engine_meta plain = meta[0]
+    cdef int d, length
+    if plain.fault == FAULT_CALL:       # the coordinator tells which call has failed, and why
+        plain.fault = FAULT_NONE
+    length = describe_meta(&plain, text, DESCRIPTION_BYTES)
+    return {"kind": kind_name(meta.kind).decode(), "dtype": dtype_name(meta.dtype).decode(),
+            "dims": [meta.dims[d] for d in range(0 if meta.group else min(<int>meta.ndim, MAX_DIMS))],
+            "bytes": 0 if meta.layout == LAYOUT_SPARSE else max(0, operation_of(meta).bytes(meta)),
+            "described": text[:length].decode("utf-8", "replace")}
+
+
+cdef list unfinished_of(State* e):
+    """Return the last operations of this rank that ended without a result, oldest first: see `Engine.unfinished`."""
+    cdef Unfinished* rows = <Unfinished*>malloc(UNFINISHED * sizeof(Unfinished))
+    cdef Unfinished* row
+    cdef uint64_t k, end
+    cdef list result = []
+    if rows == NULL:
+        raise MemoryError("no memory for the operations without a result")
+    pthread_mutex_lock(&e.lock)
+    memcpy(rows, e.unfinished, UNFINISHED * sizeof(Unfinished))
+    end = e.unfinished_rows
+    pthread_mutex_unlock(&e.lock)
+    try:
+        for k in range(end - UNFINISHED if end > UNFINISHED else 0, end):
+            row = &rows[k % UNFINISHED]
+            result.append({"name": (<bytes>row.name).decode("utf-8", "replace"), **make_description(&row.meta),
+                           "entry": row.sequence if row.sequence >= 0 else None, "begun": row.begun,
+                           "failed_call": row.meta.fault == FAULT_CALL,
+                           "submitted": row.submitted / 1e9, "ended": row.ended / 1e9})
+    finally:
+        free(rows)
     return result
 
 

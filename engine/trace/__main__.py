@@ -14,6 +14,7 @@ from .merging import merge
 from .postmortem import make_report
 from .reading import TraceError, read
 from .summary import format_summary, summarize_recordings
+from .torch_dumps import convert_records
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,6 +25,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if given.command == "flight":
             shown, data = make_report(given.directory)
             readable.print_plain(json.dumps(data, indent=1) if given.json else shown)
+        elif given.command == "torch-dumps":
+            dumps = convert_records(given.directory)
+            notes += dumps.notes
+            output = given.output or given.directory / "torch-dumps"
+            dumps.write(output)
+            shown = readable.format_ranks(dumps.content)
+            readable.print_plain(f"{output}: dumps of {shown}; read them by: torchfrtrace {output}")
         elif given.command == "summary":
             figures = summarize_recordings(read(given.files, notes))
             readable.print_plain(json.dumps(figures, indent=1) if given.json else format_summary(figures))
@@ -55,6 +63,11 @@ def _make_parser() -> argparse.ArgumentParser:
     flight = commands.add_parser("flight", help="show what each rank did last, from the flight records of a job")
     flight.add_argument("directory", type=Path, metavar="DIR", help="directory that holds rank.N/flight.json")
     flight.add_argument("--json", action="store_true", help="print JSON")
+    dumps = commands.add_parser(
+        "torch-dumps", help="convert the flight records of a job to dumps that PyTorch's torchfrtrace reads"
+    )
+    dumps.add_argument("directory", type=Path, metavar="DIR", help="directory that holds rank.N/flight.json")
+    dumps.add_argument("-o", "--output", type=Path, metavar="DIR", help="directory to write (default: DIR/torch-dumps)")
     return parser
 
 

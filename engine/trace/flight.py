@@ -131,6 +131,7 @@ def _collect_state(engine: core.Engine) -> dict[str, Any]:
         "knobs": engine.knobs(),
         "counters": engine.counters(),
         "pending": engine.pending(),
+        "unfinished": engine.unfinished(),
         "ranks": engine.ranks(),
         "history": engine.history(),
     }

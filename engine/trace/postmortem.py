@@ -2,75 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ..text.bounded_reader import (
-    MIB,
-    ReadError,
-    get_number,
-    get_text,
-    get_whole,
-    parse_cut_json,
-    parse_natural,
-    read_bytes,
-)
-from ..text.readable import format_count, format_members, format_ranks
-from .flight import newest_world
-from .reading import MOST_RANKS
+from ..text.readable import format_members, format_ranks
+from .disagreements import Disagreement, find_disagreement
+from .records import CLOCK, Failure, Flight, Members, collect
 
-LIMIT = 16 * MIB  # maximum bytes of a record
-CLOCK = (0.0, 1e11)  # valid range of a clock, in seconds
-OLD = 60.0  # age in seconds, relative to the newest record, from which a record may be of another failure
 PENDING_SHOWN = 8
 SETS_SHOWN = 8  # maximum number of process sets shown of a rank: those with the latest activity
-Members = tuple[str, tuple[int, ...]]  # name, which only groups of torch have, and ranks of a process set
+NAME_BYTES = 191  # bytes of a name by which operations are compared; records of failed worlds have no more
+HISTORY_NAME = 63  # bytes of a name in the history
 STANDSTILL = 1.0  # seconds in an entry from which a rank counts as stopped
-
-
-@dataclass
-class Failure:
-    """Report of one rank about the end of its world."""
-
-    reporter: int
-    rank: int
-    cause: str
-    message: str
-    time: float
-    common: float | None = None  # `time` by the monotonic clock of rank 0's host
-
-
-@dataclass
-class Flight:
-    """Flight record of one rank, for the world or for a process set; `sets` has those of the sets."""
-
-    rank: int
-    size: int
-    time: float
-    reason: str
-    monotonic: float | None
-    pending: list[dict[str, Any]]
-    history: list[dict[str, Any]]
-    ranks: list[dict[str, Any]]
-    common: float | None = None  # same as in `Failure`
-    sets: dict[Members, Flight] = field(default_factory=dict)
-
-    @property
-    def finished(self) -> dict[str, Any] | None:
-        """Last row of the history whose entry is done; None if there is none."""
-        return next((row for row in reversed(self.history) if row["ended"] is not None), None)
-
-    @property
-    def current(self) -> dict[str, Any] | None:
-        """Row of the history whose entry is in progress; None if there is none."""
-        return self.history[-1] if self.history and self.history[-1]["ended"] is None else None
-
-    def format_wait(self, since: float) -> str:
-        """Format the time passed since a monotonic time; empty if the record has no monotonic time."""
-        return "" if self.monotonic is None else f" for {self.monotonic - since:.1f} s"
 
 
 def _has_or_have(ranks: Sequence[int]) -> str:
@@ -88,187 +34,6 @@ def entry_name(row: dict[str, Any]) -> str:
     more = f" and {row['tensors'] - 1} more" if row["tensors"] > 1 else ""
     kind = row["kind"] if row["type"] == "batch" else row["type"]
     return f"entry {row['entry']} {row['name']!r}{more} ({kind})"
-
-
-def _load(path: Path, notes: list[str]) -> tuple[dict[str, Any], bool] | None:
-    """Return the content of a file and whether it is cut short; None if it cannot be used."""
-    try:
-        data, wrong = parse_cut_json(read_bytes(path, LIMIT))
-    except OSError as error:
-        notes.append(f"{path}: {error.strerror or error}")
-    except ReadError as error:
-        notes.append(f"{path}: broken: {str(error).removeprefix(f'{path}: ')}")
-    else:
-        if isinstance(data, dict):
-            if wrong:
-                notes.append(f"{path}: broken: {wrong}; what stands before that is shown")
-            return data, bool(wrong)
-        notes.append(f"{path}: not written by this engine")
-    return None
-
-
-def _read_flight(path: Path, notes: list[str]) -> Flight | None:
-    loaded = _load(path, notes)
-    if loaded is None:
-        return None
-    data, cut = loaded
-    lost: list[str] = []
-    try:
-        flight = _parse_flight(data, data, cut, lost)
-        for each in _get_rows(data, "process_sets", lost, required=False):
-            if "members" in each:  # else it was written before process sets were in the report
-                members = get_text({"group": "", **each}, "group"), tuple(_get_ranks(each, "members"))
-                flight.sets[members] = _parse_flight(data, each, cut, lost)
-    except ReadError as error:
-        notes.append(f"{path}: no flight record of this engine, or of another version of it ({error})")
-        return None
-    if lost:
-        notes.append(f"{path}: {format_count(len(lost), 'row')} left out, damaged; the first: {lost[0]}")
-    return flight
-
-
-def _parse_flight(data: dict[str, Any], told: dict[str, Any], cut: bool, lost: list[str]) -> Flight:
-    """Parse the part `told` of one engine in the record `data`; append the error of each skipped row to `lost`."""
-    size = get_whole(data, "size", 1, MOST_RANKS)
-    return Flight(
-        get_whole(data, "rank", 0, size - 1),
-        size,
-        get_number(data, "time", *CLOCK),
-        get_text(data, "reason"),
-        _get_optional_time(data, "monotonic"),
-        _keep_valid_rows(_pending, _get_rows(told, "pending", lost, required=not cut), lost),
-        _keep_valid_rows(_parse_entry, _get_rows(told, "history", lost, required=not cut), lost),
-        _keep_valid_rows(_parse_rank_row, _get_rows(told, "ranks", lost, required=False), lost),
-        _get_optional_time(data, "common"),
-    )
-
-
-def _keep_valid_rows(
-    checked: Callable[[dict[str, Any]], dict[str, Any]], rows: Iterable[dict[str, Any]], lost: list[str]
-) -> list[dict[str, Any]]:
-    found = []
-    for row in rows:
-        try:
-            found.append(checked(row))
-        except ReadError as error:
-            lost.append(str(error))
-    return found
-
-
-def _parse_entry(row: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "entry": get_whole(row, "entry"),
-        "type": get_text(row, "type"),
-        "kind": get_text(row, "kind"),
-        "tensors": get_whole(row, "tensors"),
-        "name": get_text(row, "name"),
-        "started": get_number(row, "started"),
-        "ended": None if row.get("ended", ...) is None else get_number(row, "ended"),
-    }
-
-
-def _pending(row: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "name": get_text(row, "name"),
-        "kind": get_text(row, "kind"),
-        "seconds": get_number(row, "seconds"),
-        "missing": None if row.get("missing", ...) is None else _get_ranks(row, "missing"),
-    }
-
-
-def _parse_rank_row(row: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "rank": get_whole(row, "rank", 0, MOST_RANKS),
-        "entry": None if row.get("entry", ...) is None else get_whole(row, "entry"),
-        "passed": sum(get_whole(row, stage) for stage in ("packed", "reduced", "copied")),
-        "left": bool(row.get("left")),
-    }
-
-
-def _get_rows(told: dict[str, Any], name: str, lost: list[str], required: bool) -> list[dict[str, Any]]:
-    """Return a field that is a list of objects, without other items, whose errors are appended to `lost`."""
-    rows = told.get(name, ... if required else [])
-    if not isinstance(rows, list):
-        raise ReadError(f"{name!r} is no list")
-    lost += [f"an object is expected in {name!r}" for row in rows if not isinstance(row, dict)]
-    return [row for row in rows if isinstance(row, dict)]
-
-
-def _get_ranks(told: dict[str, Any], name: str) -> list[int]:
-    """Return a field that is a list of ranks."""
-    ranks = told.get(name)
-    if not isinstance(ranks, list) or not all(type(rank) is int and 0 <= rank < MOST_RANKS for rank in ranks):
-        raise ReadError(f"{name!r} is no list of ranks")
-    return ranks
-
-
-def _get_optional_time(data: dict[str, Any], name: str) -> float | None:
-    """Return an optional time."""
-    return None if data.get(name) is None else get_number(data, name, *CLOCK)
-
-
-def _read_failure(path: Path, reporter: int, notes: list[str]) -> Failure | None:
-    loaded = _load(path, notes)
-    if loaded is None:
-        return None
-    data, _ = loaded
-    try:
-        cause, message, time = get_text(data, "cause"), get_text(data, "message"), get_number(data, "time", *CLOCK)
-        return Failure(
-            reporter, get_whole(data, "rank", 0, MOST_RANKS), cause, message, time, _get_optional_time(data, "common")
-        )
-    except ReadError as error:
-        notes.append(f"{path}: no failure report of this engine, or of another version of it ({error})")
-        return None
-
-
-def collect(directory: Path) -> tuple[dict[int, Flight], list[Failure], list[str]]:
-    """Read a job's files: flight records by rank, failure reports with the first failure first, and notes.
-
-    The directory has `rank.N/flight.json` and `rank.N/failure.json`, or such directories for each world of an elastic
-    job, of which the last is read. The notes have a line for each file that could not be used or is suspect.
-    """
-    flights: dict[int, Flight] = {}
-    failures: list[Failure] = []
-    notes: list[str] = []
-    directory = newest_world(directory)
-    for home in sorted(directory.glob("rank.*")):
-        rank = parse_natural(home.name.removeprefix("rank."), MOST_RANKS)
-        if rank is None or not home.is_dir():
-            continue
-        path = home / "flight.json"
-        if path.exists():
-            flight = _read_flight(path, notes)
-            if flight is not None and flight.rank != rank:
-                notes.append(f"{path}: it is rank {flight.rank}'s; left out")
-            elif flight is not None:
-                flights[rank] = flight
-        path = home / "failure.json"
-        if path.exists():
-            failure = _read_failure(path, rank, notes)
-            if failure is not None:
-                failures.append(failure)
-    _by_one_clock([*flights.values(), *failures])
-    failures.sort(key=lambda failure: failure.time)
-    if flights:
-        newest = max(flights.values(), key=lambda flight: flight.time)
-        for rank, flight in list(flights.items()):
-            path = directory / f"rank.{rank}" / "flight.json"
-            if flight.size != newest.size:
-                notes.append(f"{path}: of a world of {flight.size} ranks, not {newest.size}; left out")
-                del flights[rank]
-            elif newest.time - flight.time > OLD:
-                age = newest.time - flight.time
-                notes.append(f"{path}: {age:.0f} s older than rank {newest.rank}'s: it may speak of another failure")
-    return flights, failures, notes
-
-
-def _by_one_clock(records: Sequence[Flight | Failure]) -> None:
-    """Convert the times of records to one clock, as the hosts' clocks may differ."""
-    offset = next((record.time - record.common for record in records if record.common is not None), 0.0)
-    for record in records:
-        if record.common is not None:
-            record.time = record.common + offset
 
 
 def missing_ranks(flights: dict[int, Flight]) -> dict[str, list[int]]:
@@ -352,11 +117,68 @@ def find_standstill(
             ((name, ranks) for name, ranks in missing.items() if blamed is not None and blamed.rank in ranks),
             next(iter(missing.items())),
         )
+        name, ranks = _break_circle(flights, missing, name)
         more = sum(ranks == other for other in missing.values()) - 1
         what = f"{name!r}" + (f" and {more} more" if more else "") + where
         line = f"{format_ranks(ranks)} {_has_or_have(ranks)} not submitted {what}; {_wait(ranks, everybody)}"
         return Standstill(set(ranks), busy - set(ranks), line)
     return None
+
+
+def _break_circle(flights: dict[int, Flight], missing: dict[str, list[int]], name: str) -> tuple[str, list[int]]:
+    """Return the operation that fewer ranks lack, if ranks that lack `name` wait for ranks that wait for `name`.
+
+    Ranks that call different operations hold each other up, and the few are more likely to be wrong than the many.
+    """
+    ranks = missing[name]
+    holders: dict[str, set[int]] = {each["name"]: set() for flight in flights.values() for each in flight.pending}
+    for rank, flight in flights.items():
+        for each in flight.pending:
+            holders[each["name"]].add(rank)
+    for other, lacking in missing.items():
+        if len(lacking) < len(ranks) and holders[other] >= set(ranks) and holders[name] >= set(lacking):
+            return other, lacking
+    return name, ranks
+
+
+def add_waits(flights: dict[int, Flight]) -> dict[int, Flight]:
+    """Return records in which operations that failed with the world are pending, as they were before.
+
+    Operations of an entry in progress are left out, as the history has its row. So are those that other ranks have
+    executed and this one had yet to: nobody had to submit them any more.
+    """
+    with_sets: dict[int, dict[Members, Flight]] = {rank: {} for rank in flights}
+    for members, each in sets_of(flights).items():
+        for rank, told in _add_waits_of_schedule(each).items():
+            with_sets[rank][members] = told
+    return {rank: replace(told, sets=with_sets[rank]) for rank, told in _add_waits_of_schedule(flights).items()}
+
+
+def _add_waits_of_schedule(flights: dict[int, Flight]) -> dict[int, Flight]:
+    found = {}
+    for rank, flight in flights.items():
+        last, now = flight.history[-1]["entry"] if flight.history else -1, flight.monotonic or 0.0
+        ahead = [row for each in flights.values() for row in each.history if row["entry"] > last]
+        names, fused = {row["name"] for row in ahead}, any(row["tensors"] > 1 for row in ahead)
+        failed = [
+            {**row, "seconds": row["ended"] - row["submitted"], "missing": None}
+            for row in flight.unfinished
+            if row["entry"] is None
+            and not row["failed_call"]
+            and not fused
+            and _cut_name(row["name"], HISTORY_NAME) not in names
+        ]
+        pending = [
+            {"submitted": now - row["seconds"], **row, "name": _cut_name(row["name"])}
+            for row in [*flight.pending, *failed]
+            if not row["begun"]
+        ]
+        found[rank] = replace(flight, pending=pending)
+    return found
+
+
+def _cut_name(name: str, nbytes: int = NAME_BYTES) -> str:
+    return name.encode(errors="replace")[:nbytes].decode(errors="replace")
 
 
 def sets_of(flights: dict[int, Flight]) -> dict[Members, dict[int, Flight]]:
@@ -368,34 +190,55 @@ def sets_of(flights: dict[int, Flight]) -> dict[Members, dict[int, Flight]]:
     return found
 
 
-def describe_cause(flights: dict[int, Flight], failures: Sequence[Failure], size: int) -> str:
-    """Describe in one line the rank that blocks the others, and who waits for it.
+def find_cause(
+    flights: dict[int, Flight], blamed: Failure | None, size: int
+) -> tuple[Members | None, Standstill | Disagreement] | None:
+    """Find what keeps a job from going on, and the process set in which it is so; None for the set means the world.
 
     A rank that others wait for in the world may itself wait in a process set, or the reverse. Then the cause is the
     rank that is waited for there.
     """
-    blamed = failures[0] if failures else None
-    found = [find_standstill(flights, blamed, range(size))]
-    found += [
-        find_standstill(each, blamed, members[1], _format_members(members))
-        for members, each in sets_of(flights).items()
+    schedules: list[tuple[Members | None, dict[int, Flight]]] = [(None, flights), *sets_of(flights).items()]
+    for members, each in schedules:
+        disagreement = find_disagreement(each, blamed)
+        if disagreement is not None:
+            return members, disagreement
+    found = [
+        (members, find_standstill(each, blamed, members[1] if members else range(size), format_place(members)))
+        for members, each in schedules
     ]
-    stills = [still for still in found if still is not None]
+    # A stall is blamed by who waits for whom. Other causes are certain, and who lacks something else is held up by them.
+    certain = {blamed.rank} if blamed is not None and blamed.cause != "stalled" else set()
+    stills = [
+        (members, still)
+        for members, still in found
+        if still is not None and (not still.culprits or certain <= still.culprits)
+    ]
 
-    def make_sort_key(still: Standstill) -> tuple[bool, bool, bool]:
-        held = any(still.culprits & other.waiting for other in stills if other is not still)
+    def make_sort_key(found: tuple[Members | None, Standstill]) -> tuple[bool, bool, bool]:
+        still = found[1]
+        held = any(still.culprits & other.waiting for _, other in stills if other is not still)
         return not still.culprits, blamed is not None and blamed.rank not in still.culprits, held
 
-    if stills:
-        return min(stills, key=make_sort_key).line
+    return min(stills, key=make_sort_key) if stills else None
+
+
+def describe_cause(flights: dict[int, Flight], failures: Sequence[Failure], size: int) -> tuple[str, list[int]]:
+    """Describe in one line the rank that blocks the others, and who waits for it; also return the ranks at fault."""
+    blamed = failures[0] if failures else None
+    found = find_cause(add_waits(flights), blamed, size)
+    if found is not None:
+        members, cause = found
+        line = cause.describe() + format_place(members) if isinstance(cause, Disagreement) else cause.line
+        return line, sorted(cause.culprits)
     if blamed is not None:
-        return blamed.message
-    return "no rank stands still: nothing waits for another rank in these records"
+        return blamed.message, [blamed.rank]
+    return "no rank stands still: nothing waits for another rank in these records", []
 
 
-def _format_members(members: Members) -> str:
-    group, ranks = members
-    return f" {format_members(ranks, group)}"
+def format_place(members: Members | None) -> str:
+    """Format the process set of an operation, with a blank before it; empty for the world."""
+    return "" if members is None else f" {format_members(members[1], members[0])}"
 
 
 def make_report(directory: Path) -> tuple[str, dict[str, Any]]:
@@ -436,11 +279,12 @@ def make_report(directory: Path) -> tuple[str, dict[str, Any]]:
             lines += _set_lines(flights[rank], in_sets)
         else:
             lines.append(f"rank {rank}: no flight record")
-    conclusion = describe_cause(flights, failures, size)
+    conclusion, culprits = describe_cause(flights, failures, size)
     lines += ["", *(f"note: {note}" for note in notes), f"verdict: {conclusion}"]
     data = {
         "size": size,
         "verdict": conclusion,
+        "culprits": culprits,
         "failures": [failure.__dict__ for failure in failures],
         "ranks": {
             rank: {
@@ -507,7 +351,7 @@ def _set_lines(flight: Flight, absent: dict[Members, dict[str, list[int]]]) -> l
         key=lambda i: get_last_activity(i[1]),
     )
     for members, told in reversed(used[-SETS_SHOWN:]):
-        lines.append(f" {_format_members(members)}: {_describe_last_entry(told)}")
+        lines.append(f" {format_place(members)}: {_describe_last_entry(told)}")
         lines += [f"  {line}" for line in _describe_waits(told, absent[members])]
     if len(used) > SETS_SHOWN:
         lines.append(f"  and {len(used) - SETS_SHOWN} process sets more")

@@ -1,5 +1,5 @@
 """Read the schedule in order, execute its entries, and complete operations. The caller holds the driver's role."""
-from libc.stdint cimport int32_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcmp, memcpy
 
@@ -8,7 +8,7 @@ from engine_ext.control.device_entries cimport give_to_lane, stop_device
 from engine_ext.control.native_calls cimport backlog_take
 from engine_ext.control.observers cimport (
     observe_completions, observe_entry_begins, observe_entry_ends, observe_entry_looks, observe_entry_waits, observe_failure,
-    observe_mismatch, observe_submission, observes_stages,
+    observe_mismatch, observe_submission, observe_unfinished, observes_stages,
 )
 from engine_ext.control.size_exchange cimport members_receive, members_send, sizes_receive, sizes_send, exchanges_sizes
 from engine_ext.control.state cimport EVENT_ABORT
@@ -51,6 +51,7 @@ cdef void fail_everything(State* e) noexcept nogil:
     while e.table.inflight != NULL or e.table.failures != NULL:
         op = e.table.inflight if e.table.inflight != NULL else e.table.failures
         failed += not fails(op) and not load32_relaxed(&op.flags) & OP_TAKEN       # a taken one was counted as it was handed over
+        observe_unfinished(e, op, -1)
         table_finish(&e.table, op, Status.FAILED_WORLD)
         complete_op(e, op)
     while e.backlog != NULL:
@@ -168,6 +169,7 @@ cdef void report_mismatch(State* e, const engine_entry* entry) noexcept nogil:
         op = record.inflight
     if op != NULL:
         counts = not fails(op)
+        observe_unfinished(e, op, <int64_t>entry.sequence)
         free(op.text)
         op.text = <char*>malloc(entry.bytes + 1)
         if op.text != NULL:

@@ -7,7 +7,7 @@ engine's lock is held.
 A new observer keeps its state in State, and adds its calls here and in observers.pyx. The coordinator knows no State: its hooks
 are in lateness.pxd.
 """
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from engine_ext.control.overlap cimport overlap_wait_begins, overlap_wait_ends
 from engine_ext.control.state cimport State
@@ -61,6 +61,7 @@ cdef inline bint observes_stages(const State* e, const engine_entry* entry) noex
 # ---- failures and stalls: called without the lock ---------------------------------------------------------------------------
 
 cdef void observe_mismatch(State* e, bint completed) noexcept nogil                         # by report_mismatch
+cdef void observe_unfinished(State* e, const Op* op, int64_t sequence) noexcept nogil       # by it and fail_everything, locked
 cdef void observe_failure(State* e, uint64_t word, uint64_t completed) noexcept nogil       # by fail_everything
 cdef void observe_warning(State* e) noexcept nogil                                          # by raise_warning
 cdef uint64_t observe_overdue(State* e, uint64_t operations, uint64_t seen) noexcept nogil  # by the monitor thread

@@ -3,14 +3,14 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset, strncpy
 
 from engine_ext.control.overlap cimport Overlap, overlap_entry_begins, overlap_entry_ends
-from engine_ext.control.state cimport HISTORY, HISTORY_NAME, Row
+from engine_ext.control.state cimport HISTORY, HISTORY_NAME, UNFINISHED, UNFINISHED_NAME, Row, Unfinished
 from engine_ext.control.trace cimport (
     SOURCE_TRAFFIC, marks_add, marks_close, marks_pass, trace_close, trace_entry, trace_entry_begins, trace_entry_ends,
     trace_sample, trace_step,
 )
 from engine_ext.hosts.connections cimport traffic_count
 from engine_ext.operations.kinds cimport operation_of, wire_bytes
-from engine_ext.operations.op cimport OP_STAND_IN, Record
+from engine_ext.operations.op cimport OP_STAND_IN, Op, Record, fails
 from engine_ext.operations.operation cimport Operation
 from engine_ext.platform.atomics cimport now_ns, store32_relaxed, store32_release
 from engine_ext.platform.clock cimport after_ns, age_ns
@@ -260,6 +260,19 @@ cdef void observe_mismatch(State* e, bint completed) noexcept nogil:
     if e.counters_page != NULL:
         tally(e.counters_page.mismatches, 1)
         count_completed(e, completed)
+
+
+cdef void observe_unfinished(State* e, const Op* op, int64_t sequence) noexcept nogil:
+    """Remember an operation that is about to end without a result: alone, by the ERROR entry `sequence`, or with the world (-1).
+    With the world, only the oldest half of the ring is kept, so that operations that failed alone remain in the other half."""
+    cdef Unfinished* row
+    if sequence < 0 and (e.table.inflight_count > UNFINISHED // 2 or fails(op)):    # the newest come first
+        return
+    row = &e.unfinished[e.unfinished_rows % UNFINISHED]
+    memset(row, 0, sizeof(Unfinished))
+    row.submitted, row.ended, row.sequence, row.begun, row.meta = op.submitted, now_ns(), sequence, op.begun, op.meta
+    memcpy(row.name, op.record.name, min(op.record.name_bytes, <uint32_t>UNFINISHED_NAME - 1))
+    e.unfinished_rows += 1
 
 
 cdef void observe_failure(State* e, uint64_t word, uint64_t completed) noexcept nogil:

@@ -12,7 +12,7 @@ from engine_ext.operations.op cimport Op
 from engine_ext.platform.clock cimport patience
 from engine_ext.platform.posix cimport pthread_mutex_t, pthread_t
 from engine_ext.shared.counters cimport counters_page
-from engine_ext.shared.layout cimport KINDS, MAX_RANKS, REASON_BYTES, engine_entry, engine_knobs, member_shape
+from engine_ext.shared.layout cimport KINDS, MAX_RANKS, REASON_BYTES, engine_entry, engine_knobs, engine_meta, member_shape
 from engine_ext.shared.segment cimport Segment
 from engine_ext.transport.arena cimport Arena
 from engine_ext.transport.shm cimport SharedMemory
@@ -32,6 +32,8 @@ cdef enum:
     HISTORY = 512           # number of schedule entries that are remembered
     HISTORY_NAME = 64       # bytes of a name in the history, with its final zero; longer names are cut
     OVERDUE_BYTES = 8192    # bytes of the text for the next stall report
+    UNFINISHED = 64         # number of operations without a result that are remembered
+    UNFINISHED_NAME = 192   # bytes of a name among them, with its final zero; longer names are cut
 
 cdef struct Row:            # one schedule entry in the history; fields as in engine_entry
     uint64_t sequence
@@ -47,6 +49,14 @@ cdef struct Row:            # one schedule entry in the history; fields as in en
     uint64_t started        # nanoseconds, monotonic
     uint64_t ended          # nanoseconds, monotonic; 0: the entry is in progress
     char[HISTORY_NAME] name  # name of the first tensor, cut to fit, with a zero behind it
+
+cdef struct Unfinished:     # an operation of this rank that ended without a result
+    uint64_t submitted      # nanoseconds, monotonic
+    uint64_t ended          # nanoseconds, monotonic
+    int64_t sequence        # sequence of the entry by which it failed alone; -1: it failed with the world
+    bint begun              # whether an entry with it had begun
+    engine_meta meta        # what this rank submitted
+    char[UNFINISHED_NAME] name  # cut to fit, with a zero behind it
 
 cdef struct Counters:       # since the engine's start; atomics of the role's holder and of callers, read without the lock
     uint64_t entries        # schedule entries executed, of any type
@@ -176,6 +186,8 @@ cdef struct State:
     Counters counters
     Row[HISTORY] history        # the last HISTORY schedule entries: a ring
     uint64_t rows               # number of rows ever written: the last is at (rows - 1) % HISTORY
+    Unfinished[UNFINISHED] unfinished   # the last operations that ended without a result: a ring
+    uint64_t unfinished_rows    # number of these ever written: the last is at (unfinished_rows - 1) % UNFINISHED
     Trace trace                 # records of the timeline
     Marks marks                 # ends of steps, for the tuner; rank 0 alone
     counters_page* counters_page  # the process's page of counters; NULL: nothing is counted
