@@ -28,6 +28,7 @@ from .forms import (
     parse_path,
     parse_text,
     parse_truth,
+    parse_url,
 )
 from .setting import PREFIX, Knob, Option, Setting, define_setting, read, variable_name
 
@@ -293,6 +294,14 @@ class Config:
         "File to which metrics are written, for node_exporter's textfile collector.",
         none="none",
         option=Option("FILE"),
+    )
+    metrics_otlp: str | None = define_setting(
+        None,
+        "",
+        make_optional(parse_url, "none"),
+        "Address of an OpenTelemetry collector, which is sent metrics and spans of steps: OTLP over HTTP.",
+        none="none",
+        option=Option("URL"),
     )
     metrics_linger: float = define_setting(
         15.0,

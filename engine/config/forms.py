@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from ..host import machine
 from ..host.patience import LONGEST
@@ -218,6 +219,21 @@ def parse_text(value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
         raise ValueError("a text that is not blank")
     return value.strip()
+
+
+def parse_url(value: Any) -> str:
+    """Parse the address of an HTTP server; credentials in it are refused, as it is shown."""
+    text = parse_text(value)
+    try:
+        parts = urlsplit(text)
+        valid = (
+            parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and "@" not in parts.netloc
+        )
+    except ValueError:  # such as a port that is no number
+        valid = False
+    if not valid or not text.isascii() or any(each.isspace() or not each.isprintable() for each in text):
+        raise ValueError("the address of an HTTP server, such as http://127.0.0.1:4318, without a user's name")
+    return text
 
 
 def parse_path(value: Any) -> Path:

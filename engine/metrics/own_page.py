@@ -24,7 +24,7 @@ _own: tuple[int, int] | None = None  # descriptor of the page, and the process t
 
 def should_count(settings: Config) -> bool:
     """Return whether this process has been asked to count."""
-    served = settings.metrics_port, settings.metrics_textfile, settings.metrics_file_sd
+    served = settings.metrics_port, settings.metrics_textfile, settings.metrics_file_sd, settings.metrics_otlp
     return settings.metrics or any(each is not None for each in served)
 
 

@@ -31,6 +31,9 @@ HOST_WORDS = 8  # 64-bit words of a host's name
 HOSTS = 256  # maximum number of hosts of a job
 GROUPS = 64  # maximum number of groups that are counted one by one
 GROUP_WORDS = 8  # 64-bit words of a group's name
+STEP_LOG, STEP_WORDS = 32, 5  # rows of the last steps, and 64-bit words of a row; likewise for the last entries
+ENTRY_LOG, ENTRY_WORDS = 64, 5
+LOGS = {"step_log": STEP_WORDS, "entry_log": ENTRY_WORDS}  # fields whose rows have a begin and an end
 MONOTONIC = ("last_ns",)  # fields that are times of the rank's host, by CLOCK_MONOTONIC
 TIMES = (*MONOTONIC, "started_ns", "tuner_changed_ns")  # those, and fields that are unix times
 DURATIONS = 40  # buckets: bucket k counts durations below 2**k ns, the last one all longer ones
@@ -45,6 +48,28 @@ class GroupCounts:
     nbytes: int  # bytes of their tensors
     nanoseconds: int  # time from their starts to their ends
     pending: int  # operations that are submitted and not done
+
+
+@dataclass(frozen=True)
+class LoggedStep:
+    """One step of a rank; times are nanoseconds of CLOCK_MONOTONIC."""
+
+    number: int
+    begun: int
+    ended: int
+    blocked: int  # blocked_ns at its end
+    exposed: int  # exposed_ns at its end
+
+
+@dataclass(frozen=True)
+class LoggedEntry:
+    """One schedule entry of a rank that moved data; times are nanoseconds of CLOCK_MONOTONIC."""
+
+    begun: int
+    ended: int
+    nbytes: int
+    operation: str
+    algorithm: str
 
 
 class PageError(Exception):
@@ -100,6 +125,29 @@ class Snapshot:
             pending = max(0, submitted - completed)  # they may be from different moments
             found[name] = GroupCounts(ranks, collectives, nbytes, nanoseconds, pending)
         return found
+
+    @property
+    def logged_steps(self) -> list[LoggedStep]:
+        """The last steps, at most 32, oldest first; those that were being written are left out."""
+        rows = self._read_log("step_log", STEP_WORDS)
+        return [LoggedStep(number - 1, *rest) for number, *rest in rows]
+
+    @property
+    def logged_entries(self) -> list[LoggedEntry]:
+        """The last entries that moved data, at most 64, oldest first; those that were being written are left out."""
+        operations, algorithms = self.names["operations"], self.names["algorithms"]
+        found = []
+        for _, begun, ended, nbytes, place in self._read_log("entry_log", ENTRY_WORDS):
+            operation, algorithm = divmod(place, len(algorithms))
+            if operation < len(operations):
+                found.append(LoggedEntry(begun, ended, nbytes, operations[operation], algorithms[algorithm]))
+        return found
+
+    def _read_log(self, name: str, width: int) -> list[list[int]]:
+        """Return the valid rows of a log, in the order of their numbers."""
+        words = self.fields[name]
+        rows = [words[at : at + width] for at in range(0, len(words), width)]
+        return sorted(row for row in rows if row[0] and row[1] <= row[2])
 
     @property
     def far(self) -> bool:
@@ -172,9 +220,12 @@ def write_copy(descriptor: int, content: bytes, ahead: int, ahead_unix: int) -> 
         if (places := _locate_fields(view)) is None:
             return
         with view.cast("Q") as words:
-            for name, first, _ in places[0]:
+            for name, first, end in places[0]:
                 if name in TIMES and words[first]:  # 0: there is no such time yet
                     words[first] = max(1, words[first] + (ahead if name in MONOTONIC else ahead_unix))
+                for row in range(first, end, LOGS[name]) if name in LOGS else ():
+                    for at in (row + 1, row + 2):
+                        words[at] = min(max(1, words[at] + ahead), (1 << 64) - 1) if words[row] else 0
     os.pwrite(descriptor, memory, 0)
 
 
@@ -268,6 +319,9 @@ def count_needed_words(names: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
         **dict.fromkeys(("knob_version", *(gauge.field for gauge in GAUGES)), 1),
         **dict.fromkeys("submitted requests blocked_ns steps step_ns".split(), 1),
         "step_durations": DURATIONS,
+        **dict.fromkeys("steps_logged entries_logged".split(), 1),
+        "step_log": STEP_LOG * STEP_WORDS,
+        "entry_log": ENTRY_LOG * ENTRY_WORDS,
         **dict.fromkeys("stall_warnings stalled network_sent network_received copied_ns copied_state".split(), 1),
         "crossing_ns": HOSTS,
         "group_names": GROUPS * GROUP_WORDS,

@@ -207,7 +207,7 @@ def find_cause(
         (members, find_standstill(each, blamed, members[1] if members else range(size), format_place(members)))
         for members, each in schedules
     ]
-    # A stall is blamed by who waits for whom. Other causes are certain, and who lacks something else is held up by them.
+    # A stall is blamed by who waits for whom. Other causes are certain: they hold up whoever lacks something else.
     certain = {blamed.rank} if blamed is not None and blamed.cause != "stalled" else set()
     stills = [
         (members, still)

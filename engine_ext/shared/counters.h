@@ -28,6 +28,10 @@ enum {
   HOST_WORDS = 8,       /* 64-bit words of a host's name */
   GROUPS = 64,          /* number of groups that are counted one by one: process sets, and groups of torch */
   GROUP_WORDS = 8,      /* 64-bit words of a group's name */
+  STEP_LOG = 32,        /* number of steps that are remembered one by one */
+  STEP_WORDS = 5,       /* words of such a row: 1 + its number, begin, end (CLOCK_MONOTONIC), blocked_ns, exposed_ns then */
+  ENTRY_LOG = 64,       /* number of entries that are remembered one by one */
+  ENTRY_WORDS = 5,      /* words of such a row: 1 + its number, begin and end, bytes, place in `collectives` */
   DURATIONS = 40        /* bucket k counts durations below 2^k ns and from 2^(k-1) on; the last one all longer ones */
 };
 enum { COUNTED_LIST(AS_NUMBER) };
@@ -76,12 +80,16 @@ enum { STAGE_LIST(AS_NUMBER) STAGES };
   FIELD(between_hosts, 1)         /* BETWEEN_* */                                                                            \
   FIELD(compression_saved_bytes, 1) /* bytes of tensors that were compressed, less those that travelled */                   \
   FIELD(compression_not_finite, 1) /* blocks of results that this rank coded as NaN */                                       \
+  FIELD(entries_logged, 1)        /* entries ever written to entry_log, which has none of tensors on a GPU */                \
+  FIELD(entry_log, ENTRY_LOG *ENTRY_WORDS) /* the last of them: a ring, in which entry n has row n modulo ENTRY_LOG */       \
   LINE(submitted, 1)              /* operations (cache line written by callers, under the engine's lock) */                  \
   FIELD(requests, 1)              /* submissions as full requests: of new names and changed tensors */                       \
   FIELD(blocked_ns, 1)            /* time in which some caller was blocked, added up over engines */                         \
   FIELD(steps, 1)                 /* optimizer steps that have ended */                                                      \
   FIELD(step_ns, 1)               /* time from the end of one step to the end of the next */                                 \
   FIELD(step_durations, DURATIONS) /* number of steps by that time */                                                        \
+  FIELD(steps_logged, 1)          /* steps ever written to step_log */                                                       \
+  FIELD(step_log, STEP_LOG *STEP_WORDS) /* the last of them: a ring, as entry_log */                                         \
   LINE(cycles, CLOSED_REASONS)    /* batches by the reason for which they closed (cache line written by the coordinator) */  \
   LINE(stall_warnings, 1)         /* stall reports raised (cache line written by the monitor thread and drivers) */          \
   FIELD(stalled, 1)               /* operations in flight that are overdue now */                                            \

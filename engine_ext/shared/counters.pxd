@@ -7,7 +7,7 @@ from libc.stdint cimport uint64_t
 from engine_ext.shared.layout cimport engine_entry
 
 cdef extern from "engine_ext/shared/counters.h" nogil:
-    enum: COUNTERS_BYTES, DURATIONS, GROUPS, GROUP_WORDS
+    enum: COUNTERS_BYTES, DURATIONS, GROUPS, GROUP_WORDS, STEP_LOG, STEP_WORDS, ENTRY_LOG, ENTRY_WORDS
     enum: COUNTED_NEW, COUNTED_RUNNING, COUNTED_ENDED, COUNTED_FAILED, COUNTED_RESETTING
     enum: CLOSED_FULL, CLOSED_WHOLE_STEP, CLOSED_AWAITED, CLOSED_CYCLE_TIME, CLOSED_FROZEN, CLOSED_REASONS
     enum: STAGE_NCCL, STAGES
@@ -49,12 +49,16 @@ cdef extern from "engine_ext/shared/counters.h" nogil:
         uint64_t* between_hosts
         uint64_t* compression_saved_bytes
         uint64_t* compression_not_finite
+        uint64_t* entries_logged
+        uint64_t* entry_log
         uint64_t* submitted
         uint64_t* requests
         uint64_t* blocked_ns
         uint64_t* steps
         uint64_t* step_ns
         uint64_t* step_durations
+        uint64_t* steps_logged
+        uint64_t* step_log
         uint64_t* cycles
         uint64_t* stall_warnings
         uint64_t* stalled

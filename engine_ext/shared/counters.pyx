@@ -3,7 +3,7 @@ from libc.errno cimport EINVAL, EPROTO, errno
 from libc.stdint cimport uint64_t
 from libc.string cimport memcpy
 
-from engine_ext.platform.atomics cimport load_relaxed, now_ns, store_relaxed
+from engine_ext.platform.atomics cimport add64, load_relaxed, now_ns, store_relaxed, store_release
 from engine_ext.platform.clock cimport age_ns
 from engine_ext.platform.posix cimport (
     MADV_DONTFORK, MAP_FAILED, MAP_SHARED, PROT_READ, PROT_WRITE, madvise, mmap, munmap,
@@ -74,11 +74,22 @@ cdef int counters_write(counters_page* page, const char* name, const char* text,
     return 0
 
 
+cdef void log_row(uint64_t* row, uint64_t number, uint64_t begun, uint64_t ended, uint64_t a, uint64_t b) noexcept nogil:
+    """Write a row of a log. The number is 0 meanwhile, so that a reader leaves the row out. It may still see a row of two moments,
+    as any words of the page, if the stores become visible in another order."""
+    store_release(&row[0], 0)
+    store_relaxed(&row[1], begun)
+    store_relaxed(&row[2], ended)
+    store_relaxed(&row[3], a)
+    store_relaxed(&row[4], b)
+    store_release(&row[0], number + 1)
+
+
 cdef void counters_entry(counters_page* page, const engine_entry* entry, bint fusible, uint64_t started, uint64_t ended,
                          uint64_t exposed) noexcept nogil:
     """Count an entry that moved data, at its end. `fusible`: the fusion threshold applies to it."""
     cdef int kind = entry.kind, which = kind * ALGORITHMS + entry.algorithm
-    cdef uint64_t ns = age_ns(ended, started)
+    cdef uint64_t ns = age_ns(ended, started), number
     tally(&page.collectives[which], 1)
     tally(&page.collective_bytes[which], entry.bytes)
     tally(&page.collective_tensors[kind], entry.items)
@@ -87,6 +98,8 @@ cdef void counters_entry(counters_page* page, const engine_entry* entry, bint fu
         tally(&page.collective_durations[kind * DURATIONS + duration_bucket(ns)], 1)
         if exposed:
             tally(page.exposed_ns, exposed)
+        number = add64(page.entries_logged, 1)
+        log_row(&page.entry_log[number % ENTRY_LOG * ENTRY_WORDS], number, started, ended, entry.bytes, <uint64_t>which)
     if fusible:
         tally(page.fused_bytes, entry.bytes)
         tally(page.fusion_capacity, max(entry.bytes, entry.knobs.fusion_threshold))
@@ -127,9 +140,12 @@ cdef void counters_arrival(counters_page* page, uint64_t earliest, uint64_t subm
 
 cdef uint64_t counters_step(counters_page* page, uint64_t begun) noexcept nogil:
     """Count a step that has ended. `begun`: its start; 0: the first step. Return the start of the next one: now."""
-    cdef uint64_t now = now_ns()
+    cdef uint64_t now = now_ns(), number
     tally(page.steps, 1)
     if begun:
         tally(page.step_ns, age_ns(now, begun))
         tally(&page.step_durations[duration_bucket(age_ns(now, begun))], 1)
+        number = add64(page.steps_logged, 1)
+        log_row(&page.step_log[number % STEP_LOG * STEP_WORDS], number, begun, now, load_relaxed(page.blocked_ns),
+                load_relaxed(page.exposed_ns))
     return now

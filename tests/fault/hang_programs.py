@@ -11,7 +11,7 @@ import numpy as np
 import engine
 
 from ..waiting import linger
-from .programs import ones, touch, touch_when_pending, wait_for
+from .programs import ones, touch, wait_for
 
 SETS = ((1, 2), (0, 2), (0, 1, 2))  # ranks of the process sets, of which each rank is in some
 
@@ -32,16 +32,19 @@ def hang(kind: str, victim: int, before: int, where: int) -> None:
                 engine.allgather(ones(4 + rank), name=f"part.{number}", process_set=part)
     engine.barrier()
     inside = where < 0 or sets[where].included()
-    touch_when_pending(f"ready.{rank}") if inside and rank != victim else touch(f"ready.{rank}")
     if not inside:
+        touch(f"ready.{rank}")
         linger()
     if rank == victim:
+        touch(f"ready.{rank}")
         others = [each for each in (range(engine.size()) if where < 0 else SETS[where]) if each != victim]
         if kind in ("killed", "raised", "stopped"):
             wait_for(*(f"ready.{each}" for each in others))
         misbehave(kind, options)
     name = "layer.0" if kind == "known" and where < 0 else "next"
-    engine.allreduce(ones(), name=name, **options)
+    waiting = engine.allreduce_async(ones(), name=name, **options)
+    touch(f"ready.{rank}")
+    engine.synchronize(waiting)
     engine.barrier(**options)
     linger()
 

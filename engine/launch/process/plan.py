@@ -13,7 +13,7 @@ from .cpu_binding import Allotment
 
 MOST_RANKS = 256  # largest number of ranks, for which a control segment has room (engine_ext/shared/layout.h)
 # Settings that the launcher acts on, so that ranks must not, and the page of an outer job.
-PUBLISHING = ("metrics_port", "metrics_file_sd", "metrics_textfile")
+PUBLISHING = ("metrics_port", "metrics_file_sd", "metrics_textfile", "metrics_otlp")
 OURS = (*map(variable_name, (*PUBLISHING, "metrics_address", "metrics_linger")), "ENGINE_COUNTERS")
 # Variables of jobs on several hosts.
 BETWEEN_HOSTS = (

@@ -109,6 +109,11 @@ class Exporter(Collector):
             openmetrics = "application/openmetrics-text" in accept
             return self._encoder.encode(self.collect(), openmetrics), OPENMETRICS if openmetrics else PLAIN
 
+    def collect_all(self) -> list[Metric]:
+        """Return all families of this moment; may be called from any thread."""
+        with self._lock:
+            return list(self.collect())
+
     def collect(self) -> Iterator[Metric]:
         """Yield the families, in the order of their definitions."""
         readings, unreadable = self._read()

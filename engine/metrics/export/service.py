@@ -1,4 +1,4 @@
-"""Service that publishes a run's metrics: an endpoint, a file for file_sd, a textfile."""
+"""Service that publishes a run's metrics: an endpoint, a file for file_sd, a textfile, a collector of OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from ... import __version__
 from ...config.config import Config
 from ...host import linux
 from ..elastic_job import ElasticJob
@@ -19,7 +20,16 @@ from . import files
 from .rank_pages import Member
 
 if TYPE_CHECKING:
+    from ...otlp.sender import Sender
     from .collector import Exporter
+
+
+def find_package(name: str) -> bool:
+    """Return whether a package is installed, whose parents may be missing."""
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
 
 
 @dataclass(frozen=True)
@@ -31,6 +41,7 @@ class Wanted:
     address: str = Config.metrics_address
     file_sd: Path | None = None
     textfile: Path | None = None
+    otlp: str | None = None  # address of the collector
 
     @classmethod
     def from_settings(cls, settings: Config, command: Sequence[str]) -> Self:
@@ -42,12 +53,13 @@ class Wanted:
             address=settings.metrics_address,
             file_sd=settings.metrics_file_sd,
             textfile=settings.metrics_textfile,
+            otlp=settings.metrics_otlp,
         )
 
     @property
     def anything(self) -> bool:
         """True if anything is to be served or written."""
-        return not (self.port is None and self.file_sd is None and self.textfile is None)
+        return not (self.port is None and self.file_sd is None and self.textfile is None and self.otlp is None)
 
 
 class Service:
@@ -83,6 +95,10 @@ class Service:
         if wanted.textfile is not None:
             self._textfile = files.Textfile(wanted.textfile, self._encode_metrics, say)
             self.news.append(f"metrics: {wanted.textfile}")
+        self._sender: Sender | None = None
+        if wanted.otlp is not None:
+            self._sender = self._make_sender(wanted.otlp)
+            self.news.append(f"metrics: to the OpenTelemetry collector at {wanted.otlp}")
         self._endpoint = None
         if wanted.port is not None or wanted.file_sd is not None:
             from .endpoint import Endpoint
@@ -113,6 +129,8 @@ class Service:
                 self._endpoint.start()
             if self._textfile is not None:
                 self._textfile.start()
+            if self._sender is not None:
+                self._sender.start()
         except RuntimeError as error:
             raise MetricsError(
                 "cannot start a thread that exports metrics; there are too many processes and threads: see "
@@ -133,6 +151,8 @@ class Service:
             self._endpoint.stop()
         if self._textfile is not None:
             self._textfile.stop()
+        if self._sender is not None:
+            self._sender.stop()
 
     def remove_files(self) -> None:
         """Remove the files from another process, after this one was killed."""
@@ -140,6 +160,26 @@ class Service:
             files.remove(self._announced, self._document)
         if self._wanted.textfile is not None:
             files.remove(self._wanted.textfile, f'run="{self._wanted.run}"'.encode())
+
+    def _make_sender(self, url: str) -> Sender:
+        """Make the sender to a collector. Raises MetricsError if a package is missing."""
+        if not find_package("opentelemetry.sdk") or not find_package("opentelemetry.exporter.otlp.proto.http"):
+            raise MetricsError(
+                "metrics for OpenTelemetry need opentelemetry-sdk and opentelemetry-exporter-otlp-proto-http: "
+                "pip install '.[otlp]' in the source tree"
+            )
+        from ...otlp.sender import Sender
+        from .step_records import StepReader
+
+        steps = StepReader(self._members)
+        return Sender(
+            url,
+            self._wanted.run,
+            __version__,
+            lambda: self._get_exporter().collect_all(),
+            steps.read,
+            self._say,
+        )
 
     def _get_exporter(self) -> Exporter:
         """Return the exporter, created at first use in the calling thread, because its import is slow."""
