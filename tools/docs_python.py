@@ -18,6 +18,7 @@ MODULES = (
     "engine.mxnet",
     "engine.elastic",
     "engine.data",
+    "engine.trackers",
     "engine.errors",
     "engine.ray",
     "engine.spark",

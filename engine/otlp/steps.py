@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
-from opentelemetry.trace import set_span_in_context
+from opentelemetry.trace import Span, set_span_in_context
 
 from .records import StepRecord
 
@@ -77,7 +77,7 @@ class StepSpans:
             self._trace_rank(root, record)
         root.end(ended)
 
-    def _trace_rank(self, root: Span, record: StepRecord) -> None:  # type: ignore[type-arg, unused-ignore]
+    def _trace_rank(self, root: Span, record: StepRecord) -> None:
         attributes: dict[str, str | int | float] = {"run": self._run, "rank": str(record.rank), "step": record.number}
         if record.blocked is not None and record.exposed is not None:
             attributes |= {"blocked_seconds": record.blocked, "exposed_seconds": record.exposed}
@@ -89,7 +89,7 @@ class StepSpans:
         )
         below = set_span_in_context(span)
         for each in record.collectives:
-            about = {"rank": str(record.rank), "algorithm": each.algorithm, "bytes": each.nbytes}
+            about: dict[str, str | int] = {"rank": str(record.rank), "algorithm": each.algorithm, "bytes": each.nbytes}
             child = self._tracer.start_span(each.operation, context=below, start_time=each.begun, attributes=about)
             child.end(each.ended)
         span.end(record.ended)

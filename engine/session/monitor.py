@@ -129,6 +129,12 @@ class Monitor:
         finally:
             self._told.set()
 
+    def finish_report(self) -> None:
+        """Wait until a failure of the world is reported, while this rank's process sets are still in the record."""
+        if self._engine.failure is not None:
+            self.report_failure()
+            self._told.wait(TOLD_SECONDS)
+
     def _run(self) -> None:
         while True:
             event = self._engine.monitor()

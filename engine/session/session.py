@@ -193,6 +193,7 @@ class EngineSession:
 
     def close_process_sets(self) -> None:
         """Close the process sets, and wait for the ranks that still need this one for their GPU collectives."""
+        self.monitor.finish_report()
         if self.sets.close(self.seconds_left()):
             self.device.wait_for_dependents(self.seconds_left())
 

@@ -36,11 +36,12 @@ def entry_name(row: dict[str, Any]) -> str:
     return f"entry {row['entry']} {row['name']!r}{more} ({kind})"
 
 
-def missing_ranks(flights: dict[int, Flight]) -> dict[str, list[int]]:
+def missing_ranks(flights: dict[int, Flight], everybody: Sequence[int]) -> dict[str, list[int]]:
     """Return, by name, the ranks that have not submitted an operation, the longest wait first.
 
     A rank that knows the missing ranks has them in its record. For a new name only the coordinator knows them. Then
-    ranks whose own records do not have it in flight count as missing, as far as the records' times agree.
+    ranks whose own records do not have it in flight count as missing, as far as the records' times agree. If all
+    records have it, those of `everybody` without a record are missing: otherwise it would be in an entry.
     """
     found: dict[str, list[int]] = {}
     each = [(entry["seconds"], entry) for flight in flights.values() for entry in flight.pending]
@@ -50,7 +51,7 @@ def missing_ranks(flights: dict[int, Flight]) -> dict[str, list[int]]:
             found[name] = sorted({*found.get(name, []), *entry["missing"]})
         else:
             holders = {flight.rank for flight in flights.values() if any(p["name"] == name for p in flight.pending)}
-            found.setdefault(name, sorted(set(flights) - holders))
+            found.setdefault(name, sorted(set(flights) - holders or set(everybody) - holders))
     return found
 
 
@@ -109,7 +110,7 @@ def find_standstill(
             return Standstill(set(), busy, f"all ranks are in {what}; none is behind the others")
         line = f"{format_ranks(ranks)} {_describe_state(ranks, blamed, seconds)} in {what}; {_wait(ranks, everybody)}"
         return Standstill(set(ranks), busy - set(ranks), line)
-    missing = {name: ranks for name, ranks in missing_ranks(flights).items() if ranks}
+    missing = {name: ranks for name, ranks in missing_ranks(flights, everybody).items() if ranks}
     if missing:
         # Prefer what the blamed rank lacks, or else the longest wait: a rank may lack a later tensor because it waits
         # itself.
@@ -267,8 +268,8 @@ def make_report(directory: Path) -> tuple[str, dict[str, Any]]:
         other = [failure for failure in failures if failure.rank != first.rank]
         lines += [f"  rank {failure.reporter} says: {failure.message}" for failure in other]
         lines.append("")
-    absent = missing_ranks(flights)
-    in_sets = {members: missing_ranks(each) for members, each in sets_of(flights).items()}
+    absent = missing_ranks(flights, range(size))
+    in_sets = {members: missing_ranks(each, members[1]) for members, each in sets_of(flights).items()}
     for rank in range(size):
         if rank in flights:
             lines += [

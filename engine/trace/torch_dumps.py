@@ -205,7 +205,7 @@ class _Conversion:
 
     def _convert_waits(self, schedule: Schedule, flights: dict[int, Flight]) -> Iterator[Collective]:
         """Yield operations that have been submitted and are in no entry yet, the likely cause first."""
-        absent = missing_ranks(flights)
+        absent = missing_ranks(flights, schedule.members[1])
         members, blamed = set(schedule.members[1]), self._blamed_ranks(schedule)
         submitted: dict[str, dict[int, dict[str, Any]]] = {}
         for rank, flight in flights.items():

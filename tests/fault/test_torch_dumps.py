@@ -70,6 +70,7 @@ def draw_hang(dice: random.Random, number: int) -> tuple[str, int, int, int, int
     size, before = dice.choice((3, 4)), dice.randrange(6)
     where = dice.choice((-1, -1, 2)) if kind in DISAGREE else dice.choice((-1, 0, 1, 2))
     where = -1 if kind in ("inside", "known") else where
+    where = 2 if kind == "another name" and where >= 0 else where  # of two ranks that differ, neither is to blame
     size = 4 if where == 2 else size
     victim = dice.randrange(size) if where < 0 else dice.choice(hang_programs.SETS[where])
     return kind, size, victim, max(before, kind == "known"), where, dice.random() < 0.3
