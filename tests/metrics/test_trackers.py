@@ -30,16 +30,19 @@ with {tracker} as tracker:
 engine.barrier()
 {after}
 """
+IMPORTS = 300.0  # seconds for a job that imports large packages, on a busy machine
 FIGURES = {f"engine/{name}" for name in "steps_per_second examples_per_second step_ms exposed_ms exposed_share".split()}
 
 
 def needs(package: str) -> Any:
+    """Skip a test where a package is missing."""
     return pytest.mark.skipif(find_spec(package) is None, reason=f"needs {package}: pip install '.[trackers]'")
 
 
 def run(tracker: str, before: str = "", after: str = "", init: str = "", late: int = -1, size: int = 2) -> Finished:
     program = PROGRAM.format(tracker=tracker, before=before, after=after, init=init, late=late)
-    return run_ranks(size, program, env={"WANDB_MODE": "offline", "WANDB_SILENT": "true"})
+    env = {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "MLFLOW_ALLOW_FILE_STORE": "true"}
+    return run_ranks(size, program, env=env, timeout=IMPORTS)
 
 
 def check_figures(figures: dict[str, float]) -> None:
@@ -218,4 +221,4 @@ with Kept(interval=0) as tracker:
     callback = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: tracker.step(examples=8))
     model.fit(np.ones((24, 4)), np.ones((24, 1)), batch_size=8, epochs=2, callbacks=[callback], verbose=0)
 """
-    assert [step for step, _ in logged(run_ranks(1, program))] == [1, 2, 3, 4, 5, 6]
+    assert [step for step, _ in logged(run_ranks(1, program, timeout=IMPORTS))] == [1, 2, 3, 4, 5, 6]
