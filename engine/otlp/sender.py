@@ -19,7 +19,7 @@ PERIOD = 5.0  # seconds between two exports
 LOOK = 1.0  # seconds between two collections of steps, which ranks keep for their last 32
 EXPORT_LIMIT = 5.0  # seconds in which the collector has to answer
 STOP_LIMIT = 2.0  # seconds that the end of a job waits for the last export
-SPANS = 200  # spans a second, which take less than 1 % of a processor
+SPANS = 100  # spans a second, which take less than 1 % of a processor
 
 
 class Sender:
