@@ -68,7 +68,8 @@ def _make_histogram(labels: Mapping[str, str], samples: Iterable[Sample], began:
     bounds, counts, seen, total = [], [], 0, 0.0
     for sample in samples:
         if sample.name.endswith("_bucket"):
-            bound = float(sample.labels["le"])
+            text = sample.labels["le"]
+            bound = float(text)
             counts.append(int(sample.value) - seen)
             seen = int(sample.value)
             if math.isfinite(bound):

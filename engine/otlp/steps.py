@@ -15,7 +15,7 @@ LATE = 2  # collections for which a step waits for ranks that have not ended it
 KEPT = 256  # steps that wait at most
 
 
-class _Ended(SpanProcessor):
+class _EndedSpans(SpanProcessor):
     """Keeper of the spans that have ended."""
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class StepSpans:
 
     def __init__(self, resource: Resource, run: str, version: str) -> None:
         self._run = run
-        self._ended = _Ended()
+        self._ended = _EndedSpans()
         self._provider = TracerProvider(sampler=ALWAYS_ON, resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(self._ended)
         self._tracer = self._provider.get_tracer("enginerun", version)

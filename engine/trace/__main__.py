@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             dumps = convert_records(given.directory)
             notes += dumps.notes
             output = given.output or given.directory / "torch-dumps"
-            dumps.write(output)
+            dumps.write_files(output)
             shown = readable.format_ranks(dumps.content)
             readable.print_plain(f"{output}: dumps of {shown}; read them by: torchfrtrace {output}")
         elif given.command == "summary":

@@ -51,7 +51,7 @@ DTYPES = {
 
 
 @dataclass
-class Part:
+class RankPart:
     """One rank's part in an operation; times are by the clock of its record, in seconds."""
 
     kind: str
@@ -63,12 +63,12 @@ class Part:
 
 
 @dataclass
-class Collective:
+class DumpedCollective:
     """One operation of a process set, and the ranks that have joined it."""
 
     number: int
     label: str
-    parts: dict[int, Part]
+    parts: dict[int, RankPart]
     state: str = "completed"  # of the operation: it is completed only once it is on every rank
 
 
@@ -78,8 +78,8 @@ class Schedule:
 
     name: str
     members: Members
-    done: list[Collective] = field(default_factory=list)
-    open: list[Collective] = field(default_factory=list)
+    done: list[DumpedCollective] = field(default_factory=list)
+    open: list[DumpedCollective] = field(default_factory=list)
 
     @property
     def description(self) -> str:
@@ -95,7 +95,7 @@ class Dumps:
     first: int  # rank whose dump the reader has to take first, because it compares the others with it
     notes: list[str]
 
-    def write(self, directory: Path) -> None:
+    def write_files(self, directory: Path) -> None:
         """Write each rank's dump to a file of the directory, and remove those of an earlier call.
 
         The reader compares all ranks with that of the first file that it finds, and calls the others culprits. It
@@ -122,7 +122,7 @@ def convert_records(directory: Path) -> Dumps:
         raise FileNotFoundError(
             f"{directory}: no rank.N/flight.json that can be read; give the directory that has rank.N{detail}"
         )
-    return _Conversion(flights, failures[0] if failures else None, notes).convert()
+    return _Conversion(flights, failures[0] if failures else None, notes).convert_all()
 
 
 class _Conversion:
@@ -136,7 +136,7 @@ class _Conversion:
         self._parts_left = MOST_PARTS
         self._cause = find_cause(self._flights, self._blamed, self._size)
 
-    def convert(self) -> Dumps:
+    def convert_all(self) -> Dumps:
         every = [(None, self._flights), *sorted(sets_of(self._flights).items(), key=lambda item: item[0][::-1])]
         schedules = []
         for number, (members, flights) in enumerate(every):
@@ -189,21 +189,23 @@ class _Conversion:
         self._parts_left -= taken * members
         return taken
 
-    def _convert_entry(self, number: int, rows: dict[int, dict[str, Any]], joined: set[int], state: str) -> Collective:
+    def _convert_entry(
+        self, number: int, rows: dict[int, dict[str, Any]], joined: set[int], state: str
+    ) -> DumpedCollective:
         known = next(iter(rows.values()))
         more = f" and {known['tensors'] - 1} more" if known["tensors"] > 1 else ""
         parts = {}
         for rank in joined:
             row = rows.get(rank)
             times = (row["started"], row["started"], row["ended"]) if row is not None else (None, None, None)
-            parts[rank] = Part(known["kind"], [known["bytes"]], "Byte", *times)
-        return Collective(number, f"{known['name']}{more}", parts, state)
+            parts[rank] = RankPart(known["kind"], [known["bytes"]], "Byte", *times)
+        return DumpedCollective(number, f"{known['name']}{more}", parts, state)
 
-    def _convert_disagreement(self, disagreement: Disagreement) -> Collective:
+    def _convert_disagreement(self, disagreement: Disagreement) -> DumpedCollective:
         sent = {rank: row for rank, row in disagreement.parts.items() if not row["failed_call"]}
-        return Collective(disagreement.entry, disagreement.name, _make_parts(sent), "scheduled")
+        return DumpedCollective(disagreement.entry, disagreement.name, _make_parts(sent), "scheduled")
 
-    def _convert_waits(self, schedule: Schedule, flights: dict[int, Flight]) -> Iterator[Collective]:
+    def _convert_waits(self, schedule: Schedule, flights: dict[int, Flight]) -> Iterator[DumpedCollective]:
         """Yield operations that have been submitted and are in no entry yet, the likely cause first."""
         absent = missing_ranks(flights, schedule.members[1])
         members, blamed = set(schedule.members[1]), self._blamed_ranks(schedule)
@@ -229,7 +231,7 @@ class _Conversion:
             rows = submitted[name]
             known = next(iter(rows.values()))
             joined = {rank: rows.get(rank, known) for rank in members - missing[name]}
-            yield Collective(number, name, _make_parts(joined), "scheduled")
+            yield DumpedCollective(number, name, _make_parts(joined), "scheduled")
 
     def _find_culprits(self, schedule: Schedule) -> set[int]:
         """Return the ranks that the engine's own judgement names in a schedule."""
@@ -297,14 +299,14 @@ class _Conversion:
         }
 
 
-def _make_parts(rows: dict[int, dict[str, Any]]) -> dict[int, Part]:
+def _make_parts(rows: dict[int, dict[str, Any]]) -> dict[int, RankPart]:
     """Convert what ranks submitted; what the reader cannot tell apart by type, shape and dtype, it can by the dtype."""
     bare = all(not row["dims"] for row in rows.values())  # scalars or groups: the reader skips the dtype of no shape
     parts = {}
     for rank, row in rows.items():
         dims = [row["bytes"]] if bare else row["dims"]
         dtype = DTYPES.get(row["dtype"], row["dtype"])
-        parts[rank] = Part(row["kind"], dims, dtype, row.get("submitted"))
+        parts[rank] = RankPart(row["kind"], dims, dtype, row.get("submitted"))
     seen: dict[str, set[str]] = {}
     for rank, row in rows.items():
         part = parts[rank]
@@ -315,10 +317,12 @@ def _make_parts(rows: dict[int, dict[str, Any]]) -> dict[int, Part]:
     return parts
 
 
-def _make_entry(record: int, schedule: Schedule, each: Collective, part: Part, offset: float) -> dict[str, Any]:
+def _make_entry(
+    record: int, schedule: Schedule, each: DumpedCollective, part: RankPart, offset: float
+) -> dict[str, Any]:
     """Make a row of a dump. The stack trace, which the engine does not record, is the operation's name and number."""
 
-    def convert(at: float | None) -> int | None:
+    def to_unix_time(at: float | None) -> int | None:
         return None if at is None else int((at + offset) * 1e9)
 
     return {
@@ -330,14 +334,14 @@ def _make_entry(record: int, schedule: Schedule, each: Collective, part: Part, o
         "p2p_seq_id": 0,
         "op_id": each.number,
         "profiling_name": f"{BACKEND}:{TYPES[part.kind]}",
-        "time_created_ns": convert(part.created) or 0,
+        "time_created_ns": to_unix_time(part.created) or 0,
         "input_sizes": [part.dims],
         "input_dtypes": [part.dtype],
         "output_sizes": [part.dims],
         "output_dtypes": [part.dtype],
         "state": each.state,
-        "time_discovered_started_ns": convert(part.started),
-        "time_discovered_completed_ns": convert(part.ended),
+        "time_discovered_started_ns": to_unix_time(part.started),
+        "time_discovered_completed_ns": to_unix_time(part.ended),
         "retired": each.state == "completed",
         "timeout_ms": 0,
         "is_p2p": False,

@@ -75,8 +75,8 @@ cdef int counters_write(counters_page* page, const char* name, const char* text,
 
 
 cdef void log_row(uint64_t* row, uint64_t number, uint64_t begun, uint64_t ended, uint64_t a, uint64_t b) noexcept nogil:
-    """Write a row of a log. The number is 0 meanwhile, so that a reader leaves the row out. It may still see a row of two moments,
-    as any words of the page, if the stores become visible in another order."""
+    """Write a row of a log. The number is 0 meanwhile, so that a reader leaves the row out. If the stores become visible in
+    another order, it may still see a row of two moments, as with any words of the page."""
     store_release(&row[0], 0)
     store_relaxed(&row[1], begun)
     store_relaxed(&row[2], ended)

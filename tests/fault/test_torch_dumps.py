@@ -108,7 +108,7 @@ def check_hang(hang: tuple[str, int, int, int, int, bool], dumps: Path, command:
 
     def look(job: Job) -> None:
         report, data = make_report(job.output)
-        convert_records(job.output).write(dumps)
+        convert_records(job.output).write_files(dumps)
         ranks, text = named_by_reader(dumps, command)
         assert data["culprits"] == [hang[2]], f"{hang}\n{report}"
         assert ranks == [hang[2]], f"{hang}\n{report}\n{text}"
