@@ -184,7 +184,7 @@ class _Conversion:
 
     def _take(self, schedule: Schedule, wanted: int) -> int:
         """Return how many operations of a schedule to convert, at least one, so that all of them stay within limits."""
-        members = len(schedule.members[1])
+        members = max(1, len(schedule.members[1]))
         taken = max(1, min(wanted, KEPT, self._parts_left // members))
         self._parts_left -= taken * members
         return taken
@@ -202,7 +202,8 @@ class _Conversion:
         return DumpedCollective(number, f"{known['name']}{more}", parts, state)
 
     def _convert_disagreement(self, disagreement: Disagreement) -> DumpedCollective:
-        sent = {rank: row for rank, row in disagreement.parts.items() if not row["failed_call"]}
+        rows = disagreement.parts.items()
+        sent = {rank: row for rank, row in rows if not row["failed_call"] and row["kind"] in TYPES}
         return DumpedCollective(disagreement.entry, disagreement.name, _make_parts(sent), "scheduled")
 
     def _convert_waits(self, schedule: Schedule, flights: dict[int, Flight]) -> Iterator[DumpedCollective]:
@@ -249,7 +250,7 @@ class _Conversion:
         """Return the schedule that the engine's judgement names; otherwise one in which the blamed rank is missing."""
         if self._cause is not None and self._cause[1].culprits:
             members = self._cause[0] or ("", tuple(range(self._size)))
-            return next(each for each in schedules if each.members == members)
+            return next((each for each in schedules if each.members == members), schedules[0])
 
         def lacks_blamed(schedule: Schedule) -> bool:
             blamed = self._blamed_ranks(schedule)

@@ -122,12 +122,29 @@ def flight(home: Path) -> Case:
     (home / "rank.0").mkdir()
     waiting = [pending("known", 5, [1, 2]), pending("new", 4, None)]
     history, ranks = [row(380, "a"), row(381, "b", None)], [place(0, 381, 4), place(1, 381, 3)]
-    sets = [part([0, 1], pending=waiting, history=history, ranks=ranks)]
-    told = record(0, 3, pending=waiting, history=history, ranks=ranks, process_sets=sets, common=12.5)
+    sent = {"dtype": "float32", "dims": [3, 4], "bytes": 48, "described": "allreduce float32[3, 4]", "begun": False}
+    undone = [
+        {
+            **sent,
+            "name": "new",
+            "kind": "allreduce",
+            "entry": 382,
+            "failed_call": False,
+            "submitted": 1.0,
+            "ended": 2.0,
+        },
+        {**sent, "name": "x", "kind": "allgather", "entry": None, "failed_call": True, "submitted": 1.0, "ended": 2.0},
+    ]
+    sets = [part([0, 1], pending=waiting, history=history, ranks=ranks, unfinished=undone)]
+    more = {"process_sets": sets, "common": 12.5, "unfinished": undone}
+    told = record(0, 3, pending=waiting, history=history, ranks=ranks, **more)
+    mismatch = {"rank": 0, "cause": "raised", "message": "MismatchError: ranks disagree on 'new'", "time": 1.8e9}
+    (home / "rank.0" / "failure.json").write_text(json.dumps(mismatch))
 
     def read() -> None:
         for more in ([], ["--json"]):
             ends(0, 2)(trace(["flight", *more, str(home)]))
+        ends(0, 2)(trace(["torch-dumps", str(home)]))
         assert flight_records(home) == [0]
 
     return json.dumps(told).encode(), of_file(home / "rank.0" / "flight.json", read)
