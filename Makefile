@@ -207,8 +207,8 @@ interleave: $(VENV)/.installed-dev ## Play thousands of orders of the protocol's
 
 .PHONY: gpu-faults
 gpu-faults: $(VENV)/.installed-dev ## Kill and stop a rank in each call that opens a GPU, and leave out each wait of the lane (stand-ins)
-	@EVERY_CALL=1 $(BIN)/python -m pytest tests/gpu/test_plane.py tests/gpu/test_allreduce.py tests/gpu/test_moving.py \
-	    tests/gpu/test_sums.py tests/gpu/test_metrics.py tests/gpu/test_sets.py tests/gpu/test_views.py tests/gpu/test_freeze.py tests/parallel/test_frozen_runs.py
+	@EVERY_CALL=1 $(BIN)/python -m pytest tests/gpu/test_plane.py tests/gpu/test_mutants.py tests/gpu/test_metrics.py \
+	    tests/gpu/test_sets.py tests/parallel/test_frozen_runs.py
 
 # Only after an edit of engine_ext/gpu/kernels.cu; what comes out is committed. 200 MB below build/gpu-kernels; no GPU.
 .PHONY: gpu-kernels

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ..standins import ROOT, build, build_program, kernels, start
+from .jobs import Job, Start
 
 LITMUS = ROOT / "benchmarks/gpu/litmus"
 SECONDS = 60
@@ -37,6 +39,20 @@ def checks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_program(
         tmp_path_factory.mktemp("checks") / "checks", Path(__file__).parent / "checks.c", LITMUS / "main.c"
     )
+
+
+@pytest.fixture
+def ranks(request: pytest.FixtureRequest, libraries: Path, registered: Path, tmp_path: Path) -> Start:
+    """Function that starts a program on ranks: one of the module `PROGRAMS` of a test's module, by its `SETTINGS`.
+
+    `found` is the directory of the stand-ins; further settings are those of `Job`.
+    """
+    settings = {"one_thread": 1, "module": request.module.PROGRAMS, **getattr(request.module, "SETTINGS", {})}
+
+    def begin(size: int, program: str, *rest: str, found: Path = libraries, **more: Any) -> Job:
+        return Job(found, tmp_path, size, program, str(registered), *rest, **{**settings, **more})
+
+    return begin
 
 
 @pytest.fixture

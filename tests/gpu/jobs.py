@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ..standins import ROOT, start
@@ -72,10 +72,16 @@ class Job:
         assert statuses == [0] * len(statuses), f"{statuses}\n" + "\n".join(texts)
         return texts
 
-    def goes_wrong(self, seconds: float) -> None:
-        """Wait for all ranks, and expect that one finds an error, or that they do not end in time."""
+    def goes_wrong(self, seconds: float, may_hang: bool = True) -> None:
+        """Wait for all ranks, and expect that one finds an error, or, if that is allowed, that they do not end."""
         try:
             statuses, texts = self.end(seconds)
         except subprocess.TimeoutExpired:
-            return
+            if may_hang:
+                return
+            raise
         assert any(statuses), texts
+
+
+Start = Callable[..., Job]
+"""Function that starts a program on ranks, as the fixture `ranks` gives it."""

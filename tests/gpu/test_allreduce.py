@@ -9,30 +9,15 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from ..standins import POLICIES
 from ..waiting import until
-from .jobs import Job
-from .mutants import changed
-from .test_plane import EVERY_CALL
+from .jobs import Start
 
-Start = Callable[..., Job]
+PROGRAMS = "allreduce_programs"
 SIZES = [(1, "eager"), (3, "drawn"), *((2, policy) for policy in POLICIES)]  # ranks, and the stand-ins' policy
-
-
-@pytest.fixture
-def ranks(libraries: Path, registered: Path, tmp_path: Path) -> Start:
-    """Function that starts a program of allreduce_programs.py on ranks."""
-
-    def begin(size: int, program: str, *rest: str, **settings: object) -> Job:
-        told = (program, str(registered), *rest)
-        return Job(libraries, tmp_path, size, *told, module="allreduce_programs", **{"one_thread": 1, **settings})
-
-    return begin
 
 
 @pytest.mark.sample(1)
@@ -143,40 +128,3 @@ def test_work_that_does_not_end_is_told(what: str, said: str, ranks: Start) -> N
         assert re.search(
             f"refused: RankStalledError: {'rank [01]' if what == 'kernels' else 'rank 1'} stalled: {pattern}", text
         )
-
-
-# ---- mutants ---------------------------------------------------------------------------------------------------------
-
-KILLERS: dict[str, tuple[str, ...]] = {
-    "marks_not_awaited": ("fused",),
-    "mark_not_recorded": ("fused",),
-    "nccl_not_polled": ("fused",),
-    "groups_not_polled": ("numbers",),
-    "broadcast_not_polled": ("broadcasts",),
-    "done_before_the_work": ("fused",),
-    "caller_does_not_wait": ("fused",),
-    "caller_waits_for_the_last_but_one": ("fused",),
-    "always_passed": ("many",),
-    "passed_without_a_look": ("forgotten",),
-    "tables_used_again_too_early": ("pieces",),
-    "context_not_pushed": ("streams",),
-    "callers_spoil_captures": ("captures",),
-    "newest_item_first": ("many",),
-    "item_not_rung": ("fused",),
-    "gaps_in_a_piece": ("pieces",),
-    "second_table_lies_where_the_first_does": ("pieces",),
-    "rows_end_with_their_piece": ("pieces",),
-    "numbers_of_pieces_stay_here": ("pieces",),
-}
-
-
-@pytest.mark.skipif(not EVERY_CALL, reason="takes minutes: make gpu-faults")
-@pytest.mark.parametrize("mutant", KILLERS)
-def test_mutant_is_killed(mutant: str, ranks: Start, tmp_path: Path) -> None:
-    ranks(2, *KILLERS[mutant], more=changed(mutant, tmp_path / "mutant"), linger=1).goes_wrong(30)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("program", sorted(set(KILLERS.values())))
-def test_what_kills_mutants_lets_the_source_live(program: tuple[str, ...], ranks: Start, tmp_path: Path) -> None:
-    ranks(2, *program, more=changed("none", tmp_path / "none"), linger=1).succeeds()

@@ -3,30 +3,15 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from .jobs import Job
-from .mutants import changed
-from .test_plane import EVERY_CALL
+from .jobs import Start
 
-Start = Callable[..., Job]
+PROGRAMS = "freeze_programs"
 
 OPTIMIZERS = "frozen_optimizer_programs"
-
-
-@pytest.fixture
-def ranks(libraries: Path, registered: Path, tmp_path: Path) -> Start:
-    """Function that starts a program of freeze_programs.py, or of another module, on ranks."""
-
-    def begin(size: int, program: str, *rest: str, **settings: Any) -> Job:
-        told = (program, str(registered), *rest)
-        return Job(libraries, tmp_path, size, *told, **{"one_thread": 1, "module": "freeze_programs", **settings})
-
-    return begin
 
 
 LONGER = 100  # seconds for several programs
@@ -105,29 +90,3 @@ def test_gradients_are_frozen_as_they_lie(monkeypatch: pytest.MonkeyPatch) -> No
 def test_launches_of_graphs_end_when_a_rank_dies(size: int, ranks: Start) -> None:
     statuses, texts = ranks(size, "dies").end()
     assert statuses == [0] * (size - 1) + [-signal.SIGKILL], texts
-
-
-# ---- mutants ---------------------------------------------------------------------------------------------------------
-
-KILLERS: dict[str, tuple[str, ...]] = {
-    "pass_not_ordered": ("streams",),
-    "pass_not_recorded": ("streams",),
-    "close_does_not_await_passes": ("shuts_down",),
-    "close_does_not_await_graphs": ("shuts_down",),
-    "graphs_are_revoked": ("dies",),
-    "graphs_hold_up_the_end": ("outlived",),
-    "kernels_of_graphs_are_unloaded": ("outlived",),
-    "leaving_forgets_frozen_passes": ("leaves",),
-    "captures_hide_graphs": ("leaves",),
-    "lack_of_memory_is_told_late": ("lacks_memory",),
-    "clocks_end_with_a_freeze": ("clocks",),
-    "captures_without_blocking": ("graphs",),
-    "capture_is_not_asked_for": ("graphs",),
-    "nothing_of_0_bytes": ("nothing",),
-}
-
-
-@pytest.mark.skipif(not EVERY_CALL, reason="takes minutes: make gpu-faults")
-@pytest.mark.parametrize("mutant", KILLERS)
-def test_mutant_is_killed(mutant: str, ranks: Start, tmp_path: Path) -> None:
-    ranks(2, *KILLERS[mutant], more=changed(mutant, tmp_path / "mutant"), linger=1).goes_wrong(60)

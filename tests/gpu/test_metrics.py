@@ -11,31 +11,13 @@ from typing import Any
 import pytest
 
 from ..waiting import measured
-from .jobs import Job
+from .jobs import Job, Start
 from .metrics_programs import KERNEL, LATE, MANY, STEPS
 from .mutants import changed
 from .test_plane import EVERY_CALL
 
-Start = Callable[..., Job]
+PROGRAMS = "metrics_programs"
 CLOCK = 0.02  # seconds between two readings of a busy host's clock, at most
-
-
-@pytest.fixture
-def ranks(libraries: Path, registered: Path, tmp_path: Path) -> Start:
-    """Function that starts a program of metrics_programs.py on ranks, whose devices do work as soon as possible."""
-
-    def begin(size: int, program: str, *rest: str, **settings: object) -> Job:
-        told = (program, str(registered), *rest)
-        return Job(
-            libraries,
-            tmp_path,
-            size,
-            *told,
-            module="metrics_programs",
-            **{"one_thread": 1, "policy": "eager", **settings},
-        )
-
-    return begin
 
 
 def told(job: Job) -> list[dict[str, Any]]:

@@ -7,29 +7,16 @@ test_allreduce.py.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from ..standins import POLICIES
-from .jobs import Job
+from .jobs import Start
 from .mutants import changed
 from .test_allreduce import SIZES
-from .test_plane import EVERY_CALL
 
-Start = Callable[..., Job]
-
-
-@pytest.fixture
-def ranks(libraries: Path, registered: Path, tmp_path: Path) -> Start:
-    """Function that starts a program of moving_programs.py on ranks."""
-
-    def begin(size: int, program: str, *rest: str, **settings: object) -> Job:
-        told = (program, str(registered), *rest)
-        return Job(libraries, tmp_path, size, *told, module="moving_programs", **{"one_thread": 1, **settings})
-
-    return begin
+PROGRAMS = "moving_programs"
 
 
 @pytest.mark.sample(1)
@@ -101,31 +88,3 @@ def test_call_that_fails_is_told_on_all_ranks(call: str, ranks: Start) -> None:
     for text in ranks(2, "fails", call).succeeds():
         assert "refused: RankRaisedError" in text
         assert call in text
-
-
-# ---- mutants ---------------------------------------------------------------------------------------------------------
-
-KILLERS: dict[str, tuple[str, ...]] = {
-    "scatter_not_polled": ("numbers",),
-    "moves_not_polled": ("numbers",),
-    "slab_overrun_of_who_has_joined": ("joins",),
-    "windows_overlap": ("numbers",),
-    "room_not_awaited": ("numbers",),
-    "room_awaited_for_ever": ("noroom",),
-    "failure_while_room_is_awaited": ("slowroom",),
-    "room_not_rung": ("prompt",),
-    "room_used_too_early": ("forgotten",),
-    "room_spoils_captures": ("captures",),
-}
-
-
-@pytest.mark.skipif(not EVERY_CALL, reason="takes minutes: make gpu-faults")
-@pytest.mark.parametrize("mutant", KILLERS)
-def test_mutant_is_killed(mutant: str, ranks: Start, tmp_path: Path) -> None:
-    ranks(2, *KILLERS[mutant], more=changed(mutant, tmp_path / "mutant"), linger=1).goes_wrong(40)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("program", sorted(set(KILLERS.values())))
-def test_what_kills_mutants_lets_the_source_live(program: tuple[str, ...], ranks: Start, tmp_path: Path) -> None:
-    ranks(2, *program, more=changed("none", tmp_path / "none"), linger=1).succeeds()

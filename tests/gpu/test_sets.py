@@ -8,30 +8,18 @@ from __future__ import annotations
 
 import socket
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from ..standins import build
-from .jobs import Job
+from .jobs import Start
 from .mutants import changed
 from .test_plane import EVERY_CALL
 
-Start = Callable[..., Job]
+PROGRAMS = "sets_programs"
 WITHOUT_REVOKE = 22403  # a version of NCCL that can only abort communicators
 HOSTS = ("one host", "several hosts")
-
-
-@pytest.fixture
-def ranks(libraries: Path, registered: Path, tmp_path: Path) -> Start:
-    """Function that starts a program of sets_programs.py on ranks."""
-
-    def begin(size: int, program: str, *rest: str, found: Path = libraries, **settings: object) -> Job:
-        told = (program, str(registered), *rest)
-        return Job(found, tmp_path, size, *told, module="sets_programs", **{"one_thread": 1, "slots": 1, **settings})
-
-    return begin
 
 
 @pytest.fixture(params=HOSTS)
