@@ -6,23 +6,21 @@ python -m tests.gpu.moving_programs NAME+NAME+... RANK SIZE KERNELS ...
 from __future__ import annotations
 
 import ctypes
-import faulthandler
 import gc
 import itertools
 import os
 import signal
-import sys
 import time
 from typing import Any
 
 import numpy as np
 import pytest
 
-from engine.errors import EngineError, UnsupportedTensorError, WorldError
+from engine.errors import EngineError, UnsupportedTensorError
 from engine.native import gradients
 
 from ..waiting import let_pass, until
-from .allreduce_programs import DTYPES, OPS, Binding, Parameter, compare, core
+from .allreduce_programs import DTYPES, OPS, Binding, Parameter, compare, core, main
 from .device_tensors import DeviceTensor, Framework, Room
 from .plane_programs import Rank, planes
 from .submitted import drawn, exchange, gather, gather_group, own_rows, scatter, seen
@@ -302,15 +300,12 @@ def noroom(me: Rank) -> None:
         raise MemoryError(f"the GPU is full, and {sum(sizes)} bytes are wanted")
 
     begun = time.monotonic()
-    try:
-        with me.world("noroom"):
-            gather("first", drawn(me.rank, 3, "float32")).check()
-            tensor = DeviceTensor(drawn(me.rank, 3, "float32"))
-            core().allgather(tensor, "second", False, none if me.rank == 1 else Room()).wait()
-            core().allgather(tensor, "third", False, Room()).wait()
-            core().barrier("all").wait()
-    except EngineError as error:
-        print(f"refused: {type(error).__name__}: {error}")
+    with me.refused_world("noroom"):
+        gather("first", drawn(me.rank, 3, "float32")).check()
+        tensor = DeviceTensor(drawn(me.rank, 3, "float32"))
+        core().allgather(tensor, "second", False, none if me.rank == 1 else Room()).wait()
+        core().allgather(tensor, "third", False, Room()).wait()
+        core().barrier("all").wait()
     assert time.monotonic() - begun < planes.CLOSING, "the lane still waits for room"
 
 
@@ -337,41 +332,34 @@ def slowroom(me: Rank) -> None:
 
 def fails(me: Rank, call: str) -> None:
     """Make a call of rank 1's lane fail."""
-    try:
-        with me.world("fails"):
-            gather("first", drawn(me.rank, 3, "float32")).check()
-            core().barrier("ready").wait()
-            if me.rank == 1:
-                me.fail(call, 1, 1 if call.startswith("nccl") else 700)
-            core().barrier("armed").wait()
-            pending = [
-                gather("rows", drawn(me.rank, 3, "float32")),
-                gather("uneven", drawn(me.rank, 3 + me.rank, "float32")),
-                exchange("to each", drawn(me.rank, 2 * me.size, "float32"), [2] * me.size),
-                scatter(me, "part", [drawn(me.rank, 2 * me.size, "float32")], "sum"),
-            ]
-            for submitted in pending:
-                submitted.handle.wait()
-            core().barrier("all").wait()
-    except EngineError as error:
-        print(f"refused: {type(error).__name__}: {error}")
+    with me.refused_world("fails"):
+        gather("first", drawn(me.rank, 3, "float32")).check()
+        core().barrier("ready").wait()
+        if me.rank == 1:
+            me.fail(call, 1, 1 if call.startswith("nccl") else 700)
+        core().barrier("armed").wait()
+        pending = [
+            gather("rows", drawn(me.rank, 3, "float32")),
+            gather("uneven", drawn(me.rank, 3 + me.rank, "float32")),
+            exchange("to each", drawn(me.rank, 2 * me.size, "float32"), [2] * me.size),
+            scatter(me, "part", [drawn(me.rank, 2 * me.size, "float32")], "sum"),
+        ]
+        for submitted in pending:
+            submitted.handle.wait()
+        core().barrier("all").wait()
 
 
 def lost(me: Rank) -> None:
     """Kill the last rank while an operation is in flight."""
-    told, last = None, me.rank == me.size - 1
-    try:
-        with me.world("lost", stall_limit=2.0):
-            gather("first", drawn(me.rank, 3, "float32")).check()
-            tensor = DeviceTensor(drawn(me.rank, 3 + me.rank, "float32"), late=5.0)
-            handle = core().alltoall(tensor, [1] * me.size, "second", False, Room())
-            if last:
-                os.kill(os.getpid(), signal.SIGKILL)
-            handle.wait()
-            core().allgather(tensor, "third", False, Room()).wait()
-    except WorldError as error:
-        told = error
-    assert told is not None and told.rank == me.size - 1, told
+    last = me.rank == me.size - 1
+    with me.losing_world("lost", stall_limit=2.0):
+        gather("first", drawn(me.rank, 3, "float32")).check()
+        tensor = DeviceTensor(drawn(me.rank, 3 + me.rank, "float32"), late=5.0)
+        handle = core().alltoall(tensor, [1] * me.size, "second", False, Room())
+        if last:
+            os.kill(os.getpid(), signal.SIGKILL)
+        handle.wait()
+        core().allgather(tensor, "third", False, Room()).wait()
     with me.world("again", size=me.size - 1):
         core().allgather(DeviceTensor(drawn(me.rank, 3, "float32")), "rows", False, Room()).wait()
 
@@ -386,13 +374,4 @@ PROGRAMS = {
 
 
 if __name__ == "__main__":
-    faulthandler.enable()
-    name, rank, size, kernels, *rest = sys.argv[1:]
-    Framework.start()
-    me = Rank(int(rank), int(size))
-    ctypes.CDLL(kernels)
-    for each in name.split("+"):
-        PROGRAMS[each](me, *rest)
-    if name in ("fails", "noroom", "slowroom"):
-        os._exit(0)  # reports after a failure are not checked
-    assert me.reports() == [], me.reports()
+    main(PROGRAMS, ("fails", "noroom", "slowroom"))

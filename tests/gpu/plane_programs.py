@@ -22,7 +22,7 @@ import pytest
 
 import engine
 from engine.config import config
-from engine.errors import DeviceError, RankDiedError, RankStalledError
+from engine.errors import DeviceError, EngineError, RankDiedError, RankStalledError, WorldError
 from engine.session import runtime
 
 from ..waiting import let_pass, until
@@ -112,6 +112,26 @@ class Rank:
         text = ctypes.create_string_buffer(1 << 16)
         self.cuda.stand_report(text, ctypes.c_size_t(len(text)))
         return text.value.decode().splitlines()
+
+    @contextmanager
+    def refused_world(self, job: str, **settings: object) -> Iterator[None]:
+        """Start a world that may end with an error, which is printed."""
+        try:
+            with self.world(job, **settings):  # type: ignore[arg-type]
+                yield
+        except EngineError as error:
+            print(f"refused: {type(error).__name__}: {error}")
+
+    @contextmanager
+    def losing_world(self, job: str, **settings: object) -> Iterator[None]:
+        """Start a world in which the last rank is lost: the others must be told so, and that it was the last."""
+        told, last = None, self.size - 1
+        try:
+            with self.world(job, **settings):  # type: ignore[arg-type]
+                yield
+        except WorldError as error:
+            told = error
+        assert self.rank == last if told is None else told.rank == last, told
 
     def works(self) -> None:
         """Check that collectives in host memory work."""

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import engine
-from engine.errors import DeviceError, EngineError, UnsupportedTensorError, WorldError
+from engine.errors import DeviceError, UnsupportedTensorError
 from engine.host import patience
 from engine.native import gradients
 from engine.session import runtime
@@ -310,28 +310,24 @@ def removed(me: Rank) -> None:
 
 def lost(me: Rank, how: str) -> None:
     """Lose a rank of a set in the middle of operations; ranks outside of the set are told, too."""
-    told, last = None, me.rank == me.size - 1
-    try:
-        with me.world("lost", stall_limit=2.0):
-            sets = of(me, [1, 2], [0, 1])
-            for each in sets:
-                with within(each):
-                    tensor = DeviceTensor(values(me.rank, 100, "float32"))
-                    allreduce(tensor, tensor, "first").wait()
-            if last:
-                with within(sets[0]):
-                    tensor.compute(values(me.rank, 100, "float32"), late=5000.0)
-                    allreduce(tensor, tensor, "second")
-                let_pass(0.5)  # until the other rank's GPU gets to it, and waits
-                os.kill(os.getpid(), signal.SIGKILL if how == "kill" else signal.SIGSTOP)
-            if me.rank:
-                with within(sets[0]):
-                    for name in ("second", "third"):
-                        allreduce(tensor, tensor, name).wait()
-            core().barrier("all").wait()
-    except WorldError as error:
-        told = error
-    assert told is not None and told.rank == me.size - 1, told
+    last = me.rank == me.size - 1
+    with me.losing_world("lost", stall_limit=2.0):
+        sets = of(me, [1, 2], [0, 1])
+        for each in sets:
+            with within(each):
+                tensor = DeviceTensor(values(me.rank, 100, "float32"))
+                allreduce(tensor, tensor, "first").wait()
+        if last:
+            with within(sets[0]):
+                tensor.compute(values(me.rank, 100, "float32"), late=5000.0)
+                allreduce(tensor, tensor, "second")
+            let_pass(0.5)  # until the other rank's GPU gets to it, and waits
+            os.kill(os.getpid(), signal.SIGKILL if how == "kill" else signal.SIGSTOP)
+        if me.rank:
+            with within(sets[0]):
+                for name in ("second", "third"):
+                    allreduce(tensor, tensor, name).wait()
+        core().barrier("all").wait()
     with me.world("again", size=me.size - 1):
         open_all(me)
         for each in of(me, [1]):
@@ -341,19 +337,16 @@ def lost(me: Rank, how: str) -> None:
 
 def fails(me: Rank, call: str) -> None:
     """Make a call of rank 1's lane fail while a set's ranks are being connected, or later."""
-    try:
-        with me.world("fails", start_timeout=3.0):
-            tensor = DeviceTensor(values(me.rank, 100, "float32"))
-            allreduce(tensor, tensor, "first").wait()
-            sets = of(me, [0, 1])
-            if me.rank == 1:
-                me.fail(call, 1, 2)
-            for each in sets:
-                with within(each):
-                    allreduce(tensor, tensor, "second").wait()
-            core().barrier("all").wait()
-    except EngineError as error:
-        print(f"refused: {type(error).__name__}: {error}")
+    with me.refused_world("fails", start_timeout=3.0):
+        tensor = DeviceTensor(values(me.rank, 100, "float32"))
+        allreduce(tensor, tensor, "first").wait()
+        sets = of(me, [0, 1])
+        if me.rank == 1:
+            me.fail(call, 1, 2)
+        for each in sets:
+            with within(each):
+                allreduce(tensor, tensor, "second").wait()
+        core().barrier("all").wait()
 
 
 def stays(me: Rank) -> None:
@@ -373,38 +366,32 @@ def stays(me: Rank) -> None:
 
 def leaves(me: Rank) -> None:
     """Keep rank 0, which gives turns, for a limited time: then that is reported, and no rank waits for ever."""
-    try:
-        with me.world("leaves", shutdown_timeout=2.0 if me.rank else 0.3):
-            sets = of(me, [1, 2])
-            tensor = DeviceTensor(values(me.rank, 100, "float32"))
-            allreduce(tensor, tensor, "first").wait()
-            for each in sets:
-                with within(each):
-                    until(lambda: any(one["left"] for one in runtime.current_engine().ranks()), "rank 0 has left")
-                    allreduce(tensor, tensor, "second").wait()
-    except EngineError as error:
-        print(f"refused: {type(error).__name__}: {error}")
+    with me.refused_world("leaves", shutdown_timeout=2.0 if me.rank else 0.3):
+        sets = of(me, [1, 2])
+        tensor = DeviceTensor(values(me.rank, 100, "float32"))
+        allreduce(tensor, tensor, "first").wait()
+        for each in sets:
+            with within(each):
+                until(lambda: any(one["left"] for one in runtime.current_engine().ranks()), "rank 0 has left")
+                allreduce(tensor, tensor, "second").wait()
 
 
 def stuck(me: Rank) -> None:
     """Stop the world's coordinator, so that it gives no turn: it is named."""
-    try:
-        with me.world("stuck", stall_limit=2.0):
-            sets = of(me, [1, 2])
-            tensor = DeviceTensor(values(me.rank, 100, "float32"))
-            allreduce(tensor, tensor, "first").wait()
-            for each in sets:
-                with within(each):
-                    allreduce(tensor, tensor, "second").wait()
-            core().barrier("ready").wait()
-            if me.rank == 0:
-                os.kill(os.getpid(), signal.SIGSTOP)
-            let_pass(1.0)  # otherwise it might still give a turn
-            for each in sets:
-                with within(each):
-                    allreduce(tensor, tensor, "third").wait()
-    except EngineError as error:
-        print(f"refused: {type(error).__name__}: {error}")
+    with me.refused_world("stuck", stall_limit=2.0):
+        sets = of(me, [1, 2])
+        tensor = DeviceTensor(values(me.rank, 100, "float32"))
+        allreduce(tensor, tensor, "first").wait()
+        for each in sets:
+            with within(each):
+                allreduce(tensor, tensor, "second").wait()
+        core().barrier("ready").wait()
+        if me.rank == 0:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        let_pass(1.0)  # otherwise it might still give a turn
+        for each in sets:
+            with within(each):
+                allreduce(tensor, tensor, "third").wait()
 
 
 def elsewhere(me: Rank) -> None:
@@ -443,4 +430,4 @@ PROGRAMS = {
 
 
 if __name__ == "__main__":
-    main(PROGRAMS)
+    main(PROGRAMS, ("fails",))

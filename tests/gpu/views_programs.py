@@ -9,11 +9,8 @@ from . import mutants
 
 mutants.take_native_place()  # the mutant, if this is a run of one
 
-import ctypes  # noqa: E402
-import faulthandler  # noqa: E402
 import gc  # noqa: E402
 import random  # noqa: E402
-import sys  # noqa: E402
 from collections.abc import Collection, Sequence  # noqa: E402
 from typing import Any  # noqa: E402
 
@@ -24,7 +21,7 @@ from engine.errors import EngineError  # noqa: E402
 from engine.native import gradients  # noqa: E402
 
 from ..waiting import until  # noqa: E402
-from .allreduce_programs import OPS, Binding, Parameter, compare, core, on_host, values  # noqa: E402
+from .allreduce_programs import OPS, Binding, Parameter, compare, core, main, on_host, values  # noqa: E402
 from .device_tensors import DeviceTensor, Framework  # noqa: E402
 from .moving_programs import released  # noqa: E402
 from .plane_programs import Rank, planes  # noqa: E402
@@ -318,11 +315,4 @@ PROGRAMS = {program.__name__: program for program in (kept, launches, apart, ord
 
 
 if __name__ == "__main__":
-    faulthandler.enable()
-    name, rank, size, kernels, *rest = sys.argv[1:]
-    Framework.start()
-    me = Rank(int(rank), int(size))
-    ctypes.CDLL(kernels)
-    for each in name.split("+"):
-        PROGRAMS[each](me, *rest)
-    assert me.reports() == [], me.reports()
+    main(PROGRAMS)
