@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,12 @@ def chosen(libraries: Path) -> dict[str, str]:
         "ENGINE_CUDA_LIBRARY": str(libraries / "libcuda.so.1"),
         "ENGINE_NCCL_LIBRARY": str(libraries / "libnccl.so.2"),
     }
+
+
+def find_hub() -> dict[str, str]:
+    """Return the variables of ranks that pretend to be on several hosts, which meet at a free port."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return {"ENGINE_HUB": f"127.0.0.1:{free.getsockname()[1]}", "ENGINE_SECRET": "a secret of tests"}
 
 
 class Job:

@@ -8,13 +8,12 @@ The stand-ins run enqueued work in any order that CUDA allows, and report unorde
 from __future__ import annotations
 
 import re
-import socket
 
 import pytest
 
 from ..standins import POLICIES
 from ..waiting import until
-from .jobs import Start
+from .jobs import Start, find_hub
 
 PROGRAMS = "allreduce_programs"
 SIZES = [(1, "eager"), (3, "drawn"), *((2, policy) for policy in POLICIES)]  # ranks, and the stand-ins' policy
@@ -46,9 +45,7 @@ def test_pieces(size: int, policy: str, ranks: Start) -> None:
 @pytest.mark.parametrize("program", ["numbers", "fused", "pieces"])
 def test_ranks_on_several_hosts(program: str, ranks: Start) -> None:
     """The schedule that other hosts get is checked before it runs."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        hub = f"127.0.0.1:{free.getsockname()[1]}"
-    ranks(3, program, more={"ENGINE_HUB": hub, "ENGINE_SECRET": "a secret of tests"}).succeeds()
+    ranks(3, program, more=find_hub()).succeeds()
 
 
 @pytest.mark.slow

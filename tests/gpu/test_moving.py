@@ -6,13 +6,12 @@ test_allreduce.py.
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 
 import pytest
 
 from ..standins import POLICIES
-from .jobs import Start
+from .jobs import Start, find_hub
 from .mutants import changed
 from .test_allreduce import SIZES
 
@@ -56,9 +55,7 @@ def test_joins(ranks: Start) -> None:
 @pytest.mark.parametrize("program", ["numbers", "joins"])
 def test_ranks_on_several_hosts(program: str, ranks: Start) -> None:
     """The schedule that other hosts get is checked before it runs, and hosts exchange row numbers."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        hub = f"127.0.0.1:{free.getsockname()[1]}"
-    ranks(3, program, more={"ENGINE_HUB": hub, "ENGINE_SECRET": "a secret of tests"}).succeeds()
+    ranks(3, program, more=find_hub()).succeeds()
 
 
 @pytest.mark.slow

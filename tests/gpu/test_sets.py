@@ -6,14 +6,13 @@ device has room for one of them.
 
 from __future__ import annotations
 
-import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from ..standins import build
-from .jobs import Start
+from .jobs import Start, find_hub
 from .mutants import changed
 from .test_plane import EVERY_CALL
 
@@ -27,9 +26,7 @@ def spread(request: pytest.FixtureRequest) -> dict[str, str]:
     """Return the variables of ranks that are on one host, or each on a host of its own."""
     if request.param == HOSTS[0]:
         return {}
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        hub = f"127.0.0.1:{free.getsockname()[1]}"
-    return {"ENGINE_HUB": hub, "ENGINE_SECRET": "a secret of tests"}
+    return find_hub()
 
 
 @pytest.mark.sample(1)
@@ -70,9 +67,7 @@ def test_sets_with_common_ranks(policy: str, ranks: Start, spread: dict[str, str
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("program", ["removed", "hooks", "stays"])
 def test_sets_on_several_hosts(program: str, ranks: Start) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        hub = f"127.0.0.1:{free.getsockname()[1]}"
-    ranks(3, program, more={"ENGINE_HUB": hub, "ENGINE_SECRET": "a secret of tests"}).succeeds()
+    ranks(3, program, more=find_hub()).succeeds()
 
 
 @pytest.mark.sample(1)

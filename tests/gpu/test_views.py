@@ -5,12 +5,10 @@ Problems have numbers, as in test_allreduce.py.
 
 from __future__ import annotations
 
-import socket
-
 import pytest
 
 from ..standins import POLICIES
-from .jobs import Start
+from .jobs import Start, find_hub
 
 PROGRAMS = "views_programs"
 
@@ -45,6 +43,4 @@ def test_optimizer_that_goes_in_flight(policy: str, ranks: Start) -> None:
 
 
 def test_ranks_on_several_hosts(ranks: Start) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        hub = f"127.0.0.1:{free.getsockname()[1]}"
-    ranks(2, "apart", more={"ENGINE_HUB": hub, "ENGINE_SECRET": "a secret of tests"}).succeeds()
+    ranks(2, "apart", more=find_hub()).succeeds()
