@@ -173,7 +173,7 @@ class _Conversion:
                     rows.setdefault(row["entry"], {})[rank] = row
         start = max((flight.history[0]["entry"] for flight in flights.values() if flight.history), default=0)
         stuck = None if end is not None else stuck_in_entry(flights)
-        for number in sorted(entry for entry in rows if entry >= start)[-self._reserve_parts(schedule, len(rows)) :]:
+        for number in sorted(entry for entry in rows if entry >= start)[-self._take_share(schedule, len(rows)) :]:
             of_ranks = rows[number]
             if stuck is None or number < stuck[1]:
                 schedule.done.append(self._convert_entry(number, of_ranks, set(schedule.members[1]), "completed"))
@@ -182,7 +182,7 @@ class _Conversion:
             joined = set(schedule.members[1]) - behind if number == stuck[1] else set(of_ranks)
             schedule.open.append(self._convert_entry(number, of_ranks, joined, "started"))
 
-    def _reserve_parts(self, schedule: Schedule, wanted: int) -> int:
+    def _take_share(self, schedule: Schedule, wanted: int) -> int:
         """Return how many operations of a schedule to convert, at least one, so that all of them stay within limits."""
         members = max(1, len(schedule.members[1]))
         taken = max(1, min(wanted, KEPT, self._parts_left // members))
@@ -227,7 +227,7 @@ class _Conversion:
 
         last = max((each.number for each in (*schedule.done, *schedule.open)), default=0)
         for number, name in enumerate(
-            sorted(submitted, key=make_sort_key)[: self._reserve_parts(schedule, len(submitted))], last + 1
+            sorted(submitted, key=make_sort_key)[: self._take_share(schedule, len(submitted))], last + 1
         ):
             rows = submitted[name]
             known = next(iter(rows.values()))
