@@ -83,6 +83,7 @@ def test_tensorboard_gets_scalars_of_rank_0(tmp_path: Path) -> None:
 
 @needs("tensorboard")
 @pytest.mark.slow
+@pytest.mark.timeout(IMPORTS)
 def test_a_writer_of_torch_stays_open(tmp_path: Path) -> None:
     before = f"""
 writer = None
@@ -99,6 +100,7 @@ if engine.rank() == 0:
 
 @needs("mlflow")
 @pytest.mark.slow
+@pytest.mark.timeout(IMPORTS)
 @pytest.mark.parametrize("synchronous", [False, True])
 def test_mlflow_gets_metrics_of_its_active_run(tmp_path: Path, synchronous: bool) -> None:
     store = tmp_path / "runs"  # which MLflow has to make: in a directory that is there it makes no experiment
@@ -146,6 +148,7 @@ def read_wandb(path: Path) -> Iterator[bytes]:
 
 @needs("wandb")
 @pytest.mark.slow
+@pytest.mark.timeout(IMPORTS)
 def test_wandb_gets_figures_offline(tmp_path: Path) -> None:
     before = f"""
 if engine.rank() == 0:
@@ -201,6 +204,7 @@ def test_a_job_that_counts_nothing_still_has_its_throughput() -> None:
 
 @needs("keras")
 @pytest.mark.slow
+@pytest.mark.timeout(IMPORTS)
 def test_keras_calls_a_tracker_by_its_own_callback() -> None:
     before = (
         LOGGING
