@@ -221,11 +221,11 @@ WHEELS ?=
 wheels: $(VENV)/.wheel-tools ## Build the last commit's wheels into dist: for glibc 2.28, x86-64 and aarch64, one for each Python
 	@$(BIN)/python -m tools.release $(WHEELS)
 
-# Needs namespaces for users and, for aarch64, Debian's qemu-user-static. What cannot be tried here is named.
+# STEPS names some of them: version, licences, sdist, site, upgrade, wheels, trials. Trials need namespaces for users and, for
+# aarch64, Debian's qemu-user-static. A table at the end names what failed, and what could not be tried here.
 .PHONY: release-check
-release-check: $(VENV)/.wheel-tools ## Build wheels twice and compare them, then try them in a bare Debian without a compiler
-	@$(BIN)/python -m tools.release --twice $(WHEELS)
-	@$(BIN)/python -m tools.release.trial $(WHEELS)
+release-check: $(VENV)/.wheel-tools $(VENV)/.installed-dev $(VENV)/.installed-docs $(VENV)/.installed-bench ## Check a release: version, licences, sdist, site, upgrade, wheels
+	@$(BIN)/python -m tools.release.check $(if $(STEPS),--steps $(STEPS)) $(WHEELS)
 
 .PHONY: clean
 clean: ## Remove the environment and everything that was built

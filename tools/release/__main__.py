@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from io import BytesIO
@@ -25,6 +26,7 @@ from .compilation import compile_target
 from .headers import NoHeadersError, find_headers
 from .inspection import BadWheelError, inspect_wheel
 from .materials import describe_materials
+from .outcome import Outcome, State
 from .targets import Target, select_targets
 
 ROOT = Path(__file__).parents[2]
@@ -126,8 +128,8 @@ class BuildProgress:
 
 
 def write_sums(folder: Path) -> None:
-    """Write the digests of all wheels and lists of a directory, as `sha256sum --check` reads them."""
-    files = sorted([*folder.glob("*.whl"), *folder.glob("*.cdx.json")])
+    """Write the digests of all wheels, lists and archives of a directory, as `sha256sum --check` reads them."""
+    files = sorted(path for kind in ("*.whl", "*.cdx.json", "*.tar.gz") for path in folder.glob(kind))
     lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files]
     (folder / "SHA256SUMS").write_text("".join(lines))
 
@@ -138,6 +140,26 @@ def remove_wheel(target: Target, folder: Path) -> None:
     rejected.mkdir(parents=True, exist_ok=True)
     for path in [*folder.glob(f"*-{target.tag}.whl"), *folder.glob(f"*-{target.tag}.whl.cdx.json")]:
         shutil.move(path, rejected / path.name)
+
+
+def build_wheels(builder: Builder, targets: Sequence[Target], out: Path, twice: bool) -> Iterator[Outcome]:
+    """Build wheels into `out`, which a wheel that is wrong leaves again, and yield an outcome for each.
+
+    With `twice` each wheel is built twice, and the two are compared.
+    """
+    for target in targets:
+        subject = f"wheel {target.name}"
+        try:
+            wheel = builder.build_wheel(target)
+            write_sums(out)
+            if twice:
+                builder.compare_builds(target, wheel)
+        except (NoHeadersError, BadWheelError, subprocess.CalledProcessError) as error:
+            remove_wheel(target, out)  # an earlier one of this target, or one that is not fit
+            yield Outcome(subject, State.FAILED, str(error))
+        else:
+            yield Outcome(subject, State.PASSED, f"{wheel.name}{', built twice with equal bytes' if twice else ''}")
+        write_sums(out)
 
 
 def main() -> int:
@@ -152,19 +174,13 @@ def main() -> int:
         targets = select_targets(options.names)
     except ValueError as error:
         parser.error(str(error))
-    builder = Builder(read_revision(), options.out, options.jobs)
     failed = []
-    for target in targets:
-        try:
-            wheel = builder.build_wheel(target)
-            write_sums(options.out)
-            if options.twice:
-                builder.compare_builds(target, wheel)
-        except (NoHeadersError, BadWheelError, subprocess.CalledProcessError) as error:
-            failed.append(target.name)
-            remove_wheel(target, options.out)  # an earlier one of this target, or one that is not fit
-            print(f"{target.name}: FAILED: {error}", flush=True)
-        write_sums(options.out)
+    for outcome in build_wheels(
+        Builder(read_revision(), options.out, options.jobs), targets, options.out, options.twice
+    ):
+        print(outcome, flush=True)
+        if outcome.state is State.FAILED:
+            failed.append(outcome.subject.removeprefix("wheel "))
     missing = f"; missing: {', '.join(failed)}" if failed else ""
     print(f"{len(targets) - len(failed)} of {len(targets)} wheels in {options.out}{missing}")
     return int(bool(failed))

@@ -16,11 +16,12 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from .bare_root import BareRoot, LeftOutError
 from .debian import NoDebianError
+from .outcome import Outcome, State
 from .targets import Target, select_targets
 
 ROOT = Path(__file__).parents[2]
@@ -198,6 +199,27 @@ def read_readme_script() -> str:
     return "".join(line[1:] + "\n" for line in diff.splitlines() if not line.startswith("-"))
 
 
+def try_wheels(targets: Sequence[Target], dist: Path) -> Iterator[Outcome]:
+    """Try the wheels of a directory, and yield an outcome for each; the lines of each trial are printed."""
+    for target in targets:
+        subject = f"trial of {target.name}"
+        wheels = list(dist.glob(f"*-{target.tag}.whl"))
+        if not wheels:
+            yield Outcome(subject, State.UNTRIED, f"there is no such wheel in {dist}")
+            continue
+        worked = []
+        try:
+            for line in WheelTrial(target, max(wheels, key=lambda path: path.stat().st_mtime)).carry_out():
+                print(f"{target.name}: {line}", flush=True)
+                worked.append(line)
+        except (LeftOutError, NoDebianError) as error:
+            yield Outcome(subject, State.UNTRIED, str(error))
+        except (FailedTrialError, subprocess.SubprocessError) as error:
+            yield Outcome(subject, State.FAILED, str(error))
+        else:
+            yield Outcome(subject, State.PASSED, "; ".join(worked))
+
+
 def main() -> int:
     """Try the wheels that are there; return 1 if one fails or none is there."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -208,22 +230,12 @@ def main() -> int:
         targets = select_targets(options.names)
     except ValueError as error:
         parser.error(str(error))
-    tried = failed = 0
-    for target in targets:
-        wheels = list(options.dist.glob(f"*-{target.tag}.whl"))
-        if not wheels:
-            if options.names:
-                print(f"{target.name}: there is no such wheel in {options.dist}", flush=True)
-            continue
-        try:
-            for line in WheelTrial(target, max(wheels, key=lambda path: path.stat().st_mtime)).carry_out():
-                print(f"{target.name}: {line}", flush=True)
-            tried += 1
-        except (LeftOutError, NoDebianError) as error:
-            print(f"{target.name}: left out, {error}", flush=True)
-        except (FailedTrialError, subprocess.SubprocessError) as error:
-            failed += 1
-            print(f"{target.name}: FAILED: {error}", flush=True)
+    outcomes = []
+    for outcome in try_wheels(targets, options.dist):
+        outcomes.append(outcome)
+        if outcome.state is not State.PASSED:
+            print(outcome, flush=True)
+    tried, failed = (sum(each.state is state for each in outcomes) for state in (State.PASSED, State.FAILED))
     print(f"{tried} wheels work in a bare root, {failed} do not")
     return int(bool(failed or not tried))
 
