@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ..text.deprecation import find_former_name
 from . import copies
 from .copies import Copy, Memory
 
@@ -361,3 +362,7 @@ def expect_alike(name: str, present: tuple[str, Sequence[int]], kept: tuple[str,
 
 def _has_state(value: Any) -> bool:
     return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
+
+
+def __getattr__(name: str) -> Any:
+    return find_former_name(__name__, name, {"Progress": LoopProgress})

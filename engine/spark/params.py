@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 from pyspark.ml.param import Param, Params, TypeConverters
@@ -11,6 +10,7 @@ from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable
 from .. import __version__
 from ..errors.formatting import format_exception
 from ..launch.errors import LaunchError
+from .saved_pickles import load_pickle
 
 OBJECTS = "objects"  # directory of the pickle
 PIECE = 32 << 20  # bytes of the pickle in a row
@@ -87,7 +87,7 @@ class _Reader(DefaultParamsReader[Any]):
         try:
             stage = super().load(path)
             rows = self.sparkSession.read.parquet(f"{path.rstrip('/')}/{OBJECTS}").orderBy("number").collect()
-            stage._set_values(pickle.loads(b"".join(row.data for row in rows)))
+            stage._set_values(load_pickle(b"".join(row.data for row in rows)))
         except Exception as error:
             if version == __version__:
                 raise

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..host import machine
 from ..launch.errors import LaunchError
+from ..text.deprecation import find_former_name
 
 __all__ = ["DBFSLocalStore", "FilesystemStore", "HDFSStore", "LocalStore", "Store"]
 
@@ -101,6 +102,10 @@ class Store:
 
 def _make_store(kind: type[Store], path: str, options: dict[str, Any]) -> Store:
     return kind(path, **options)
+
+
+def __getattr__(name: str) -> Any:
+    return find_former_name(__name__, name, {"_made": _make_store})
 
 
 class FilesystemStore(Store):

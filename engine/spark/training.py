@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import math
-import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ import numpy as np
 
 from .manifest import TRAIN, VALIDATION, DataError, Manifest
 from .reader import Batch, Reader
+from .saved_pickles import load_pickle
 from .store import Store
 
 START, HISTORY = "start.pkl", "history.json"  # files below the run
@@ -81,7 +81,7 @@ class Training:
 
 def load(store: Store, path: str) -> Any:
     """Read a pickle of a store. That runs code, so only trusted users may have write access to the store."""
-    return pickle.loads(store.read(path))
+    return load_pickle(store.read(path))
 
 
 def dump(store: Store, path: str, value: Any) -> None:

@@ -79,17 +79,3 @@ def test_the_package_imports_itself_by_relative_names() -> None:
     files = {path: path.read_text() for path in (ROOT / "engine").rglob("*.py")}
     assert len(files) > 80
     assert [str(path.relative_to(ROOT)) for path, text in files.items() if own.search(text)] == []
-
-
-def test_no_page_and_no_message_installs_enginerun_by_its_name() -> None:
-    """The name is on no index before a release: a stranger could register it, and users would install that package."""
-    installs = r"(?:pip3?|uv|conda|mamba|poetry)\s+(?:\w+\s+)?(?:install|add)\b"
-    by_name = re.compile(rf"{installs}[^`\n]*?[\s'\"](?:enginerun|engine)(?:[\[=<>~'\"\s`]|$)", re.MULTILINE)
-    for wrong in ("pip install 'enginerun[metrics]'", "`pip install --no-deps mxnet enginerun`"):
-        assert by_name.search(wrong)
-    assert not by_name.search("pip install '.[metrics]' in the source tree")
-    run = subprocess.run(["git", "ls-files"], cwd=ROOT, text=True, capture_output=True, check=True)
-    kinds, own = (".py", ".pyx", ".md", ".toml", ".yml", ".yaml", ".sh", ".txt"), ("CHANGELOG.md", "test_checks.py")
-    told = [ROOT / name for name in run.stdout.split("\n") if name.endswith(kinds) and not name.endswith(own)]
-    assert len(told) > 500
-    assert [str(path.relative_to(ROOT)) for path in told if path.exists() and by_name.search(path.read_text())] == []

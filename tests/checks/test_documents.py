@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -61,3 +62,61 @@ def test_pages_that_sources_name_exist() -> None:
     }
     assert len(named) > 20
     assert {place for place in named if not (ROOT / place[1]).exists()} == set()
+
+
+# A command that installs packages, up to the end of its line, of its quotation or of its part of a sentence.
+INSTALL = re.compile(
+    r"\b(?:(?:pip3?|pipx|conda|mamba|poetry|pdm|uv(?: pip)?)\b[^\n`]*?\b(?:install|download|add|wheel)|uvx)\b"
+    r"((?:\\\n|(?![.,:]\s)[^\n`;&|#])*)"
+)
+# The name of this project's distribution, or of a package in it, where an index would be asked for it.
+NAME_ON_INDEX = re.compile(r"(?i:enginerun|engine)(?:\[[\w,.-]*\])?(?:[=<>~!]=?\S*)?(?:@latest)?")
+
+
+def find_named_installs(text: str) -> list[str]:
+    """Return the commands in a text that install this project by a name, and not from a file or a directory."""
+    found = []
+    for command in INSTALL.finditer(text):
+        named = any(NAME_ON_INDEX.fullmatch(word.strip("'\"(),.:\\")) for word in command[1].split())
+        if named and "--no-index" not in command[0]:
+            found.append(" ".join(command[0].split()))
+    return found
+
+
+def test_nothing_tells_to_install_a_name_that_is_on_no_index() -> None:
+    """A stranger could register the name, and users would install and run that package."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    if listed.returncode:
+        pytest.skip("needs a git checkout")
+    paths = [ROOT / name for name in listed.stdout.split("\0") if name and ROOT / name != Path(__file__).resolve()]
+    assert len(paths) > 1000
+    wrong = []
+    for path in paths:
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (UnicodeDecodeError, FileNotFoundError):  # an archive, or a file that is removed and not committed
+            continue
+        wrong += [f"{path.relative_to(ROOT)}: {command}" for command in find_named_installs(text)]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("pip install enginerun", True),
+        ("`pip install 'enginerun[torch]'`", True),
+        ("python -m pip install --upgrade \"enginerun==0.1\" torch", True),
+        ("uv add enginerun", True),
+        ("RUN pip install --no-cache-dir \\\n    torch \\\n    enginerun[ray,torch]", True),
+        ("conda install -c conda-forge enginerun", True),
+        ("pip install engine", True),
+        ("pip install ./dist/enginerun-*-cp311-*.whl", False),
+        ("pip install '.[torch]'    # enginerun needs a compiler", False),
+        ("pip install 'DIR[torch]', then start enginerun by `enginerun -np 2`", False),
+        ("pip install -e . --no-build-isolation", False),
+        ("pip install mpi4py", False),
+        ("pip download --no-index --find-links /wheels enginerun", False),
+    ],
+)  # fmt: skip
+def test_an_installation_by_name_is_told_from_one_of_a_file(text: str, wrong: bool) -> None:
+    assert bool(find_named_installs(text)) is wrong

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-import pickle
 from collections.abc import Mapping
 from typing import Any
+
+from ...text.deprecation import find_former_name
+from ..saved_pickles import load_pickle
 
 
 class Packed:
@@ -31,7 +33,8 @@ def _unpickle_value(data: bytes, backend: str, custom_objects: dict[str, Any]) -
     import keras
 
     with keras.saving.custom_object_scope(custom_objects):
-        return pickle.loads(data)
+        return load_pickle(data)
 
 
-_opened = _unpickle_value  # its name in models and estimators that earlier revisions have saved
+def __getattr__(name: str) -> Any:
+    return find_former_name(__name__, name, {"_opened": _unpickle_value})
