@@ -64,6 +64,8 @@ def test_wheels_are_chosen_by_parts_of_their_names() -> None:
     assert [each.name for each in select_targets(["cp314t"])] == ["cp314t-x86_64", "cp314t-aarch64"]
     assert len(select_targets(["aarch64", "cp311-aarch64"])) == 6
     assert select_targets([]) == list(TARGETS.values())
+    assert "cp313t-x86_64" not in TARGETS  # of an experimental Python: for trials, by its whole name
+    assert [each.name for each in select_targets(["cp313t-x86_64"])] == ["cp313t-x86_64"]
     with pytest.raises(ValueError, match="there is no wheel 'cp310'; there are: cp311-x86_64, "):
         select_targets(["cp310"])
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 PYTHONS = ("3.11", "3.12", "3.13", "3.14", "3.14t", "3.15")
+OTHER_PYTHONS = ("3.13t",)
+"""Pythons whose wheels are built for trials alone, when asked for by name: CPython calls this one experimental."""
 MACHINES = ("x86_64", "aarch64")
 GLIBC = (2, 28)
 """Oldest C library on which the wheels run: Debian 10, RHEL 8, Ubuntu 18.10."""
@@ -53,18 +55,26 @@ class Target:
         return f"{self.abi}-{self.machine}"
 
 
-TARGETS = {target.name: target for machine in MACHINES for python in PYTHONS for target in [Target(python, machine)]}
+def _list_targets(pythons: tuple[str, ...]) -> dict[str, Target]:
+    targets = [Target(python, machine) for machine in MACHINES for python in pythons]
+    return {target.name: target for target in targets}
+
+
+TARGETS = _list_targets(PYTHONS)
+OTHER_TARGETS = _list_targets(OTHER_PYTHONS)
 
 
 def select_targets(names: list[str]) -> list[Target]:
-    """Return the targets of the given names, Pythons (`cp311`) or machines (`aarch64`); all of them without a name.
+    """Return the targets of the given names, Pythons (`cp311`) or machines (`aarch64`); all of a release without one.
 
-    Raises ValueError if no target has such a name.
+    The name of one of the other targets has to be given whole. Raises ValueError if no target has such a name.
     """
     chosen = []
     for name in names or ["all"]:
         found = [each for each in TARGETS.values() if name in ("all", each.name, each.abi, each.machine)]
+        found += [OTHER_TARGETS[name]] if name in OTHER_TARGETS else []
         if not found:
-            raise ValueError(f"there is no wheel {name!r}; there are: {', '.join(TARGETS)}, and each part of a name")
+            known = ", ".join([*TARGETS, *OTHER_TARGETS])
+            raise ValueError(f"there is no wheel {name!r}; there are: {known}, and parts of the names of a release's")
         chosen += found
     return list(dict.fromkeys(chosen))
