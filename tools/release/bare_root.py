@@ -24,7 +24,9 @@ _FOR_PRIVATE_PYTHON = [
     "libbz2-1.0", "libffi8", "liblzma5", "libncursesw6", "libreadline8", "libsqlite3-0", "libssl3", "libuuid1",
     "zlib1g",
 ]  # fmt: skip
-_EMULATORS = {"aarch64": "qemu-aarch64-static"}
+# QEMU of Debian's qemu-user, which is one static program. Debian 12's lacks prctl(PR_SET_CHILD_SUBREAPER).
+_EMULATORS = {"aarch64": "qemu-aarch64"}
+_EMULATOR_RELEASE = "trixie"
 # Names of the kernel: the first bytes of an ELF file of the machine, and which of them count.
 _MAGIC = {
     "aarch64": (
@@ -47,6 +49,23 @@ class LeftOutError(Exception):
     """A trial cannot run on this machine; the text says why."""
 
 
+def fetch_emulator(machine: str, work: Path) -> Path:
+    """Return the path of the emulator of a machine, which is unpacked in `work` and not installed.
+
+    Raises `LeftOutError` if there is none for the machine, and `NoDebianError` if the package cannot be had.
+    """
+    if machine not in _EMULATORS:
+        raise LeftOutError(f"there is no emulator of {machine}")
+    home = work.absolute() / "emulators" / _EMULATOR_RELEASE
+    program = home / "usr/bin" / _EMULATORS[machine]
+    if not program.exists():
+        home.mkdir(parents=True, exist_ok=True)
+        source = PackageSource(work / "debian", _EMULATOR_RELEASE, platform.machine())
+        for package in source.fetch_packages(["qemu-user"]):
+            unpack_package(package, home)
+    return program
+
+
 class BareRoot:
     """A bare Debian with the Python and the machine of a wheel; what is fetched and unpacked is in `work`.
 
@@ -56,8 +75,7 @@ class BareRoot:
     def __init__(self, target: Target, work: Path) -> None:
         self._target = target
         self._root = (work / "roots" / target.name).absolute()
-        if target.machine != platform.machine() and shutil.which(_EMULATORS.get(target.machine, "")) is None:
-            raise LeftOutError(f"there is no {_EMULATORS.get(target.machine)} (Debian: apt install qemu-user-static)")
+        self._emulator = None if target.machine == platform.machine() else fetch_emulator(target.machine, work)
         self._private: Path | None = None
         release, packages = PYTHON_RELEASES.get(target.version, "bookworm"), [f"python{target.version}-venv"]
         if target.free_threaded or target.version not in PYTHON_RELEASES:
@@ -107,10 +125,9 @@ class BareRoot:
             mounts.append(f"mount --bind {shlex.quote(str(prefix))} {self._make_place(str(prefix))}")
             mounts.append(f"mount -t tmpfs tmpfs {self._root}{prefix}/include")  # its headers
         emulator = ""
-        if self._target.machine != platform.machine():
+        if self._emulator is not None:
             magic, mask = _MAGIC[self._target.machine]
-            program = shutil.which(_EMULATORS[self._target.machine])
-            entry = f":wheels:M::{magic}:{mask}:{program}:F"
+            entry = f":wheels:M::{magic}:{mask}:{self._emulator}:F"
             emulator = (
                 "mount -t binfmt_misc binfmt_misc /proc/sys/fs/binfmt_misc\n"
                 f"printf '%s' {shlex.quote(entry)} > /proc/sys/fs/binfmt_misc/register"

@@ -3,8 +3,8 @@
     python -m tools.release.trial [--dist dist] [cp311-x86_64 aarch64 ...]
 
 Where torch can be had as a CPU build (for Python 3.11: the version in constraints.txt) the script of the README trains,
-else two ranks reduce arrays of NumPy. Wheels for aarch64 run under QEMU, which shows neither speed nor the processor's
-order of memory.
+else two ranks reduce arrays of NumPy. Wheels for aarch64 run under QEMU, with tests of the kernels and of the protocol.
+That shows neither speed nor the processor's order of memory.
 """
 
 from __future__ import annotations
@@ -49,16 +49,31 @@ assert engine.broadcast(np.full(3, rank), size - 1).tolist() == [size - 1] * 3
 engine.barrier()
 print(f"rank {rank} of {size} is done", flush=True)
 """
-# QEMU has no prctl(PR_SET_CHILD_SUBREAPER), which enginerun needs: so the ranks are told their places as it would.
-_LAUNCH = """\
-ranks=$1; shift; status=0; started=()
-export ENGINE_JOB=trial ENGINE_SIZE=$ranks ENGINE_LOCAL_SIZE=$ranks
-for rank in $(seq 0 $((ranks - 1))); do
-    ENGINE_RANK=$rank ENGINE_LOCAL_RANK=$rank "$@" &
-    started+=($!)
-done
-for process in "${started[@]}"; do wait $process || status=1; done
-exit $status
+# Several threads of each rank reduce under names of their own, while others come and go.
+_THREADS = """\
+import sys, threading
+import numpy as np
+import engine
+
+engine.init()
+rank, size = engine.rank(), engine.size()
+wrong = []
+
+def work(number):
+    for turn in range(200):
+        tensor = np.full(1 + 997 * (turn % 3), rank + turn, np.float32)
+        total = engine.allreduce(tensor, engine.Sum, name=f"thread.{number}")
+        if not (total == sum(range(size)) + size * turn).all():
+            wrong.append((number, turn))
+
+threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+for each in threads:
+    each.start()
+for each in threads:
+    each.join()
+assert not wrong, wrong
+locked = getattr(sys, "_is_gil_enabled", lambda: True)()
+print(f"rank {rank} of {size} is done, with the lock {'on' if locked else 'off'}", flush=True)
 """
 # `build` asks the machine which levels there are.
 _BUILD_KERNELS = """\
@@ -70,6 +85,12 @@ from tests.unit.kernel_library import build
 
 build(Path(sys.argv[2]))
 """
+# Tests that drive the protocol hardest, of those that need neither torch nor a compiler.
+_PROTOCOL = (
+    "tests/parallel/test_allreduce.py", "tests/parallel/test_drawn.py", "tests/parallel/test_join.py",
+    "tests/parallel/test_names.py", "tests/parallel/test_process_sets.py", "tests/parallel/test_threads.py",
+)  # fmt: skip
+_WITHOUT_COMPILER = "not native_call"
 # Ends after the first step of training, for the time from `pip install` to there.
 _FIRST_STEP = ("        optimizer.step()\n", "        optimizer.step()\n        raise SystemExit\n")
 
@@ -95,6 +116,7 @@ class WheelTrial:
         (self._folder / "env").mkdir(parents=True)
         (self._folder / "bare.py").write_text(_BARE)
         (self._folder / "reduce.py").write_text(_REDUCE)
+        (self._folder / "threads.py").write_text(_THREADS)
         script = read_readme_script()
         (self._folder / "train.py").write_text(script)
         (self._folder / "first.py").write_text(script.replace(*_FIRST_STEP))
@@ -115,24 +137,36 @@ class WheelTrial:
             if len(losses) != 20 or not float(losses[-1]) < 0.5 * float(losses[0]):
                 raise FailedTrialError(f"the script of the README printed the losses {losses}")
             yield f"the script of the README trained on 2 ranks, to a loss of {losses[-1]}"
-        for ranks in (1, 2):
-            launch = ["bash", "-c", _LAUNCH, "bash"] if self._emulated else ["/env/bin/enginerun", "-np"]
-            done = self._run(*launch, str(ranks), "/env/bin/python", "/trial/reduce.py", str(ranks))
-            if any(f"rank {rank} of {ranks} is done" not in done for rank in range(ranks)):
-                raise FailedTrialError(f"not all of {ranks} ranks said that they are done:\n{done}")
-        how = ", started by hand under QEMU" if self._emulated else ""
-        yield f"collectives on 1 and 2 ranks{how} gave the right values"
+        how = ", under QEMU," if self._emulated else ""
+        self._run_ranks("reduce.py", 1)
+        self._run_ranks("reduce.py", 2)
+        yield f"collectives on 1 and 2 ranks of enginerun{how} gave the right values"
+        output = self._run_ranks("threads.py", 2)
+        yield f"6 threads of each of 2 ranks reduced at once{how} and got the right values"
         if self._target.free_threaded:
+            if "with the lock on" not in output or "with the lock off" in output:
+                raise FailedTrialError(f"the import of the engine did not turn the interpreter's lock on:\n{output}")
+            yield "the import turned the interpreter's lock on"
             yield self._check_refusal()
         if self._emulated:
             yield self._check_kernels(pip)
+            yield self._check_protocol()
+
+    def _run_ranks(self, script: str, ranks: int) -> str:
+        """Run a script of the trial on ranks that enginerun starts, and return the output; each has to be done."""
+        output = self._run("/env/bin/enginerun", "-np", str(ranks), "/env/bin/python", f"/trial/{script}", str(ranks))
+        if any(f"rank {rank} of {ranks} is done" not in output for rank in range(ranks)):
+            raise FailedTrialError(f"not all of {ranks} ranks said that they are done:\n{output}")
+        return output
 
     def _check_refusal(self) -> str:
         """Check that the engine is refused where a user keeps the GIL off: its state is guarded by it."""
-        done = self._try_command("/env/bin/python", "-X", "gil=0", "-c", "import engine; engine.init()")
-        if done.returncode == 0 or "PYTHON_GIL" not in done.stdout:
-            raise FailedTrialError(f"with -X gil=0 the engine started, or did not say why not:\n{done.stdout}")
-        return "with -X gil=0 the import was refused, and said why"
+        for options in (["-X", "gil=0"], []):
+            command = ["env", *(["PYTHON_GIL=0"] if not options else []), "/env/bin/python", *options]
+            done = self._try_command(*command, "-c", "import engine; engine.init()")
+            if done.returncode == 0 or "ImportError" not in done.stdout or "PYTHON_GIL" not in done.stdout:
+                raise FailedTrialError(f"with the lock off the engine started, or did not say why not:\n{done.stdout}")
+        return "with -X gil=0 and with PYTHON_GIL=0 the import was refused, and said why"
 
     def _check_kernels(self, pip: list[str]) -> str:
         """Run the tests of the kernels on the other machine, with a library that the same compiler makes of them."""
@@ -152,9 +186,19 @@ class WheelTrial:
         )
         if done.returncode:
             raise FailedTrialError(f"the kernels do not compile:\n{done.stderr[-4000:]}")
+        return f"the tests of the kernels: {self._run_tests('tests/unit/test_kernels.py')}"
+
+    def _check_protocol(self) -> str:
+        """Run tests of the protocol on the other machine: on 2 ranks, and with ranks that are threads of a process."""
+        told = self._run_tests(*_PROTOCOL, "--only-ranks", "2", "-k", _WITHOUT_COMPILER, timeout=3000)
+        return f"the tests of the protocol on 2 ranks: {told}"
+
+    def _run_tests(self, *arguments: str, timeout: float = 600) -> str:
+        """Run tests of this repository with the wheel, and return pytest's last line."""
         pytest = ["/env/bin/python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "timeout=0"]
-        output = self._run(*pytest, "/repository/tests/unit/test_kernels.py", timeout=600)
-        return f"the tests of the kernels: {output.strip().splitlines()[-1]}"
+        pytest += ["-o", "faulthandler_timeout=0", "--rootdir", "/repository", "-c", "/repository/pyproject.toml"]
+        arguments = tuple(f"/repository/{each}" if each.startswith("tests/") else each for each in arguments)
+        return self._run(*pytest, *arguments, timeout=timeout).strip().splitlines()[-1]
 
     def _download_packages(self, *packages: str) -> None:
         """Fetch what the wheel needs for its Python into the wheelhouse, with this machine's pip."""
