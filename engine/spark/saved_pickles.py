@@ -15,7 +15,7 @@ _MOVED = {
 }
 
 
-class _Unpickler(pickle.Unpickler):
+class _SavedUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if module in _MOVED:
             warn_former_file(f"{module}.{name}", stacklevel=3)
@@ -24,4 +24,4 @@ class _Unpickler(pickle.Unpickler):
 
 def load_pickle(data: bytes) -> Any:
     """Return the object of a pickle. That runs code, so only trusted users may have written it."""
-    return _Unpickler(io.BytesIO(data)).load()
+    return _SavedUnpickler(io.BytesIO(data)).load()

@@ -13,15 +13,15 @@ def warn_deprecated(subject: str, since: str, removal: str, instead: str, stackl
     Parameters
     ----------
     subject : str
-        What is deprecated, as a user knows it.
+        The deprecated thing, as a user knows it.
     since : str
         First version that warns.
     removal : str
         Version from which on it is gone: two minor versions after `since`, or later.
     instead : str
-        What to do instead: a sentence.
+        A sentence: what to do instead.
     stacklevel : int
-        Which frame the warning names: 1 is that of the caller, 2 that of the caller's caller.
+        The frame that the warning names: 1 is that of the caller, 2 that of the caller's caller.
     """
     text = f"{subject}: deprecated since version {since}, and gone from version {removal} on. {instead}"
     warnings.warn(text, FutureWarning, stacklevel=stacklevel + 1)

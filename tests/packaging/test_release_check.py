@@ -17,7 +17,7 @@ pytest.importorskip("pyproject_metadata", reason="needs the dev extra")
 
 from tools.release import check, licences
 from tools.release.agreement import COPIES, check_version
-from tools.release.outcome import Outcome, State, format_table
+from tools.release.finding import Finding, Verdict, format_table
 from tools.release.sdist import BadSdistError, compare_files
 
 from .environments import ROOT, commit, run
@@ -44,7 +44,7 @@ def set_version(tree: Path, version: str) -> None:
 
 def find_problems(tree: Path) -> list[str]:
     run(["git", "-c", "user.name=t", "-c", "user.email=t@localhost", "commit", "-qam", "change", "--allow-empty"], tree)
-    return [outcome.text for outcome in check_version(tree) if outcome.state is State.FAILED]
+    return [outcome.text for outcome in check_version(tree) if outcome.state is Verdict.FAILED]
 
 
 @pytest.fixture
@@ -61,8 +61,8 @@ def checkout(tmp_path: Path) -> Path:
 
 @needs_git
 def test_places_of_this_checkout_agree_on_the_version() -> None:
-    """What is not committed here is somebody's work, and no part of this test."""
-    wrong = [each for each in check_version(ROOT) if each.state is State.FAILED and "not committed" not in each.text]
+    """Changes that are not committed here are somebody's work, and no part of this test."""
+    wrong = [each for each in check_version(ROOT) if each.state is Verdict.FAILED and "not committed" not in each.text]
     assert wrong == []
 
 
@@ -86,7 +86,7 @@ def test_a_release_has_its_version_in_the_changelog_with_a_date(checkout: Path) 
     edit(checkout, "CHANGELOG.md", r"^## \[7.1.0\]", "## [7.1.0] - 2031-01-01")
     assert find_problems(checkout) == []
     [tag] = [outcome for outcome in check_version(checkout) if outcome.subject == "tag"]
-    assert tag.state is State.UNTRIED and "git tag -s v7.1.0" in tag.text
+    assert tag.state is Verdict.UNTRIED and "git tag -s v7.1.0" in tag.text
 
 
 def test_the_tag_of_a_release_is_its_version_and_belongs_to_its_commit(checkout: Path) -> None:
@@ -94,11 +94,11 @@ def test_the_tag_of_a_release_is_its_version_and_belongs_to_its_commit(checkout:
     edit(checkout, "CHANGELOG.md", r"^## \[Unreleased\]", "## [7.1.0] - 2031-01-01")
     assert find_problems(checkout) == []
     run(["git", "tag", "v7.1.1"], checkout)
-    [problem] = [outcome.text for outcome in check_version(checkout) if outcome.state is State.FAILED]
+    [problem] = [outcome.text for outcome in check_version(checkout) if outcome.state is Verdict.FAILED]
     assert "meson.build says 7.1.0" in problem and "the tag v7.1.1" in problem
     run(["git", "tag", "-d", "v7.1.1"], checkout)
     run(["git", "tag", "v7.1.0"], checkout)
-    assert [outcome.state for outcome in check_version(checkout)] == [State.PASSED]
+    assert [outcome.state for outcome in check_version(checkout)] == [Verdict.PASSED]
     [problem] = find_problems(checkout)  # of a later commit
     assert "v7.1.0 is the tag of another commit" in problem
 
@@ -109,7 +109,7 @@ def test_copies_of_the_version_and_changed_files_are_told(checkout: Path) -> Non
     [problem] = find_problems(checkout)
     assert "meson.build says 7.1.0.dev3" in problem and f"{name} says 7.0.9" in problem
     set_version(checkout, "7.1.0.dev4")
-    [problem] = [outcome.text for outcome in check_version(checkout) if outcome.state is State.FAILED]
+    [problem] = [outcome.text for outcome in check_version(checkout) if outcome.state is Verdict.FAILED]
     assert "2 changed files are not committed" in problem
 
 
@@ -189,16 +189,16 @@ def test_a_package_deep_below_with_a_licence_that_is_not_allowed_is_named(
     closure = licences.find_dependencies("enginerun", ["ray"])
     assert sorted(closure.packages) == ["actors", "deep", "sound"] and closure.missing == {"absent": "actors"}
     found = {outcome.subject: outcome for outcome in licences.check_licences(ROOT)}
-    assert found["licence of deep"].state is State.FAILED
+    assert found["licence of deep"].state is Verdict.FAILED
     assert "deep has the licence GPL-2.0-only" in found["licence of deep"].text
-    assert found["licence of absent"].state is State.UNTRIED and "licences" not in found
+    assert found["licence of absent"].state is Verdict.UNTRIED and "licences" not in found
 
 
 def test_the_table_names_each_check_and_counts_them() -> None:
     table = format_table([
-        Outcome("version", State.PASSED, "1.0"),
-        Outcome("trial of cp314t", State.UNTRIED, "no such Python\nhere"),
-        Outcome("sdist", State.FAILED, "x" * 200),
+        Finding("version", Verdict.PASSED, "1.0"),
+        Finding("trial of cp314t", Verdict.UNTRIED, "no such Python\nhere"),
+        Finding("sdist", Verdict.FAILED, "x" * 200),
     ])  # fmt: skip
     lines = table.splitlines()
     assert lines[0].split() == ["version", "passed", "1.0"]
@@ -208,8 +208,8 @@ def test_the_table_names_each_check_and_counts_them() -> None:
 
 @needs_git
 def test_steps_are_chosen_by_name_and_a_failure_is_the_exit_status(monkeypatch, capsys) -> None:
-    steps = {name: (lambda release, s=state: iter([Outcome(s.value, s, "so")])) for name, state in
-             {"good": State.PASSED, "bad": State.FAILED, "later": State.UNTRIED}.items()}  # fmt: skip
+    steps = {name: (lambda release, s=state: iter([Finding(s.value, s, "so")])) for name, state in
+             {"good": Verdict.PASSED, "bad": Verdict.FAILED, "later": Verdict.UNTRIED}.items()}  # fmt: skip
     monkeypatch.setattr(check, "STEPS", steps)
     for chosen, status in (("good,later", 0), ("good,bad", 1)):
         monkeypatch.setattr(sys, "argv", ["check", "--steps", chosen])

@@ -23,10 +23,10 @@ from pathlib import Path
 
 from .archive import pack_wheel, read_metadata
 from .compilation import compile_target
+from .finding import Finding, Verdict
 from .headers import NoHeadersError, find_headers
 from .inspection import BadWheelError, inspect_wheel
 from .materials import describe_materials
-from .outcome import Outcome, State
 from .targets import Target, select_targets
 
 ROOT = Path(__file__).parents[2]
@@ -142,7 +142,7 @@ def remove_wheel(target: Target, folder: Path) -> None:
         shutil.move(path, rejected / path.name)
 
 
-def build_wheels(builder: Builder, targets: Sequence[Target], out: Path, twice: bool) -> Iterator[Outcome]:
+def build_wheels(builder: Builder, targets: Sequence[Target], out: Path, twice: bool) -> Iterator[Finding]:
     """Build wheels into `out`, which a wheel that is wrong leaves again, and yield an outcome for each.
 
     With `twice` each wheel is built twice, and the two are compared.
@@ -156,9 +156,9 @@ def build_wheels(builder: Builder, targets: Sequence[Target], out: Path, twice: 
                 builder.compare_builds(target, wheel)
         except (NoHeadersError, BadWheelError, subprocess.CalledProcessError) as error:
             remove_wheel(target, out)  # an earlier one of this target, or one that is not fit
-            yield Outcome(subject, State.FAILED, str(error))
+            yield Finding(subject, Verdict.FAILED, str(error))
         else:
-            yield Outcome(subject, State.PASSED, f"{wheel.name}{', built twice with equal bytes' if twice else ''}")
+            yield Finding(subject, Verdict.PASSED, f"{wheel.name}{', built twice with equal bytes' if twice else ''}")
         write_sums(out)
 
 
@@ -179,7 +179,7 @@ def main() -> int:
         Builder(read_revision(), options.out, options.jobs), targets, options.out, options.twice
     ):
         print(outcome, flush=True)
-        if outcome.state is State.FAILED:
+        if outcome.state is Verdict.FAILED:
             failed.append(outcome.subject.removeprefix("wheel "))
     missing = f"; missing: {', '.join(failed)}" if failed else ""
     print(f"{len(targets) - len(failed)} of {len(targets)} wheels in {options.out}{missing}")

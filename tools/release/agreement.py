@@ -10,7 +10,7 @@ from pathlib import Path
 from packaging.version import Version
 
 from .archive import read_metadata
-from .outcome import Outcome, State
+from .finding import Finding, Verdict
 
 SUBJECT = "version"
 # Files that repeat the version because their format leaves no other way, and how it stands there.
@@ -19,7 +19,7 @@ _HEADING = re.compile(r"^## \[([^\]]+)\](.*)$", re.MULTILINE)
 _NEXT = re.compile(r"^This becomes (\d[\w.]*\w)", re.MULTILINE)
 
 
-def check_version(root: Path) -> Iterator[Outcome]:
+def check_version(root: Path) -> Iterator[Finding]:
     """Yield what is wrong with the version of a checkout, or one outcome that tells it.
 
     `meson.build` has the version. Of a development version the changelog's newest heading is "Unreleased", and its
@@ -30,12 +30,12 @@ def check_version(root: Path) -> Iterator[Outcome]:
     assert version is not None  # `read_metadata` takes it from meson.build
     compare = (_compare_changelog, _compare_copies, _compare_tags)
     wrong = [problem for each in compare for problem in each(root, version)] + _list_changed_files(root)
-    yield from (Outcome(SUBJECT, State.FAILED, problem) for problem in wrong)
+    yield from (Finding(SUBJECT, Verdict.FAILED, problem) for problem in wrong)
     if not wrong:
-        yield Outcome(SUBJECT, State.PASSED, f"{version}, in meson.build, CHANGELOG.md and {', '.join(COPIES)}")
+        yield Finding(SUBJECT, Verdict.PASSED, f"{version}, in meson.build, CHANGELOG.md and {', '.join(COPIES)}")
     if not version.is_devrelease and not _list_tags(root, "--points-at", "HEAD"):
         text = f"this commit has none yet; when all else passes: git tag -s v{version}"
-        yield Outcome("tag", State.UNTRIED, text)
+        yield Finding("tag", Verdict.UNTRIED, text)
 
 
 def _compare_changelog(root: Path, version: Version) -> Iterator[str]:

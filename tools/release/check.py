@@ -21,8 +21,8 @@ from pathlib import Path
 from . import sdist
 from .__main__ import ROOT, Builder, Revision, build_wheels, read_revision, write_sums
 from .agreement import check_version
+from .finding import Finding, Verdict, format_table
 from .licences import check_licences
-from .outcome import Outcome, State, format_table
 from .targets import Target, select_targets
 from .trial import try_wheels
 
@@ -39,41 +39,41 @@ class Release:
     jobs: int
 
 
-def _check_version(_release: Release) -> Iterator[Outcome]:
+def _check_version(_release: Release) -> Iterator[Finding]:
     yield from check_version(ROOT)
 
 
-def _check_sdist(release: Release) -> Iterator[Outcome]:
+def _check_sdist(release: Release) -> Iterator[Finding]:
     revision = release.revision
     yield from sdist.check_sdist(ROOT, WORK / "sdist", release.out, revision.commit, revision.epoch)
     write_sums(release.out)
 
 
-def _check_site(_release: Release) -> Iterator[Outcome]:
+def _check_site(_release: Release) -> Iterator[Finding]:
     """Build the site of all pages and follow its links. Pages that sources write have to be written already."""
     if importlib.util.find_spec("zensical") is None:
-        yield Outcome("site", State.UNTRIED, "there is no zensical here: pip install '.[docs]' in the source tree")
+        yield Finding("site", Verdict.UNTRIED, "there is no zensical here: pip install '.[docs]' in the source tree")
         return
     yield _run_command("pages that sources write", [sys.executable, "-m", "tools.docs_reference", "--check"], "current")
     site = ROOT / "build" / "site"
     yield _run_command("site", [sys.executable, "-m", "tools.docs_site", str(site)], "all pages, and no broken link")
 
 
-def _check_licences(_release: Release) -> Iterator[Outcome]:
+def _check_licences(_release: Release) -> Iterator[Finding]:
     yield from check_licences(ROOT)
 
 
-def _check_upgrade(_release: Release) -> Iterator[Outcome]:
+def _check_upgrade(_release: Release) -> Iterator[Finding]:
     """Load what earlier revisions have written; a second run has the tests that start Spark."""
     for subject, options in (("upgrade", []), ("upgrade of Spark's stages", ["--slow"])):
         command = [sys.executable, "-m", "pytest", "-q", "-rs", *options, "tests/packaging/test_upgrade.py"]
         outcome = _run_command(subject, command)
-        if outcome.state is State.PASSED and "skipped" in outcome.text:
-            outcome = Outcome(subject, State.UNTRIED, f"{outcome.text}: see {' '.join(command[1:])}")
+        if outcome.state is Verdict.PASSED and "skipped" in outcome.text:
+            outcome = Finding(subject, Verdict.UNTRIED, f"{outcome.text}: see {' '.join(command[1:])}")
         yield outcome
 
 
-def _check_wheels(release: Release) -> Iterator[Outcome]:
+def _check_wheels(release: Release) -> Iterator[Finding]:
     builder = Builder(release.revision, release.out, release.jobs)
     yield from build_wheels(builder, release.targets, release.out, twice=True)
     archives = list(release.out.glob("*.tar.gz"))
@@ -81,14 +81,14 @@ def _check_wheels(release: Release) -> Iterator[Outcome]:
         try:
             sdist.compare_metadata(archives[0], wheel)
         except sdist.BadSdistError as error:
-            yield Outcome(f"metadata of {wheel.name}", State.FAILED, str(error))
+            yield Finding(f"metadata of {wheel.name}", Verdict.FAILED, str(error))
 
 
-def _check_trials(release: Release) -> Iterator[Outcome]:
+def _check_trials(release: Release) -> Iterator[Finding]:
     yield from try_wheels(release.targets, release.out)
 
 
-STEPS: dict[str, Callable[[Release], Iterator[Outcome]]] = {
+STEPS: dict[str, Callable[[Release], Iterator[Finding]]] = {
     "version": _check_version,
     "licences": _check_licences,
     "sdist": _check_sdist,
@@ -99,7 +99,7 @@ STEPS: dict[str, Callable[[Release], Iterator[Outcome]]] = {
 }
 
 
-def _run_command(subject: str, command: list[str], passed: str = "") -> Outcome:
+def _run_command(subject: str, command: list[str], passed: str = "") -> Finding:
     """Run a command of this environment; its last line tells the outcome unless `passed` does."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     done = subprocess.run(
@@ -109,8 +109,8 @@ def _run_command(subject: str, command: list[str], passed: str = "") -> Outcome:
     last = (done.stdout.strip().splitlines() or [""])[-1]
     if done.returncode:
         print(done.stdout[-4000:], flush=True)
-        return Outcome(subject, State.FAILED, f"{' '.join(command[1:])} exited with {done.returncode}: {last}")
-    return Outcome(subject, State.PASSED, passed or last)
+        return Finding(subject, Verdict.FAILED, f"{' '.join(command[1:])} exited with {done.returncode}: {last}")
+    return Finding(subject, Verdict.PASSED, passed or last)
 
 
 def main() -> int:
@@ -135,9 +135,9 @@ def main() -> int:
             print(outcome, flush=True)
             outcomes.append(outcome)
         print(f"{name}: {time.monotonic() - begun:.0f} s", flush=True)
-    left_out = [Outcome(name, State.UNTRIED, "left out by --steps") for name in STEPS if name not in steps]
+    left_out = [Finding(name, Verdict.UNTRIED, "left out by --steps") for name in STEPS if name not in steps]
     print(f"\nRelease check of commit {release.revision.commit[:12]}\n\n{format_table([*outcomes, *left_out])}")
-    return int(any(each.state is State.FAILED for each in outcomes))
+    return int(any(each.state is Verdict.FAILED for each in outcomes))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from .archive import read_metadata
-from .outcome import Outcome, State
+from .finding import Finding, Verdict
 
 ALLOWED = frozenset(
     "0BSD Apache-2.0 BSD-2-Clause BSD-3-Clause BSL-1.0 CC0-1.0 ISC LLVM-exception MIT MIT-CMU PSF-2.0 Public-Domain "
@@ -71,7 +71,7 @@ class Closure:
     missing: dict[str, str] = field(default_factory=dict)  # package: which one asks for it
 
 
-def check_licences(root: Path) -> Iterator[Outcome]:
+def check_licences(root: Path) -> Iterator[Finding]:
     """Yield what is wrong with the licences of dependencies, or one outcome that counts them."""
     project = read_metadata(root)
     closure = find_dependencies(project.name, project.optional_dependencies)
@@ -81,13 +81,13 @@ def check_licences(root: Path) -> Iterator[Outcome]:
         counts[licence] = counts.get(licence, 0) + 1
     refused = {name: licence for name, licence in told.items() if not is_accepted(name, licence)}
     for name, licence in refused.items():
-        yield Outcome(f"licence of {name}", State.FAILED, describe_refusal(name, licence))
+        yield Finding(f"licence of {name}", Verdict.FAILED, describe_refusal(name, licence))
     if not refused:
         exempt = [name for name, licence in told.items() if not is_allowed(licence)]
         kinds = ", ".join(f"{count} {licence or 'unknown'}" for licence, count in sorted(counts.items()))
-        yield Outcome("licences", State.PASSED, f"{len(told)} packages, by exemption: {', '.join(exempt)}; {kinds}")
+        yield Finding("licences", Verdict.PASSED, f"{len(told)} packages, by exemption: {', '.join(exempt)}; {kinds}")
     for name, asked_by in sorted(closure.missing.items()):
-        yield Outcome(f"licence of {name}", State.UNTRIED, f"it is not installed here; {asked_by} asks for it")
+        yield Finding(f"licence of {name}", Verdict.UNTRIED, f"it is not installed here; {asked_by} asks for it")
 
 
 def find_dependencies(project: str, extras: Iterable[str]) -> Closure:

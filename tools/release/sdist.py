@@ -13,7 +13,7 @@ from io import BytesIO
 from pathlib import Path
 
 from .archive import read_metadata
-from .outcome import Outcome, State
+from .finding import Finding, Verdict
 
 SUBJECT = "sdist"
 _MADE = "PKG-INFO"  # the metadata, the one file that is not in git
@@ -23,7 +23,7 @@ class BadSdistError(Exception):
     """The archive of the sources is not what it should be; the text says why."""
 
 
-def check_sdist(root: Path, work: Path, out: Path, commit: str, epoch: int) -> Iterator[Outcome]:
+def check_sdist(root: Path, work: Path, out: Path, commit: str, epoch: int) -> Iterator[Finding]:
     """Build the archive of a commit into `out`, and yield whether it has exactly the commit's files.
 
     `epoch` is the time of the commit: seconds since 1970.
@@ -36,7 +36,7 @@ def check_sdist(root: Path, work: Path, out: Path, commit: str, epoch: int) -> I
         count = compare_files(archive, _read_commit(root, commit))
     except (BadSdistError, subprocess.CalledProcessError) as error:
         output = getattr(error, "stdout", None)
-        yield Outcome(SUBJECT, State.FAILED, f"{error}{f': {output[-2000:]}' if output else ''}")
+        yield Finding(SUBJECT, Verdict.FAILED, f"{error}{f': {output[-2000:]}' if output else ''}")
         return
     out.mkdir(parents=True, exist_ok=True)
     for old in out.glob("*.tar.gz"):
@@ -44,7 +44,7 @@ def check_sdist(root: Path, work: Path, out: Path, commit: str, epoch: int) -> I
     shutil.copy2(archive, out / archive.name)
     size = archive.stat().st_size / 1e6
     text = f"{archive.name}, {size:.1f} MB: {count} files, each as git has it; two builds have equal bytes"
-    yield Outcome(SUBJECT, State.PASSED, text)
+    yield Finding(SUBJECT, Verdict.PASSED, text)
 
 
 def compare_files(archive: Path, committed: dict[str, bytes]) -> int:

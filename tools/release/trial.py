@@ -21,7 +21,7 @@ from pathlib import Path
 
 from .bare_root import BareRoot, LeftOutError
 from .debian import NoDebianError
-from .outcome import Outcome, State
+from .finding import Finding, Verdict
 from .targets import Target, select_targets
 
 ROOT = Path(__file__).parents[2]
@@ -243,13 +243,13 @@ def read_readme_script() -> str:
     return "".join(line[1:] + "\n" for line in diff.splitlines() if not line.startswith("-"))
 
 
-def try_wheels(targets: Sequence[Target], dist: Path) -> Iterator[Outcome]:
+def try_wheels(targets: Sequence[Target], dist: Path) -> Iterator[Finding]:
     """Try the wheels of a directory, and yield an outcome for each; the lines of each trial are printed."""
     for target in targets:
         subject = f"trial of {target.name}"
         wheels = list(dist.glob(f"*-{target.tag}.whl"))
         if not wheels:
-            yield Outcome(subject, State.UNTRIED, f"there is no such wheel in {dist}")
+            yield Finding(subject, Verdict.UNTRIED, f"there is no such wheel in {dist}")
             continue
         worked = []
         try:
@@ -257,11 +257,11 @@ def try_wheels(targets: Sequence[Target], dist: Path) -> Iterator[Outcome]:
                 print(f"{target.name}: {line}", flush=True)
                 worked.append(line)
         except (LeftOutError, NoDebianError) as error:
-            yield Outcome(subject, State.UNTRIED, str(error))
+            yield Finding(subject, Verdict.UNTRIED, str(error))
         except (FailedTrialError, subprocess.SubprocessError) as error:
-            yield Outcome(subject, State.FAILED, str(error))
+            yield Finding(subject, Verdict.FAILED, str(error))
         else:
-            yield Outcome(subject, State.PASSED, "; ".join(worked))
+            yield Finding(subject, Verdict.PASSED, "; ".join(worked))
 
 
 def main() -> int:
@@ -277,9 +277,9 @@ def main() -> int:
     outcomes = []
     for outcome in try_wheels(targets, options.dist):
         outcomes.append(outcome)
-        if outcome.state is not State.PASSED:
+        if outcome.state is not Verdict.PASSED:
             print(outcome, flush=True)
-    tried, failed = (sum(each.state is state for each in outcomes) for state in (State.PASSED, State.FAILED))
+    tried, failed = (sum(each.state is state for each in outcomes) for state in (Verdict.PASSED, Verdict.FAILED))
     print(f"{tried} wheels work in a bare root, {failed} do not")
     return int(bool(failed or not tried))
 

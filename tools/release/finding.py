@@ -1,4 +1,4 @@
-"""Outcomes of the checks of a release, one for each thing that was looked at."""
+"""Findings of the checks of a release, one for each thing that was looked at."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 
-class State(enum.Enum):
+class Verdict(enum.Enum):
     """Result of a check; the value is the word in the table."""
 
     PASSED = "passed"
@@ -16,25 +16,25 @@ class State(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Finding:
     """Result of one check."""
 
     subject: str  # what was checked: "sdist", "wheel cp311-x86_64"
-    state: State
+    state: Verdict
     text: str  # what was found; of a failure, how to mend it; of what was not tried, why
 
     def __str__(self) -> str:
-        return f"{self.subject}: {'' if self.state is State.PASSED else f'{self.state.value}: '}{self.text}"
+        return f"{self.subject}: {'' if self.state is Verdict.PASSED else f'{self.state.value}: '}{self.text}"
 
 
-def format_table(outcomes: Sequence[Outcome]) -> str:
-    """Format outcomes as a table with one line each, and a last line with their numbers."""
+def format_table(outcomes: Sequence[Finding]) -> str:
+    """Format findings as a table with one line each, and a last line with their numbers."""
     width = max((len(each.subject) for each in outcomes), default=0)
-    states = max(len(state.value) for state in State)
+    states = max(len(state.value) for state in Verdict)
     lines = []
     for each in outcomes:
         first = (each.text.splitlines() or [""])[0]
         shown = first if len(first) <= 120 else f"{first[:117]}..."
         lines.append(f"{each.subject:{width}}  {each.state.value:{states}}  {shown}".rstrip())
-    counts = [f"{sum(each.state is state for each in outcomes)} {state.value}" for state in State]
+    counts = [f"{sum(each.state is state for each in outcomes)} {state.value}" for state in Verdict]
     return "\n".join([*lines, ", ".join(counts)])
