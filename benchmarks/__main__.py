@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks import acceptance, compression, observing, sets, start
+from benchmarks import acceptance, compression, late_steps, observing, sets, start
 from benchmarks.autotune import jobs, jobs_report
 from benchmarks.autotune import report as autotune_report
 from benchmarks.autotune import run as autotune
@@ -146,6 +146,10 @@ def _build_parser() -> argparse.ArgumentParser:
     add("--variants", nargs="+", choices=[name for name in observing.VARIANTS if name != observing.OTHER])
     add("--rounds", type=int, help="rounds in which the variants take turns")
     add("--steps", type=int, help="timed steps in a block: the fewer, the less the machine changes meanwhile")
+
+    add = add_command("late-steps", "what ranks say about steps that are delayed on purpose; needs root")
+    add("--delays", type=int, help="number of delays of a job (200)")
+    add("--seeds", type=int, nargs="+", help="a job with other delays for each (1)")
 
     add = add_command("autotune", "the tuner beside other policies, on synthetic and recorded surfaces")
     add("--parts", nargs="+", choices=autotune.PARTS)
@@ -350,6 +354,16 @@ def _run_observing(options: argparse.Namespace, console: Console) -> None:
     _print_results(console, observing.build_tables(content), path, observing.draw_figure(content))
 
 
+def _run_late_steps(options: argparse.Namespace, console: Console) -> None:
+    changes: dict[str, Any] = {"delays": options.delays} if options.delays else {}
+    changes |= {"seeds": tuple(options.seeds)} if options.seeds else {}
+    try:
+        path = late_steps.run(late_steps.LateStepSettings(**changes), console)
+    except ValueError as error:
+        raise SystemExit(str(error)) from None
+    _print_results(console, late_steps.build_tables(records.read("late-steps") or {}), path, None)
+
+
 def _draw_figures(options: argparse.Namespace, console: Console) -> None:
     if unknown := set(options.names) - set(draw.NAMES):
         raise SystemExit(f"no such figure: {', '.join(sorted(unknown))}; there are {', '.join(draw.NAMES)}")
@@ -367,6 +381,7 @@ REPORTS: dict[str, Any] = {
     "local-steps": local_steps,
     "c10d": c10d,
     "observing": observing,
+    "late-steps": late_steps,
     "autotune": autotune_report,
     "autotune-jobs": jobs_report,
     "compression": compression,
@@ -424,6 +439,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace, Console], None]] = {
     "start": _run_start,
     "frameworks": _run_frameworks,
     "observing": _run_observing,
+    "late-steps": _run_late_steps,
     "autotune": _run_autotune,
     "autotune-jobs": _run_autotune_jobs,
     "gpu": gpu.run_command,

@@ -250,6 +250,19 @@ class Engine:
         """Whether ranks are on several hosts, and sums that pass from host to host have the bits of all other ways."""
     def mark_step(self, number: int = 0) -> None:
         """End of a step of this rank's optimizer of that number, 0 or more."""
+    def begin_input(self) -> None:
+        """Note that the calling thread begins to get a batch. Calls may be nested."""
+    def end_input(self) -> None:
+        """Note that the calling thread has got a batch."""
+    def note_collection(self, phase: str, about: dict[str, Any]) -> None:
+        """Note a collection of the cyclic garbage collector; a callback for `gc.callbacks`."""
+    def late_steps(self) -> list[dict[str, Any]]:
+        """Return the last late steps of the process, at most 256, oldest first.
+
+        Each has the number of its `step` among those clocked, its `cause`, and the `rank` waited for, or None. Times
+        are in nanoseconds: `begun` and `ended` by the monotonic clock, `late` beyond the median, the parts `input`,
+        `compute`, `gc`, `cpu` and `wait`, and `others_late`, how late other ranks were.
+        """
     def record_steps(self) -> None:
         """From now on remember the last 4096 marks, for `steps`. Once is enough."""
     def steps(self, since: int) -> tuple[int, list[tuple[int, int, int, int, int, int]]]:

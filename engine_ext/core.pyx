@@ -21,7 +21,9 @@ from engine_ext.bindings.devices cimport close_rooms, finish_device, make_rooms
 from engine_ext.bindings.direct cimport meet_directly, reduce_directly
 from engine_ext.bindings.handles cimport begin_in_turn, begin_op, wait_for_joins
 from engine_ext.bindings.memory cimport Part, free_deferred, grow_arena, map_region, part_of
-from engine_ext.bindings.observing cimport map_page, mark_step, mark_traffic, record_steps, set_fields
+from engine_ext.bindings.observing cimport (
+    map_page, mark_step, mark_traffic, note_collection, note_input, record_steps, set_fields,
+)
 from engine_ext.bindings.refusals cimport expect_open, world_error
 from engine_ext.bindings.submit cimport TICK_NS, fail_call
 from engine_ext.control.completion cimport raise_event, claim_outwait
@@ -61,8 +63,8 @@ from engine_ext.shared.segment cimport (
     GROUP_NAME_BYTES, Segment, abort_world, segment_append, segment_enter, segment_leave, segment_map, segment_unmap, wake_others,
 )
 from engine_ext.snapshots cimport (
-    clock_of, counters_of, definitions_of, expect_summing, history_of, knobs_of, knobs_with, overdue_of, pending_of, ranks_of,
-    set_knobs, steps_of, unfinished_of,
+    clock_of, counters_of, definitions_of, expect_summing, history_of, knobs_of, knobs_with, late_steps_of, overdue_of,
+    pending_of, ranks_of, set_knobs, steps_of, unfinished_of,
 )
 from engine_ext.transport.arena cimport Arena, arena_close, arena_forked, arena_open, arena_populate_share
 from engine_ext.transport.carrier cimport (
@@ -707,6 +709,24 @@ cdef class Engine:
 
     def mark_step(self, int number=0):
         mark_step(self.state, number)
+
+    def begin_input(self):
+        """Note that the calling thread begins to get a batch. Calls may be nested."""
+        note_input(self.state, True)
+
+    def end_input(self):
+        """Note that the calling thread has got a batch."""
+        note_input(self.state, False)
+
+    def note_collection(self, str phase, dict about):
+        """Note a collection of the cyclic garbage collector; a callback for `gc.callbacks`. The youngest generation is left
+        out: it is collected often, and too small to delay a step."""
+        if about["generation"] != 0:
+            note_collection(self.state, phase == "start")
+
+    def late_steps(self):
+        """Return the last late steps of the process, at most 256, oldest first."""
+        return late_steps_of(self.state)
 
     def record_steps(self):
         record_steps(self.state)

@@ -4,16 +4,20 @@ A snapshot is copied under the engine's lock, and made into Python objects after
 and objects that it frees take the lock too.
 """
 from libc.stdint cimport int32_t, int64_t
-from libc.stdlib cimport free, malloc
-from libc.string cimport memcpy
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcpy, memset
 
 from engine_ext.control.state cimport HISTORY, OVERDUE_BYTES, UNFINISHED, Row, Unfinished
+from engine_ext.control.step_clock cimport (
+    LATE_KEPT, PART_COMPUTE, PART_CPU, PART_GC, PART_INPUT, PART_WAIT, LateStep, StepClock, StepParts, StepRule, step_rule_judge,
+)
 from engine_ext.control.trace cimport MARKS, Mark
 from engine_ext.operations.kinds cimport describe_meta, dtype_name, kind_name, op_name, operation_of
 from engine_ext.operations.op cimport OP_TAKEN, Op, Record
 from engine_ext.platform.atomics cimport load32_acquire, load32_relaxed, load_acquire, load_relaxed, now_ns, store32_release
 from engine_ext.platform.clock cimport age_ns
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
+from engine_ext.shared.counters cimport LATE_NAMES
 from engine_ext.shared.layout cimport (
     ALGORITHM_NAMES, BETWEENS, BETWEEN_CARRIER, BETWEEN_NAMES, COORDINATOR, ENTRY_BATCH, ENTRY_NAMES, ENTRY_PAD,
     FAULT_CALL, FAULT_NONE, IDS, LAYOUT_SPARSE, MAX_DIMS, MAX_SOCKETS, NAME_BYTES, RING_WORDS, SLOT_BYTES, STORES, STORES_NAMES,
@@ -83,6 +87,64 @@ cdef tuple steps_of(State* e, uint64_t since):
     finally:
         free(marks)
     return since, result
+
+
+cdef dict describe_late_step(const LateStep* late):
+    """Return a late step as Python sees it; times in nanoseconds."""
+    cdef const StepParts* parts = &late.parts
+    return {"step": late.number, "begun": late.begun, "ended": late.ended, "late": late.excess,
+            "cause": (<bytes>LATE_NAMES[late.cause]).decode(), "rank": late.rank if late.rank >= 0 else None,
+            "input": parts.ns[PART_INPUT], "compute": parts.ns[PART_COMPUTE], "gc": parts.ns[PART_GC],
+            "cpu": parts.ns[PART_CPU], "wait": parts.ns[PART_WAIT], "others_late": parts.late_ns}
+
+
+cdef list late_steps_of(State* e):
+    """Return the last late steps, oldest first; none where nothing is counted, and in a forked child."""
+    cdef StepClock* clock = NULL
+    cdef LateStep* steps
+    cdef uint64_t k, first, end
+    if e.alive != NULL and e.alive[0] == 1:
+        clock = e.world.step_clock
+    if clock == NULL:
+        return []
+    steps = <LateStep*>malloc(LATE_KEPT * sizeof(LateStep))
+    if steps == NULL:
+        raise MemoryError("no memory for the late steps")
+    pthread_mutex_lock(&clock.lock)
+    end = clock.late
+    first = end - min(end, <uint64_t>LATE_KEPT)
+    for k in range(first, end):
+        steps[k - first] = clock.kept[k % LATE_KEPT]
+    pthread_mutex_unlock(&clock.lock)
+    try:
+        return [describe_late_step(&steps[k]) for k in range(end - first)]
+    finally:
+        free(steps)
+
+
+def judge_steps(list steps not None, bint several_hosts=False):
+    """Judge steps one after the other by the rule of a rank; return a dict for each late one, else None. For tests.
+
+    A step has times in nanoseconds, `input`, `compute`, `gc`, `cpu` and `wait`, and `others_late`, by how much `rank` was late;
+    missing ones are 0, and no rank. `device`: whether there were tensors on a GPU.
+    """
+    cdef StepRule* rule = <StepRule*>calloc(1, sizeof(StepRule))
+    cdef LateStep late
+    cdef list found = []
+    if rule == NULL:
+        raise MemoryError("no memory for a rule")
+    try:
+        for number, step in enumerate(steps, 1):
+            memset(&late, 0, sizeof(late))
+            late.number = number
+            late.parts.ns[PART_INPUT], late.parts.ns[PART_COMPUTE] = step.get("input", 0), step.get("compute", 0)
+            late.parts.ns[PART_GC], late.parts.ns[PART_CPU] = step.get("gc", 0), step.get("cpu", 0)
+            late.parts.ns[PART_WAIT], late.parts.late_ns = step.get("wait", 0), step.get("others_late", 0)
+            late.parts.late_rank, late.parts.device = step.get("rank", -1), step.get("device", False)
+            found.append(describe_late_step(&late) if step_rule_judge(rule, &late.parts, several_hosts, &late) else None)
+    finally:
+        free(rule)
+    return found
 
 
 cdef list history_of(State* e):

@@ -10,9 +10,10 @@ from libc.stdlib cimport free, realloc
 from libc.string cimport memmove, memset
 
 from engine_ext.control.state cimport State
+from engine_ext.control.step_clock cimport PART_COMPUTE, PART_CPU, PART_GC, PART_INPUT, PART_WAIT, LateStep
 from engine_ext.control.trace cimport (
-    TRACE_RING, EntryRecord, NameRecord, RecordHead, RecordType, SampleRecord, SpanRecord, TensorRecord, Totals, trace_start,
-    trace_stop, trace_totals,
+    TRACE_RING, EntryRecord, LateRecord, NameRecord, RecordHead, RecordType, SampleRecord, SpanRecord, TensorRecord, Totals,
+    trace_start, trace_stop, trace_totals,
 )
 from engine_ext.coordinator.lateness cimport TRACE_LINES_ENTRY, TRACE_LINES_TENSOR
 from engine_ext.core cimport Engine
@@ -20,6 +21,7 @@ from engine_ext.gpu.device cimport device_slice
 from engine_ext.operations.kinds cimport kind_name
 from engine_ext.platform.atomics cimport load_acquire, now_ns, store32_relaxed, store_relaxed, store_release
 from engine_ext.platform.posix cimport PAGE, ftruncate, pthread_mutex_lock, pthread_mutex_unlock, write
+from engine_ext.shared.counters cimport LATE_NAMES
 from engine_ext.shared.layout cimport ALGORITHM_NAMES, ENTRY_SKIP, WIRE_NAMES
 from engine_ext.shared.segment cimport ahead_ns, arrival_last, arrival_late_us, arrival_wait_us, clocked, coordinates
 
@@ -38,6 +40,7 @@ cdef enum Row:                  # `tid` of each row of the timeline
     ROW_STAGES = 4              # three rows, one for each stage
     ROW_CYCLES = 7
     ROW_DEVICE = 8
+    ROW_LATE_STEPS = 9
     ROW_TENSORS = 16            # first row of the tensors: plus the name's number
 
 cdef const char** STAGE_NAMES = ["fuse", "reduce", "unpack"]
@@ -55,6 +58,7 @@ cdef struct Lines:
     uint64_t ahead              # added to every time, since the file has times of rank 0's host; nanoseconds
     bint cycles                 # draw an instant for each closed entry
     bint device_named           # the GPU's row has its name, which it gets with its first slice
+    bint late_named             # likewise the row of late steps
 
 
 cdef bint reserve_bytes(Lines* lines, size_t nbytes) noexcept nogil:
@@ -191,6 +195,29 @@ cdef void draw_sample(Lines* lines, const SampleRecord* sample) noexcept nogil:
         end_line(lines, n)
 
 
+cdef void draw_late_step(Lines* lines, const LateStep* late) noexcept nogil:
+    """Draw a late step with its cause, and how long the program was in each part of it."""
+    cdef char[32] name
+    cdef size_t n
+    if not lines.late_named:
+        lines.late_named = True
+        end_line(lines, <size_t>snprintf(
+            lines.data + lines.used, LINE, ',{"ph":"M","pid":%d,"tid":%d,"name":"thread_name","args":{"name":"late steps"}}\n',
+            lines.track, <int>Row.ROW_LATE_STEPS))
+    snprintf(name, sizeof(name), "late: %s", LATE_NAMES[late.cause])
+    n = slice_head(lines, Row.ROW_LATE_STEPS, name, late.begun, late.ended)
+    n += <size_t>snprintf(lines.data + lines.used + n, LINE - n, ',"args":{"cause":"%s","late_us":%llu', LATE_NAMES[late.cause],
+                          <unsigned long long>(late.excess // 1000))
+    if late.rank >= 0:
+        n += <size_t>snprintf(lines.data + lines.used + n, LINE - n, ',"rank":%d', <int>late.rank)
+    n += <size_t>snprintf(
+        lines.data + lines.used + n, LINE - n, ',"input_us":%llu,"compute_us":%llu,"gc_us":%llu,"cpu_us":%llu,"wait_us":%llu}}\n',
+        <unsigned long long>(late.parts.ns[PART_INPUT] // 1000), <unsigned long long>(late.parts.ns[PART_COMPUTE] // 1000),
+        <unsigned long long>(late.parts.ns[PART_GC] // 1000), <unsigned long long>(late.parts.ns[PART_CPU] // 1000),
+        <unsigned long long>(late.parts.ns[PART_WAIT] // 1000))
+    end_line(lines, n)
+
+
 cdef void draw_name(Lines* lines, const NameRecord* name) noexcept nogil:
     """Name the row of a tensor by a metadata event. The name is valid UTF-8."""
     cdef const unsigned char* text = <const unsigned char*>name + sizeof(NameRecord)
@@ -219,6 +246,8 @@ cdef size_t most_bytes(const RecordHead* head) noexcept nogil:
         return 2 * NAME_LINE
     if head.type == RecordType.RECORD_SAMPLE:
         return 2 * LINE * (1 + <size_t>(<const SampleRecord*>head).slices)
+    if head.type == RecordType.RECORD_LATE_STEP:
+        return 4 * LINE
     if head.type == RecordType.RECORD_ENTRY:
         return 2 * LINE * (TRACE_LINES_ENTRY + TRACE_LINES_TENSOR * <size_t>(<const EntryRecord*>head).items)
     return 2 * LINE
@@ -244,6 +273,8 @@ cdef int drain(State* e, Lines* lines, int fd, uint64_t limit, uint64_t* left_ou
                     draw_entry(lines, <const EntryRecord*>record)
                 elif record.type == RecordType.RECORD_SAMPLE:
                     draw_sample(lines, <const SampleRecord*>record)
+                elif record.type == RecordType.RECORD_LATE_STEP:
+                    draw_late_step(lines, &(<const LateRecord*>record).step)
                 elif record.type == RecordType.RECORD_WAIT:
                     draw_span(lines, Row.ROW_WAITS, b"wait", <const SpanRecord*>record)
                 else:

@@ -1,7 +1,9 @@
-"""Data loaders that prepare batches in a thread of their own, compatible with `horovod.data`.
+"""Data loaders that prepare batches in a thread of their own, compatible with `horovod.data`, and a timer of input.
 
 A loader defines in `_iterate` how it makes batches. With `AsyncDataLoaderMixin` before it in the list of bases, a
 thread makes them ahead of the training loop, as far as a bounded queue has room.
+
+`time_input` tells the engine how long a training loop waits for the batches of any loader.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ from collections.abc import Iterator
 from typing import Any
 from weakref import WeakSet
 
-__all__ = ["AsyncDataLoaderMixin", "BaseDataLoader"]
+from .input_timer import time_input
+
+__all__ = ["AsyncDataLoaderMixin", "BaseDataLoader", "time_input"]
 
 # Seconds between two checks of a waiting thread, in case it misses its wake-up.
 _TICK = 1.0

@@ -72,6 +72,13 @@ _METRICS = (
     # Time.
     Metric("engine_step_duration_seconds", "histogram", "Time from one optimizer step to the next."),
     Metric(
+        "engine_late_steps_total",
+        "counter",
+        "Late steps by what was late on this rank: `input`, `compute`, `gc`, `cpu`, `network`, or another `rank`.",
+        ("cause",),
+    ),
+    Metric("engine_late_seconds_total", "counter", "By how much they lasted longer than the median step.", ("cause",)),
+    Metric(
         "engine_blocked_seconds_total",
         "counter",
         "Time in which the program was blocked in the engine; added up over the world and process sets.",

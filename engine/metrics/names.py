@@ -13,6 +13,7 @@ REASONS = ("full", "whole_step", "awaited", "cycle_time", "frozen")  # why a bat
 STORES = ("cached", "streaming", "auto")
 BETWEEN_HOSTS = ("auto", "direct", "chain", "ring", "mpi")
 COMPRESSIONS = ("none", "fp16", "bf16", "fp8")
+LATE_CAUSES = ("input", "compute", "gc", "cpu", "network", "rank")  # why a step was late
 STAGES = ("queue", "pack", "nccl", "unpack", "exposed")  # stages that are timed for tensors on a GPU
 PHASES = ("off", "waiting", "searching", "watching", "lost", "left", "resting")  # of the tuner
 
@@ -27,4 +28,5 @@ NAMES: dict[str, tuple[str, ...]] = {
     "compressions": COMPRESSIONS,
     "phases": PHASES,
     "stages": STAGES,
+    "late_causes": LATE_CAUSES,
 }

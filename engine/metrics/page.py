@@ -29,6 +29,7 @@ TABLE = 64
 
 HOST_WORDS = 8  # 64-bit words of a host's name
 HOSTS = 256  # maximum number of hosts of a job
+RANKS = 256  # maximum number of ranks of a job
 GROUPS = 64  # maximum number of groups that are counted one by one
 GROUP_WORDS = 8  # 64-bit words of a group's name
 STEP_LOG, STEP_WORDS = 32, 5  # rows of the last steps, and 64-bit words of a row; likewise for the last entries
@@ -163,6 +164,17 @@ class Snapshot:
         """Return the number of samples of a GPU stage, and their total in nanoseconds."""
         number = self.names["stages"].index(stage)
         return self.fields["device_samples"][number], self.fields["device_ns"][number]
+
+    @property
+    def late_steps(self) -> dict[str, int]:
+        """Number of late steps by cause."""
+        return dict(zip(self.names["late_causes"], self.fields["late_steps"], strict=True))
+
+    @property
+    def late_seconds(self) -> dict[str, float]:
+        """Seconds by which late steps lasted longer than the median, by cause."""
+        seconds = (nanoseconds / 1e9 for nanoseconds in self.fields["late_ns"])
+        return dict(zip(self.names["late_causes"], seconds, strict=True))
 
     @property
     def phase(self) -> str:
@@ -303,6 +315,8 @@ _NUMBERED = {
     "cycles": ("reasons",),
     "device_ns": ("stages",),
     "device_samples": ("stages",),
+    "late_steps": ("late_causes",),
+    "late_ns": ("late_causes",),
 }
 
 
@@ -322,6 +336,8 @@ def count_needed_words(names: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
         **dict.fromkeys("steps_logged entries_logged".split(), 1),
         "step_log": STEP_LOG * STEP_WORDS,
         "entry_log": ENTRY_LOG * ENTRY_WORDS,
+        "late_waits": RANKS,
+        **{f"last_late_{name}": 1 for name in ("step", "cause", "rank", "ns")},
         **dict.fromkeys("stall_warnings stalled network_sent network_received copied_ns copied_state".split(), 1),
         "crossing_ns": HOSTS,
         "group_names": GROUPS * GROUP_WORDS,

@@ -27,7 +27,7 @@ from ..gpu.device import Device
 from ..host import linux, stacks
 from ..host.machine import cpu_quota
 from ..host.patience import Patience
-from ..metrics import own_page
+from ..metrics import own_page, step_parts
 from ..metrics.export.in_process import listen
 from ..native import core, setup
 from ..net.connection import GRACE
@@ -148,6 +148,8 @@ def _start_services(session: EngineSession, connector: SetConnector | None) -> N
     stacks.enable_stacks(settings.output_dir, world.rank)
     session.ends.callback(session.close_process_sets)
     session.ends.callback(session.stop_tuner)
+    if session.page >= 0:
+        session.ends.callback(step_parts.watch_steps(engine))
     if session.timeline is not None:
         session.start_timeline(session.timeline)
     session.ends.callback(session.finish_programs)

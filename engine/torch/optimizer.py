@@ -21,6 +21,7 @@ from ..session import runtime
 from .adasum import Deltas
 from .freezing import FrozenReduction, Plan, expect_all_ranks
 from .hooks import TorchReducer
+from .input import time_loaders
 from .optimizer_state import has_order
 from .outer_optimizer import OuterOptimizer
 from .rivals import expect_no_rival, warn_of_lone_library
@@ -329,6 +330,7 @@ def DistributedOptimizer(
         raise
     wrapping.wrap_optimizer(optimizer, _DistributedTorchOptimizer, own_step)
     wrapping.hang_on(optimizer)
+    time_loaders()
     return optimizer
 
 

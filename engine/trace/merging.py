@@ -16,11 +16,11 @@ from typing import Any
 from ..host import private_files
 from .flight import worlds_in
 from .reading import TraceError, about_of, events_of, files_of, read
-from .timeline import DEVICE_ROW, HEAD, ROWS, SETS
+from .timeline import HEAD, LATE_ROW, ROWS, SETS
 
 JOB = 10**9  # process of the trace that stands for the job
 WORKERS = 10**6  # worker 2 is process 2 of the trace, and in process set 3 it is process 3000002
-FIRST_TENSOR = max(*ROWS, DEVICE_ROW) + 1
+FIRST_TENSOR = max(*ROWS, LATE_ROW) + 1
 Event = dict[str, Any]
 
 

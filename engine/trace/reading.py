@@ -22,7 +22,7 @@ from ..text.bounded_reader import (
     read_text,
 )
 from .flight import newest_world
-from .timeline import DEVICE_ROW, HEAD, KNOBS, ROWS, SET, TOTALS, VERSION
+from .timeline import DEVICE_ROW, HEAD, KNOBS, LATE_ROW, ROWS, SET, TOTALS, VERSION
 
 STEPS, WAITS, ENTRIES, FUSE, REDUCE, UNPACK, CYCLES = ROWS
 _NAMED = re.compile(r"(?:rank\.\d+\.trace|(?P<name>.+)\.rank\d+)\.json")
@@ -309,8 +309,8 @@ def _add_slice(recording: Recording, event: dict[str, Any], names: dict[tuple[in
     if row == WAITS:
         recording.waits.append((begun, ended))
         return
-    if row == DEVICE_ROW:
-        return  # samples, which are not the total of any entry
+    if row in (DEVICE_ROW, LATE_ROW):
+        return  # samples, which are not the total of any entry; reasons of steps that are in their own row, too
     args = event.get("args")
     entry_number = get_whole(args, "entry")
     if row == ENTRIES:

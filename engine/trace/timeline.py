@@ -46,6 +46,7 @@ SETS = 1000  # rank 2 is process 2 of the trace, and in process set 3 it is proc
 GROUPS = 10**6  # and in the group that it has formed as its third, process 1000003002
 ROWS = {1: "steps", 2: "callers waiting", 3: "entries", 4: "fuse", 5: "reduce", 6: "unpack", 7: "cycles"}  # tracer.pyx
 DEVICE_ROW = 8  # row of GPU samples; tracer.pyx names it at its first event
+LATE_ROW = 9  # row of late steps; likewise
 
 
 def path_of(target: str | os.PathLike[str], rank: int, number: int | None = None) -> Path:

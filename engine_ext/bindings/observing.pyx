@@ -6,6 +6,8 @@ from engine_ext.bindings.collectives cimport expect_name
 from engine_ext.bindings.refusals cimport expect_open
 from engine_ext.control.completion cimport end_step
 from engine_ext.control.driver cimport driver_pin, driver_unpin
+from engine_ext.control.observers cimport observe_marked_step
+from engine_ext.control.step_clock cimport step_clock_collection, step_clock_input
 from engine_ext.control.trace cimport marks_open
 from engine_ext.operations.op cimport Record
 from engine_ext.platform.atomics cimport store32_release
@@ -55,7 +57,21 @@ cdef int mark_step(State* e, int number) except -1:
         raise ValueError(f"an optimizer's number is 0 or more, not {number}")
     expect_open(e)
     end_step(e, number)
+    observe_marked_step(e, number)
     return 0
+
+
+cdef void note_input(State* e, bint begins) noexcept:
+    """Note that the calling thread begins or ends to get a batch. Does nothing in a forked child, and where nothing is
+    counted."""
+    if e.alive != NULL and e.alive[0] == 1 and e.world.step_clock != NULL:
+        step_clock_input(e.world.step_clock, begins)
+
+
+cdef void note_collection(State* e, bint begins) noexcept:
+    """Note that the calling thread begins or ends to collect garbage, like note_input."""
+    if e.alive != NULL and e.alive[0] == 1 and e.world.step_clock != NULL:
+        step_clock_collection(e.world.step_clock, begins)
 
 
 cdef int record_steps(State* e) except -1:

@@ -11,6 +11,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from engine_ext.control.overlap cimport overlap_wait_begins, overlap_wait_ends
 from engine_ext.control.state cimport State
+from engine_ext.control.step_clock cimport step_clock_wait
 from engine_ext.control.trace cimport marks_busy, trace_wait_begins, trace_wait_ends
 from engine_ext.coordinator.coordinator cimport waiting
 from engine_ext.gpu.device cimport device_sample
@@ -75,6 +76,13 @@ cdef inline void observe_step(State* e, int source) noexcept nogil:
     if load32_relaxed(&e.trace.recording.on) or e.counters_page != NULL or e.marks.ring != NULL:
         tell_step(e, source)
 
+cdef void judge_step(State* e, int optimizer) noexcept nogil
+
+cdef inline void observe_marked_step(State* e, int optimizer) noexcept nogil:
+    """Note that the calling thread, which is the program's, has ended a step. Called by mark_step after observe_step."""
+    if e.world.step_clock != NULL:
+        judge_step(e, optimizer)
+
 # ---- groups -----------------------------------------------------------------------------------------------------------------
 
 cdef inline void tally_group(State* e, uint64_t* counts, uint64_t n) noexcept nogil:
@@ -109,6 +117,8 @@ cdef inline uint32_t observe_call_begins(State* e, uint64_t now) noexcept nogil:
         return 0
     if e.counters_page != NULL:
         overlap_wait_begins(&e.overlap, now)
+        if e.world.step_clock != NULL:
+            step_clock_wait(e.world.step_clock, True, now)
     return trace_wait_begins(&e.trace, now)
 
 cdef inline uint32_t observe_wait_begins(State* e, uint64_t now) noexcept nogil:
@@ -131,6 +141,8 @@ cdef inline void observe_wait_ends(State* e, uint32_t recording, uint64_t begun,
             trace_wait_ends(&e.trace, recording, now)
         if e.counters_page != NULL:
             tally(e.counters_page.blocked_ns, overlap_wait_ends(&e.overlap, now))
+            if e.world.step_clock != NULL:
+                step_clock_wait(e.world.step_clock, False, now)
         pthread_mutex_unlock(&e.lock)
 
 # ---- the driver: called by the role's holder, without the lock --------------------------------------------------------------

@@ -4,9 +4,12 @@ from libc.string cimport memcpy, memset, strncpy
 
 from engine_ext.control.overlap cimport Overlap, overlap_entry_begins, overlap_entry_ends
 from engine_ext.control.state cimport HISTORY, HISTORY_NAME, UNFINISHED, UNFINISHED_NAME, Row, Unfinished
+from engine_ext.control.step_clock cimport (
+    LateStep, step_clock_close, step_clock_entry, step_clock_mark, step_clock_open, step_clock_switch,
+)
 from engine_ext.control.trace cimport (
     SOURCE_TRAFFIC, marks_add, marks_close, marks_pass, trace_close, trace_entry, trace_entry_begins, trace_entry_ends,
-    trace_sample, trace_step,
+    trace_late_step, trace_sample, trace_step,
 )
 from engine_ext.hosts.connections cimport traffic_count
 from engine_ext.operations.kinds cimport operation_of, wire_bytes
@@ -16,12 +19,12 @@ from engine_ext.platform.atomics cimport now_ns, store32_relaxed, store32_releas
 from engine_ext.platform.clock cimport after_ns, age_ns
 from engine_ext.shared.counters cimport (
     COUNTED_FAILED, COUNTED_RESETTING, GROUPS, STAGE_NCCL, STAGES, counters_arrival, counters_entry, counters_find_place,
-    counters_name_group, counters_step,
+    counters_late_step, counters_name_group, counters_step,
 )
 from engine_ext.shared.layout cimport (
     ALGORITHM_BLOCKS, ENTRY_BATCH, ENTRY_FROZEN, ENTRY_SKIP, WIRE_FP8, WIRE_NONE, engine_knobs, entry_ids,
 )
-from engine_ext.shared.segment cimport from_coordinator_time
+from engine_ext.shared.segment cimport arrival_last, arrival_late_us, from_coordinator_time
 
 cdef enum:
     COUNT_AGAIN_NS = 1000000000     # nanoseconds after which the count of overdue operations is written again
@@ -37,6 +40,7 @@ cdef void observers_open(State* e, counters_page* page) noexcept nogil:
     if page != NULL and e.world == e:
         for place in range(GROUPS):     # groups of an earlier world have ended
             counters_name_group(page, place, b"", 0)
+        e.step_clock = step_clock_open()
     observers_count(e, page)
 
 
@@ -46,6 +50,7 @@ cdef void observers_count(State* e, counters_page* page) noexcept nogil:
     e.counters_page = e.coordinator.counters_page = page
     memset(&e.overlap, 0, sizeof(Overlap))
     pthread_mutex_unlock(&e.lock)
+    step_clock_switch(e.step_clock, page != NULL)       # of the world alone
     if coordinates(&e.segment):
         store32_release(&e.segment.coordinator.recording, page != NULL or load32_relaxed(&e.trace.recording.on))
 
@@ -82,6 +87,8 @@ cdef void count_completed(State* e, uint64_t operations) noexcept nogil:
 
 cdef void observers_close(State* e) noexcept nogil:
     """Free the memory of the observers."""
+    step_clock_close(e.step_clock)
+    e.step_clock = NULL
     trace_close(&e.trace)
     marks_close(&e.marks)
 
@@ -148,6 +155,14 @@ cdef void count_compression(State* e, const engine_entry* entry) noexcept nogil:
         tally(e.counters_page.compression_not_finite, e.executor.blocks.not_finite)
 
 
+cdef void clock_entry(State* e, const engine_entry* entry, const Op* last) noexcept nogil:
+    """Tell the clock of steps for which rank this one has waited in an entry. There is a clock."""
+    cdef int rank = arrival_last(entry.arrival)
+    if 0 <= rank < e.segment.size:
+        step_clock_entry(e.world.step_clock, e.segment.numbers[rank] if rank != e.segment.rank else -1,
+                         arrival_late_us(entry.arrival) * 1000, last.submitted, entry.meta.device != 0)
+
+
 cdef void observe_completions(State* e, const engine_entry* entry) noexcept nogil:
     """Note that the operations in `batch` are done; they still have their names."""
     cdef const Op* last = e.batch[entry.items - 1]
@@ -158,6 +173,8 @@ cdef void observe_completions(State* e, const engine_entry* entry) noexcept nogi
             count_compression(e, entry)
         if entry.earliest and not load32_relaxed(&last.flags) & OP_STAND_IN:
             counters_arrival(e.counters_page, arrival_since(e, entry, last), last.submitted, e.entry_begun)
+            if entry.arrival and e.world.step_clock != NULL:
+                clock_entry(e, entry, last)
     if observes_stages(e, entry) and not entry.meta.device:     # only the device knows the stages of those
         trace_entry(&e.trace, entry, e.batch, &e.executor, e.entry_begun, from_coordinator_time(&e.segment, entry.closed))
     if e.marks.ring != NULL:
@@ -319,3 +336,17 @@ cdef void tell_step(State* e, int source) noexcept nogil:
     if e.marks.ring != NULL:            # set once, under the GIL
         add_mark(e, source)
     pthread_mutex_unlock(&e.lock)
+
+
+cdef void judge_step(State* e, int optimizer) noexcept nogil:
+    """Mark the end of a step by the clock of steps, and report it to the observers that are on if it was late."""
+    cdef State* world = e.world
+    cdef LateStep late
+    if not step_clock_mark(world.step_clock, optimizer, world.segment.hosts > 1, &late):
+        return
+    pthread_mutex_lock(&world.lock)
+    if world.counters_page != NULL:
+        counters_late_step(world.counters_page, late.cause, late.rank, late.excess)
+    if load32_relaxed(&world.trace.recording.on):
+        trace_late_step(&world.trace, &late)
+    pthread_mutex_unlock(&world.lock)

@@ -2,6 +2,7 @@
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uint8_t
 
 from engine_ext.control.overlap cimport Overlap
+from engine_ext.control.step_clock cimport StepClock
 from engine_ext.control.table cimport Table
 from engine_ext.control.trace cimport Marks, Trace
 from engine_ext.coordinator.coordinator cimport Coordinator
@@ -195,5 +196,6 @@ cdef struct State:
     uint64_t unblocked          # of the world, atomic: when a caller of this process was last blocked in the engine
     Overlap overlap             # kept while there is a page of counters
     uint64_t step_begun         # likewise: end of the last step, nanoseconds; 0: no step has ended
+    StepClock* step_clock       # of the world, set at the start: the parts of its steps; NULL: nothing is counted
     # Written by the monitor thread alone.
     uint32_t overdue_count      # number of operations in flight that were overdue at the last look

@@ -5,6 +5,7 @@ Written under the engine's lock; read without it by one thread at a time (tracer
 from libc.stdint cimport int32_t, uint32_t, uint64_t, uint8_t
 
 from engine_ext.control.overlap cimport Overlap
+from engine_ext.control.step_clock cimport LateStep
 from engine_ext.coordinator.coordinator cimport Recording
 from engine_ext.data.executor cimport Executor
 from engine_ext.gpu.device cimport device_sample
@@ -22,6 +23,7 @@ cdef enum RecordType:
     RECORD_WAIT = 3             # SpanRecord: a time in which some caller was blocked
     RECORD_STEP = 4             # SpanRecord: the time from the end of one step to the end of the next
     RECORD_SAMPLE = 5           # SampleRecord, followed by its device_slices
+    RECORD_LATE_STEP = 6        # LateRecord: a late step, in addition to its RECORD_STEP
 
 cdef struct RecordHead:
     uint32_t bytes              # length of the whole record, a multiple of 8
@@ -51,6 +53,10 @@ cdef struct SampleRecord:       # a sampled entry on a GPU
     RecordHead head
     uint64_t sequence, nbytes, error_ns
     uint64_t slices
+
+cdef struct LateRecord:
+    RecordHead head
+    LateStep step
 
 cdef struct Totals:             # totals of a recording, including what has no lines in the file
     uint64_t entries, tensors, nbytes, steps
@@ -83,6 +89,7 @@ cdef void trace_entry(Trace* t, const engine_entry* entry, Op** batch, const Exe
                       uint64_t closed) noexcept nogil
 cdef void trace_sample(Trace* t, const device_sample* sample) noexcept nogil
 cdef void trace_step(Trace* t, uint64_t now) noexcept nogil
+cdef void trace_late_step(Trace* t, const LateStep* late) noexcept nogil
 cdef Totals trace_totals(Trace* t, uint64_t now) noexcept nogil
 
 cdef enum:

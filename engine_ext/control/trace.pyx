@@ -163,6 +163,19 @@ cdef void trace_step(Trace* t, uint64_t now) noexcept nogil:
     t.step_begun = now
 
 
+cdef void trace_late_step(Trace* t, const LateStep* late) noexcept nogil:
+    """Record why a step was late, if the budget of lines allows it."""
+    cdef LateRecord* out
+    if not bucket_has(&t.spans, load_relaxed(&t.recording.rate), late.ended):
+        return
+    out = <LateRecord*>reserve(t, sizeof(LateRecord))
+    if out != NULL:
+        t.spans.level -= 1
+        out.head.bytes, out.head.type = <uint32_t>sizeof(LateRecord), RecordType.RECORD_LATE_STEP
+        out.step = late[0]
+        publish(t, sizeof(LateRecord))
+
+
 cdef uint32_t trace_wait_begins(Trace* t, uint64_t now) noexcept nogil:
     """Note that a caller is blocked. Return the number of the recording that knows of it, or 0."""
     if t.recording.on:

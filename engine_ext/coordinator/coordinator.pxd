@@ -66,6 +66,8 @@ cdef struct NameState:
     uint64_t arrival            # rank that was last in a recorded round, and its lateness, packed (segment.pxd: arrival_last)
     uint64_t closed             # when its last recorded entry was closed: nanoseconds, monotonic
     uint64_t earliest           # earliest submission of any rank, in a round that came as requests: nanoseconds; else 0
+    uint64_t latest             # with `earliest`: the last submission, packed as engine_entry.arrival
+    uint64_t counted            # time of the last entry on which its arrivals were written: nanoseconds, monotonic
     uint64_t place              # position among rank 0's new names, the first being 1; 0: rank 0 has not requested it yet
     uint32_t number             # engine_request.optimizer of rank 0: 1 + the optimizer's number; 0: not a gradient
     Optimizer* optimizer        # that optimizer, once the name was ready on all ranks; NULL: not yet, or no gradient

@@ -20,8 +20,8 @@ cdef enum:
 cdef void lateness_decide(Coordinator* c, uint64_t now) noexcept nogil
 cdef void lateness_note(Coordinator* c, NameState* name) noexcept nogil
 cdef void lateness_append(Coordinator* c, engine_entry* entry, const int32_t* ids) noexcept nogil
-cdef uint64_t lateness_earliest(const Coordinator* c, const NameState* name) noexcept nogil
-cdef void lateness_count(Coordinator* c, engine_entry* entry, const NameState* last) noexcept nogil
+cdef uint64_t lateness_find(const Coordinator* c, const NameState* name, uint64_t* latest) noexcept nogil
+cdef void lateness_count(Coordinator* c, engine_entry* entry, NameState* last) noexcept nogil
 
 # ---- hooks ------------------------------------------------------------------------------------------------------------------
 
@@ -40,7 +40,7 @@ cdef inline void observe_ready(Coordinator* c, NameState* name, bint first) noex
     """Note that all ranks have submitted `name`; the `first` time by requests, which are still open. Called by enqueue."""
     name.ready, name.earliest = 0, 0
     if first and c.counters_page != NULL:
-        name.earliest = lateness_earliest(c, name)
+        name.earliest = lateness_find(c, name, &name.latest)
     if c.recording:
         lateness_note(c, name)
 

@@ -62,24 +62,40 @@ cdef void lateness_append(Coordinator* c, engine_entry* entry, const int32_t* id
     lateness_decide(c, entry.closed)
 
 
-cdef uint64_t lateness_earliest(const Coordinator* c, const NameState* name) noexcept nogil:
+cdef uint64_t lateness_find(const Coordinator* c, const NameState* name, uint64_t* latest) noexcept nogil:
     """Return when the first rank submitted `name`, by its open requests or by the words beside its bit. 0: no rank did, or one
-    does not know the time by this clock."""
-    cdef uint64_t earliest = <uint64_t>-1
-    cdef int r
+    does not know the time by this clock. `latest` receives the rank that submitted it last, and how much later: a length of
+    time, which any clock measures alike. It is 0 if a rank has not written its word in this round."""
+    cdef uint64_t earliest = <uint64_t>-1, last = 0, when
+    cdef bint known = True
+    cdef int r, rank = -1
     for r in range(c.segment.size):
         if c.joined[r]:
             continue
         if name.requests[r] != NULL:
-            earliest = min(earliest, name.requests[r].submitted)
+            when = name.requests[r].submitted
         elif name.id >= 0:
-            earliest = min(earliest, load_relaxed(&c.segment.pages[r].brought[name.id]))
+            when = load_relaxed(&c.segment.pages[r].brought[name.id])
+            known &= when > name.counted        # else it is of an earlier round
+        else:
+            continue
+        earliest = min(earliest, when)
+        if when > last:
+            last, rank = when, r
+    latest[0] = 0
+    if known and rank >= 0 and earliest != 0:
+        latest[0] = <uint64_t>(rank + 1) | min((last - earliest) // 1000, <uint64_t>0xFFFFFFFF) << (
+            ARRIVAL_LAST_BITS + ARRIVAL_WAIT_BITS)
     return earliest if earliest != <uint64_t>-1 else 0
 
 
-cdef void lateness_count(Coordinator* c, engine_entry* entry, const NameState* last) noexcept nogil:
-    """Write on an entry when the first rank submitted the last of its members. Each rank counts by how much it was later."""
-    entry.earliest = last.earliest if last.earliest else lateness_earliest(c, last)
+cdef void lateness_count(Coordinator* c, engine_entry* entry, NameState* last) noexcept nogil:
+    """Write on an entry when the first rank submitted the last of its members, which rank was last, and how much later. Each
+    rank counts by how much it was later than the first, and what it waited for."""
+    cdef uint64_t latest = last.latest
+    entry.earliest = last.earliest if last.earliest else lateness_find(c, last, &latest)
+    entry.arrival = latest if entry.earliest else 0
+    last.counted = time_of_step(c)
     if entry.earliest:
-        tally(c.counters_page.negotiation_ns, age_ns(time_of_step(c), entry.earliest))
+        tally(c.counters_page.negotiation_ns, age_ns(last.counted, entry.earliest))
         tally(c.counters_page.negotiated, 1)

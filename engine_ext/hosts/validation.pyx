@@ -146,9 +146,11 @@ cdef bint are_numbers(const engine_entry* entry) noexcept nogil:
 
 
 cdef bint are_arrivals(const Segment* segment, const engine_entry* entry) noexcept nogil:
-    """Return whether the arrivals at the end of a recorded entry name ranks, or none."""
+    """Return whether the arrivals of an entry, and those at the end of a recorded one, name ranks, or none."""
     cdef const uint64_t* arrivals = <const uint64_t*>entry + entry.words - entry.items
     cdef uint32_t i
+    if arrival_last(entry.arrival) >= segment.size:
+        return False
     for i in range(entry.items if entry.closed else 0):
         if arrival_last(arrivals[i]) >= segment.size:
             return False

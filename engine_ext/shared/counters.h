@@ -18,6 +18,8 @@
 
 #include "engine_ext/shared/layout.h"
 
+static const char *const LATE_NAMES[] = {LATE_LIST(AS_NAME)};
+
 #define COUNTERS_MAGIC 0x3152544e43474e45u /* "ENGCNTR1" */
 
 enum {
@@ -38,6 +40,7 @@ enum { COUNTED_LIST(AS_NUMBER) };
 enum { CLOSED_LIST(AS_NUMBER) CLOSED_REASONS };
 enum { PHASE_LIST(AS_NUMBER) };
 enum { STAGE_LIST(AS_NUMBER) STAGES };
+enum { LATE_LIST(AS_NUMBER) LATE_CAUSES };
 
 /* LINE begins the cache lines of a new writer; FIELD continues them. */
 #define COUNTERS_LAYOUT(LINE, FIELD)                                                                                         \
@@ -90,6 +93,13 @@ enum { STAGE_LIST(AS_NUMBER) STAGES };
   FIELD(step_durations, DURATIONS) /* number of steps by that time */                                                        \
   FIELD(steps_logged, 1)          /* steps ever written to step_log */                                                       \
   FIELD(step_log, STEP_LOG *STEP_WORDS) /* the last of them: a ring, as entry_log */                                         \
+  LINE(late_steps, LATE_CAUSES)   /* late steps, by cause (cache line written by the thread that marks steps) */             \
+  FIELD(late_ns, LATE_CAUSES)     /* by how much they lasted longer than the median */                                       \
+  FIELD(late_waits, MAX_RANKS)    /* by rank: late steps in which this rank waited for that one */                           \
+  FIELD(last_late_step, 1)        /* value of steps at the end of the last late step; 0: none */                             \
+  FIELD(last_late_cause, 1)       /* LATE_* of that step */                                                                  \
+  FIELD(last_late_rank, 1)        /* 1 + the rank that it waited for; 0: none, or not known */                               \
+  FIELD(last_late_ns, 1)          /* by how much it lasted longer than the median */                                         \
   LINE(cycles, CLOSED_REASONS)    /* batches by the reason for which they closed (cache line written by the coordinator) */  \
   LINE(stall_warnings, 1)         /* stall reports raised (cache line written by the monitor thread and drivers) */          \
   FIELD(stalled, 1)               /* operations in flight that are overdue now */                                            \

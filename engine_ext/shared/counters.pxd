@@ -11,6 +11,7 @@ cdef extern from "engine_ext/shared/counters.h" nogil:
     enum: COUNTED_NEW, COUNTED_RUNNING, COUNTED_ENDED, COUNTED_FAILED, COUNTED_RESETTING
     enum: CLOSED_FULL, CLOSED_WHOLE_STEP, CLOSED_AWAITED, CLOSED_CYCLE_TIME, CLOSED_FROZEN, CLOSED_REASONS
     enum: STAGE_NCCL, STAGES
+    enum: LATE_INPUT, LATE_COMPUTE, LATE_GC, LATE_CPU, LATE_NETWORK, LATE_RANK, LATE_CAUSES
 
     ctypedef struct counters_page:
         uint64_t* state
@@ -59,6 +60,13 @@ cdef extern from "engine_ext/shared/counters.h" nogil:
         uint64_t* step_durations
         uint64_t* steps_logged
         uint64_t* step_log
+        uint64_t* late_steps
+        uint64_t* late_ns
+        uint64_t* late_waits
+        uint64_t* last_late_step
+        uint64_t* last_late_cause
+        uint64_t* last_late_rank
+        uint64_t* last_late_ns
         uint64_t* cycles
         uint64_t* stall_warnings
         uint64_t* stalled
@@ -81,6 +89,8 @@ cdef extern from "engine_ext/shared/counters.h" nogil:
         uint64_t* group_completed
         uint64_t* group_submitted
 
+    const char** LATE_NAMES
+
     void tally(uint64_t* word, uint64_t n)
 
 cdef int counters_map(int fd, counters_page** page) noexcept nogil
@@ -94,3 +104,4 @@ cdef int counters_find_place(counters_page* page, int ranks) noexcept nogil
 cdef void counters_name_group(counters_page* page, int place, const char* text, uint64_t nbytes) noexcept nogil
 cdef void counters_arrival(counters_page* page, uint64_t earliest, uint64_t submitted, uint64_t started) noexcept nogil
 cdef uint64_t counters_step(counters_page* page, uint64_t begun) noexcept nogil
+cdef void counters_late_step(counters_page* page, int cause, int rank, uint64_t excess) noexcept nogil

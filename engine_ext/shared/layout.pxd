@@ -62,7 +62,7 @@ cdef extern from "engine_ext/shared/layout.h" nogil:
         engine_knobs knobs
         uint32_t chunk
         int32_t id, name_bytes
-        uint64_t closed, earliest
+        uint64_t closed, earliest, arrival
         engine_meta meta
 
     ctypedef struct segment_header:

@@ -99,6 +99,15 @@
   ROW(STAGE_UNPACK, "unpack")                   \
   ROW(STAGE_EXPOSED, "exposed")
 
+/* Causes of a late step, as the rank judges it: a part of its own step, or another rank. */
+#define LATE_LIST(ROW)                          \
+  ROW(LATE_INPUT, "input")                      \
+  ROW(LATE_COMPUTE, "compute")                  \
+  ROW(LATE_GC, "gc")                            \
+  ROW(LATE_CPU, "cpu")                          \
+  ROW(LATE_NETWORK, "network")                  \
+  ROW(LATE_RANK, "rank")
+
 /* Uses of a row: a member of an enum, an entry of a table, a word of a line. */
 #define AS_NUMBER(number, name) number,
 #define AS_NAME(number, name) name,
@@ -115,5 +124,6 @@
   "between_hosts =" BETWEEN_LIST(AS_WORD) "\n"     \
   "compressions =" WIRE_LIST(AS_WORD) "\n"         \
   "phases =" PHASE_LIST(AS_WORD) "\n"             \
-  "stages =" STAGE_LIST(AS_WORD) "\n"
+  "stages =" STAGE_LIST(AS_WORD) "\n"            \
+  "late_causes =" LATE_LIST(AS_WORD) "\n"
 #endif

@@ -25,11 +25,11 @@ KINDS_ARE_KNOWN_TO = {
 # Names that observers keep, and the sources of the observed planes that use them: the hooks and the observers.
 OBSERVER = re.compile(
     r"[.](?:counters|counters_page|history|marks|overlap|trace)\b"
-    r"|\b(?:counters|lateness|marks|overlap|trace|traffic)_\w+[(]|\btally[(]"
+    r"|\b(?:counters|lateness|marks|overlap|step_clock|trace|traffic)_\w+[(]|\btally[(]"
 )
 OBSERVERS_ARE_KNOWN_TO = {
     *("control/observers", "coordinator/lateness"),  # hooks of a rank and of the coordinator
-    *("control/trace", "control/overlap", "hosts/connections"),
+    *("control/trace", "control/overlap", "control/step_clock", "hosts/connections"),
     "bindings/observing",  # the page that counts, and the marks of steps
 }
 

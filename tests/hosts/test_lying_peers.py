@@ -43,7 +43,7 @@ from .middle import (
     Middle,
 )
 
-ENTRY_BYTES, REQUEST_RING, BATCH = 248, 1 << 18, 1  # engine_ext/shared/layout.h
+ENTRY_BYTES, REQUEST_RING, BATCH = 256, 1 << 18, 1  # engine_ext/shared/layout.h
 UNNAMED, STUCK = 192, 240  # offsets in rank_page of that header
 LIMIT = 20.0  # s
 
@@ -112,7 +112,8 @@ def test_requests_whose_position_wraps_end_with_the_rank_that_sent_them(position
     assert "rank 1 failed: it has sent what no rank can mean" in said[0], said
 
 
-ALGORITHM, CHUNK, META_DTYPE, META_OP, META_WIRE, META_DEVICE = 6, 64, 97, 98, 128, 130  # offsets in engine_entry
+ALGORITHM, CHUNK, META_DTYPE, META_OP, META_WIRE, META_DEVICE = 6, 64, 105, 106, 136, 138  # offsets in engine_entry
+ARRIVAL = 96  # likewise
 
 
 @pytest.mark.parametrize(
@@ -265,7 +266,7 @@ def test_more_rows_than_memory_can_have_name_the_rank_that_tells_them(rows: int)
 
 @pytest.mark.parametrize("field", ["dtype", "op", "kind", "items", "chunk", "knobs", "id"])
 def test_an_entry_that_is_not_what_was_submitted_names_the_coordinator(field: str) -> None:
-    places = {"kind": 5, "items": 8, "knobs": 57, "chunk": 64, "dtype": 97, "op": 98, "id": ENTRY_BYTES}
+    places = {"kind": 5, "items": 8, "knobs": 57, "chunk": 64, "dtype": 105, "op": 106, "id": ENTRY_BYTES}
 
     def spoil(frame: Frame) -> list[Frame]:
         frame.payload[entry_of(frame, "allreduce") + places[field]] ^= 7 if field == "knobs" else 3
@@ -347,6 +348,16 @@ def test_a_recorded_entry_whose_last_rank_does_not_exist_ends_with_who_sent_it(t
         return at >= 0 and struct.unpack_from("=Q", frame.payload, at + 80)[0] != 0
 
     said = errors_of(2, work, once(is_recorded, spoil))
+    assert "rank 0 failed: it has sent what no rank can mean" in said[1], said
+
+
+def test_an_entry_whose_last_rank_does_not_exist_ends_with_who_sent_it() -> None:
+    """Counters by rank rely on that rank."""
+    change = once(
+        lambda frame: entry_of(frame, "allreduce") >= 0,
+        lambda frame: put(frame, entry_of(frame, "allreduce") + ARRIVAL, 4000),
+    )
+    said = errors_of(2, lambda rank: engine.allreduce(np.ones(3), name="a"), change)
     assert "rank 0 failed: it has sent what no rank can mean" in said[1], said
 
 

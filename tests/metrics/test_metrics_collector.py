@@ -358,7 +358,7 @@ def test_64_ranks_are_scraped_within_a_second_with_about_100_series_each():
     print(f"{min(spent) * 1e3:.1f} ms, {len(text)} bytes, {len(found)} series")
     assert min(spent) < 1.0, "it is some 30 ms"
     assert len(of_rank(found, 1)) <= 90
-    assert len(of_rank(found, 0)) <= 110
+    assert len(of_rank(found, 0)) <= 120
 
 
 @pytest.mark.slow

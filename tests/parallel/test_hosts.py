@@ -644,13 +644,14 @@ def test_a_host_that_is_not_answered_believes_itself() -> None:
 PAD, BATCH, DEFINE, EVICT, ERROR, SKIP, JOINED = range(7)
 # Type of an entry (engine_entry, layout.h): a number's offset in it, its format, and an impossible value.
 WRONG_ENTRIES = [
-    (BATCH, 0, "I", 0), (BATCH, 0, "I", 30), (BATCH, 0, "I", 34), (BATCH, 0, "I", 1 << 31), (BATCH, 4, "B", 7),
+    (BATCH, 0, "I", 0), (BATCH, 0, "I", 31), (BATCH, 0, "I", 35), (BATCH, 0, "I", 1 << 31), (BATCH, 4, "B", 7),
     (BATCH, 4, "B", 255), (BATCH, 5, "B", 3), (BATCH, 6, "B", 99), (BATCH, 8, "I", 0), (BATCH, 8, "I", 4),
-    (BATCH, 8, "I", 1 << 31), (BATCH, 64, "I", 0), (BATCH, 64, "I", (1 << 20) + 8), (BATCH, 96, "B", 200),
-    (BATCH, 97, "B", 90), (BATCH, 98, "B", 7), (BATCH, 99, "B", 9), (BATCH, 128, "B", 255), (BATCH, 136, "I", 14),
-    (BATCH, 248, "i", -1), (BATCH, 248, "i", 16384), (DEFINE, 72, "i", -1), (DEFINE, 72, "i", 16384),
-    (DEFINE, 76, "i", -5), (DEFINE, 76, "i", 1025), (DEFINE, 76, "i", 100), (DEFINE, 96, "B", 6),
-    (DEFINE, 136, "I", 99),
+    (BATCH, 8, "I", 1 << 31), (BATCH, 64, "I", 0), (BATCH, 64, "I", (1 << 20) + 8), (BATCH, 104, "B", 200),
+    (BATCH, 105, "B", 90), (BATCH, 106, "B", 7), (BATCH, 107, "B", 9), (BATCH, 136, "B", 255), (BATCH, 144, "I", 14),
+    (BATCH, 256, "i", -1), (BATCH, 256, "i", 16384), (BATCH, 96, "Q", 4), (DEFINE, 72, "i", -1),
+    (DEFINE, 72, "i", 16384),
+    (DEFINE, 76, "i", -5), (DEFINE, 76, "i", 1025), (DEFINE, 76, "i", 100), (DEFINE, 104, "B", 6),
+    (DEFINE, 144, "I", 99),
 ]  # fmt: skip
 # Likewise for requests (engine_request).
 WRONG_REQUESTS = [

@@ -249,6 +249,11 @@ def _read_steps(_: RankReading, snapshot: Snapshot) -> Iterator[Series]:
         yield (), (merge_buckets(snapshot.fields["step_durations"]), snapshot["step_ns"] / 1e9)
 
 
+def _make_late_reader(figures: Callable[[Snapshot], Mapping[str, float]]) -> Reader:
+    """Return a reader of figures by cause; all causes are there from the start, as in `_read_errors`."""
+    return lambda _, snapshot: [((cause,), (value,)) for cause, value in figures(snapshot).items()]
+
+
 def _read_last_time(reading: RankReading, snapshot: Snapshot) -> Iterator[Series]:
     yield (), (snapshot["last_ns"] / 1e9 + reading.offset if snapshot["last_ns"] else 0.0,)
 
@@ -315,6 +320,8 @@ READERS: dict[str, Reader] = {
     "engine_collective_duration_seconds": _read_durations,
     "engine_last_collective_timestamp_seconds": _read_last_time,
     "engine_step_duration_seconds": _read_steps,
+    "engine_late_steps_total": _make_late_reader(lambda snapshot: snapshot.late_steps),
+    "engine_late_seconds_total": _make_late_reader(lambda snapshot: snapshot.late_seconds),
     "engine_blocked_seconds_total": _make_field_reader("blocked_ns", 1e9),
     "engine_exposed_seconds_total": _make_field_reader("exposed_ns", 1e9),
     "engine_queue_duration_seconds": _make_summary_reader("queued", "queue_ns"),

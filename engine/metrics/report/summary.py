@@ -20,6 +20,7 @@ from ...text.readable import (
 from ..names import PHASES, STAGES
 from ..page import DURATIONS, PageError, Snapshot
 from . import words
+from .late_steps import LateRank, collect_late_steps, describe_late_steps
 from .rates import Page, find_straggler, names_of_hosts, waits_by_host
 
 FEW_STEPS = 20  # minimum number of steps for advice: the first steps weigh too much in fewer
@@ -62,6 +63,7 @@ class Figures:
     waited: float | None  # the rest, spent waiting for late ranks and for batches to close
     hidden: float | None  # share of the collectives' time in which the program was not blocked
     lags: Mapping[int, float]  # mean time after the first rank's submission, by rank
+    late: Mapping[int, LateRank]  # late steps, by rank
     batch: float | None  # mean bytes of an allreduce
     tensors: float | None  # mean number of tensors in a collective
     fill: float | None  # share of the fusion threshold that batches of allreduces fill
@@ -139,6 +141,7 @@ def compute_figures(pages: Mapping[int, Page], run: Run) -> Figures:
         exposed=exposed,
         waited=waited,
         hidden=None if not total["collective_ns"] else max(0.0, 1 - total["exposed_ns"] / total["collective_ns"]),
+        late=collect_late_steps(pages),
         lags={rank: page["lag_ns"] / 1e9 / page["lags"] for rank, page in read.items() if page["lags"]},
         batch=_compute_ratio(in_them, batches),
         tensors=_compute_ratio(total["collective_tensors"], total["collectives"]),
@@ -228,8 +231,10 @@ def _make_rows(told: Figures) -> list[tuple[str, str]]:
         rows.append(("GPUs", _format_gpus(told)))
     if told.hosts:
         rows.append(("hosts", _format_hosts(told)))
+    rows.append(("slowest rank", _format_slowest_rank(told)))
+    if (late := describe_late_steps(told.late)) is not None:
+        rows.append(("late steps", late))
     rows += [
-        ("slowest rank", _format_slowest_rank(told)),
         ("fusion", _format_fusion(told)),
         ("knobs", _format_knobs(told)),
     ]

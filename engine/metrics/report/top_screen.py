@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -14,6 +15,7 @@ from ...text import readable
 from ..elastic_job import ElasticJob
 from ..page import PageError, Snapshot
 from . import words
+from .late_steps import LateRank, collect_late_steps, describe_late_steps
 from .rates import JobReading, Page, Rates, find_straggler, names_of_hosts, pending, slow_host, slow_link, waits_by_host
 
 NOTES = 6  # maximum number of warning lines
@@ -58,6 +60,11 @@ class Frame:
         lags = {rank: each.lag for rank, each in self.rates.items() if each.lag is not None}
         return find_straggler(lags, self.compute_median(each.step for each in self.rates.values()))
 
+    @cached_property
+    def late(self) -> dict[int, LateRank]:
+        """Late steps since the start, by rank."""
+        return collect_late_steps(self.reading.pages)
+
     @property
     def hosts(self) -> dict[int, str]:
         """Names of the job's hosts by number; empty if there is one."""
@@ -89,6 +96,8 @@ def draw_frame(frame: Frame, width: int, height: int | None) -> RenderableType:
         told = [readable.replace_unprintable(line)[:width] for line in words.describe_resets(frame.elastic, frame.now)]
         tuner = [*(Text(line, style="dim") for line in told), *tuner]
     groups = [Text(line[:width], style="dim") for line in _describe_groups(frame)]
+    if (late := describe_late_steps(frame.late)) is not None:
+        groups.insert(0, Text(f"late steps: {late}"[:width], style="dim"))
     notes = _make_warnings(frame)
     if len(notes) > NOTES:
         notes = [*notes[: NOTES - 1], f"and {len(notes) - NOTES + 1} more such lines"]
@@ -271,6 +280,12 @@ def _format_lag(frame: Frame, rank: int, page: Page, rate: Rates | None) -> str:
     return _format_rate(None if rate is None or rate.lag is None else 1e3 * rate.lag, 2) + mark
 
 
+def _format_late(frame: Frame, rank: int, page: Page, rate: Rates | None) -> str:
+    """Format the number of steps that were late because of this rank; nothing if the program reports no steps."""
+    counted = isinstance(page, Snapshot) and page["steps"] > 0
+    return str(frame.late[rank].count) if counted and rank in frame.late else NONE
+
+
 def _make_field_formatter(count: Callable[[Snapshot], int]) -> Callable[[Frame, int, Page, Rates | None], str]:
     return lambda frame, rank, page, rate: str(count(page)) if isinstance(page, Snapshot) else NONE
 
@@ -332,6 +347,7 @@ COLUMNS = (
     _Column("MB/s", "MB/s", 7, 6, _make_rate_formatter(lambda rate: rate.nbytes / 1e6, 1)),
     _Column("ops/s", "collectives/s", 8, 12, _make_rate_formatter(lambda rate: rate.collectives, 1)),
     _Column("lag ms  ", "lag ms  ", 10, 1, _format_lag),
+    _Column("late", "late steps", 4, 5, _format_late),
     _Column(
         "cross%",
         "waited for hosts %",

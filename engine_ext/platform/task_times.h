@@ -1,0 +1,33 @@
+/* Run delay: the time for which a thread has waited for a processor that it could have used.
+ *
+ * The kernel counts it for every thread: while it was ready to run and another thread, of this process or of a
+ * stranger, had the processor; and while its cgroup was throttled, which a thread spends in the same queue. /proc has it as the
+ * second number of a thread's schedstat. The file is opened once for the thread that opens it, and then costs one pread, about
+ * 0.7 us. What a hypervisor takes from the whole machine, and the time of a stopped or frozen process, are not in it.
+ */
+#ifndef ENGINE_PLATFORM_TASK_TIMES_H
+#define ENGINE_PLATFORM_TASK_TIMES_H
+
+#include <fcntl.h>
+#include <stdint.h>
+#include <unistd.h>
+
+/* Open the counts of the calling thread. Return a descriptor, or -1 where the system has none. */
+static inline int task_times_open(void) { return open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC); }
+
+/* Parse the second number of a schedstat line. Return whether there is one. */
+static inline int task_times_parse(const char *text, long length, uint64_t *ns) {
+  long at = 0;
+  uint64_t value = 0;
+  while (at < length && text[at] != ' ') at++;
+  if (++at >= length || text[at] < '0' || text[at] > '9') return 0;
+  for (; at < length && text[at] >= '0' && text[at] <= '9'; at++) value = value * 10 + (uint64_t)(text[at] - '0');
+  return *ns = value, 1;
+}
+
+/* Read the run delay of the thread that opened `fd`, in nanoseconds since its start. Return whether it is known. */
+static inline int task_times_delay(int fd, uint64_t *ns) {
+  char text[96];
+  return fd >= 0 && task_times_parse(text, (long)pread(fd, text, sizeof text, 0), ns);
+}
+#endif
