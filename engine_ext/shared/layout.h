@@ -158,6 +158,7 @@ typedef struct engine_entry {
   /* Times of the coordinator's clock in nanoseconds, monotonic. */
   uint64_t closed;             /* when a recorded BATCH or SKIP was closed; 0: it is not recorded */
   uint64_t earliest;           /* when the first rank submitted the last operation of a BATCH; 0: not counted */
+  /* A length of time, which any clock measures alike. */
   uint64_t arrival;            /* with `earliest`: which rank submitted that operation last, and how much later, packed as an
                                 * arrival (segment.pxd) without the wait; 0: not known */
   engine_meta meta;            /* description of its operations, which are alike except for shapes */
