@@ -43,7 +43,7 @@ class _TimedIterator(Iterator[_T]):
 
 
 class _TimedLoader(Generic[_T]):
-    """A loader whose iterators are timed; it has the loader's other attributes."""
+    """A loader whose iterators are timed; it has the loader's truth and its other attributes."""
 
     def __init__(self, loader: Iterable[_T]) -> None:
         self._loader = loader
@@ -55,10 +55,19 @@ class _TimedLoader(Generic[_T]):
     def __len__(self) -> int:
         return len(self._loader)  # type: ignore[arg-type]
 
+    def __bool__(self) -> bool:
+        return bool(self._loader)  # a generator has no length
+
     def __getattr__(self, name: str) -> Any:
         if name == "_loader":  # not set yet, as in a copy that is being made
             raise AttributeError(name)
         return getattr(self._loader, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "_loader":
+            super().__setattr__(name, value)
+        else:
+            setattr(self._loader, name, value)
 
 
 def time_input(loader: Iterable[_T]) -> Iterable[_T]:
