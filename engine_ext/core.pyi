@@ -248,8 +248,12 @@ class Engine:
     @property
     def chainable(self) -> bool:
         """Whether ranks are on several hosts, and sums that pass from host to host have the bits of all other ways."""
-    def mark_step(self, number: int = 0) -> None:
-        """End of a step of this rank's optimizer of that number, 0 or more."""
+    def mark_step(self, number: int = 0, judged: bool = True) -> None:
+        """End of a step of this rank's optimizer of that number, 0 or more.
+
+        `judged`: the calling thread is the program's, and not one that a framework has lent, so the time since its last
+        step is judged.
+        """
     def begin_input(self) -> None:
         """Note that the calling thread begins to get a batch. Calls may be nested."""
     def end_input(self) -> None:

@@ -32,7 +32,7 @@ from engine_ext.control.driver cimport Goal, driver_wait, driver_wait_for_all
 from engine_ext.control.engines cimport engines_enter, engines_leave
 from engine_ext.control.monitor cimport monitor_wait
 from engine_ext.control.observers cimport (
-    observers_close, observers_count, observers_leave_group, observers_name_group, observers_open,
+    observers_close, observers_count, observers_forked, observers_leave_group, observers_name_group, observers_open,
 )
 from engine_ext.control.stall cimport all_are_aside, stall_open
 from engine_ext.control.state cimport EVENT_ABORT, EVENT_CLOSED, EVENT_SIGNAL, EVENT_STALL
@@ -84,6 +84,16 @@ cdef str CLAIMED_FOR_OTHERS = (
     "the process set of the ranks {numbers} cannot be entered at {offset}, which was claimed for another set: do all its ranks "
     "form the same sets in the same order?"
 )
+
+cdef extern from *:
+    """
+    #ifdef Py_GIL_DISABLED
+    #define ENGINE_ONE_GENERATION 1
+    #else
+    #define ENGINE_ONE_GENERATION 0
+    #endif
+    """
+    bint ONE_GENERATION "ENGINE_ONE_GENERATION"     # of garbage, as the callbacks of its collector tell: a free-threaded Python
 
 cdef extern from "<sys/eventfd.h>" nogil:
     enum: EFD_CLOEXEC, EFD_NONBLOCK
@@ -450,11 +460,12 @@ cdef class Engine:
 
     def __dealloc__(self):
         cdef State* e = self.state
-        cdef bint over
+        cdef bint over, alive
         cdef int r
         if e == NULL:
             return
-        if e.alive != NULL and e.alive[0] == 1:     # in a forked child all of this is the parent's
+        alive = e.alive != NULL and e.alive[0] == 1
+        if alive:                   # in a forked child all of this is the parent's
             if not self.state.closed and e.segment.header != NULL:
                 calls_dismiss(e)
                 engines_leave(e)
@@ -488,7 +499,7 @@ cdef class Engine:
         free(e.batch)
         free(e.member_shapes)
         free(e.sizes)
-        observers_close(e)
+        observers_close(e, alive)
         free(e)
         self.state = NULL
 
@@ -707,8 +718,8 @@ cdef class Engine:
         """Return and clear the lines for a stall report."""
         return overdue_of(self.state)
 
-    def mark_step(self, int number=0):
-        mark_step(self.state, number)
+    def mark_step(self, int number=0, bint judged=True):
+        mark_step(self.state, number, judged)
 
     def begin_input(self):
         """Note that the calling thread begins to get a batch. Calls may be nested."""
@@ -720,8 +731,8 @@ cdef class Engine:
 
     def note_collection(self, str phase, dict about):
         """Note a collection of the cyclic garbage collector; a callback for `gc.callbacks`. The youngest generation is left
-        out: it is collected often, and too small to delay a step."""
-        if about["generation"] != 0:
+        out: it is collected often, and too small to delay a step. A free-threaded Python calls every collection that one."""
+        if ONE_GENERATION or about["generation"] != 0:
             note_collection(self.state, phase == "start")
 
     def late_steps(self):
@@ -766,6 +777,7 @@ cdef class Engine:
             if descriptor >= 0:
                 close_descriptor(descriptor)
         e.events_fd = self.control = e.arena.fd = -1
+        observers_forked(e)
 
     def monitor(self):
         """Block until an event needs attention; return `abort`, `stall`, `signal` or `closed`."""

@@ -126,7 +126,8 @@ def judge_steps(list steps not None, bint several_hosts=False):
     """Judge steps one after the other by the rule of a rank; return a dict for each late one, else None. For tests.
 
     A step has times in nanoseconds, `input`, `compute`, `gc`, `cpu` and `wait`, and `others_late`, by how much `rank` was late;
-    missing ones are 0, and no rank. `device`: whether there were tensors on a GPU.
+    missing ones are 0, and no rank. `device`: whether there were tensors on a GPU; `elsewhere`: whether another thread was
+    blocked in the engine; `far`: whether the last rank is known of something that crossed hosts, as by `several_hosts`.
     """
     cdef StepRule* rule = <StepRule*>calloc(1, sizeof(StepRule))
     cdef LateStep late
@@ -141,7 +142,8 @@ def judge_steps(list steps not None, bint several_hosts=False):
             late.parts.ns[PART_GC], late.parts.ns[PART_CPU] = step.get("gc", 0), step.get("cpu", 0)
             late.parts.ns[PART_WAIT], late.parts.late_ns = step.get("wait", 0), step.get("others_late", 0)
             late.parts.late_rank, late.parts.device = step.get("rank", -1), step.get("device", False)
-            found.append(describe_late_step(&late) if step_rule_judge(rule, &late.parts, several_hosts, &late) else None)
+            late.parts.elsewhere, late.parts.far = step.get("elsewhere", False), step.get("far", several_hosts)
+            found.append(describe_late_step(&late) if step_rule_judge(rule, &late.parts, &late) else None)
     finally:
         free(rule)
     return found

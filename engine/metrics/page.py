@@ -337,7 +337,7 @@ def count_needed_words(names: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
         "step_log": STEP_LOG * STEP_WORDS,
         "entry_log": ENTRY_LOG * ENTRY_WORDS,
         "late_waits": RANKS,
-        **{f"last_late_{name}": 1 for name in ("step", "cause", "rank", "ns")},
+        "late_blind": 1,
         **dict.fromkeys("stall_warnings stalled network_sent network_received copied_ns copied_state".split(), 1),
         "crossing_ns": HOSTS,
         "group_names": GROUPS * GROUP_WORDS,

@@ -31,7 +31,7 @@ def reduce(call: Call, tensors: Sequence[Any]) -> list[Any]:
 
     def run(*arrays: Any) -> list[Any]:
         with context.eager_mode():  # With TensorFlow 1 behaviour, a tensor would otherwise be a graph node here, too.
-            return [np.asarray(each) for each in _reduce(call, [tf.convert_to_tensor(array) for array in arrays])]
+            return [np.asarray(each) for each in _reduce(call, [tf.convert_to_tensor(array) for array in arrays], False)]
 
     return _in_graph(run, tensors, [each.dtype for each in tensors])
 
@@ -46,7 +46,7 @@ def exchange_rows(call: Call, tensors: Sequence[Any], splits: Any = None) -> tup
     def run(*arrays: Any) -> list[Any]:
         with context.eager_mode():
             values = [tf.convert_to_tensor(array) for array in arrays]
-            results, rows = _exchange_eagerly(call, values[: len(tensors)], *values[len(tensors) :])
+            results, rows = _exchange_eagerly(call, values[: len(tensors)], *values[len(tensors) :], judged=False)
             return [*(np.asarray(each) for each in results), np.array(rows, np.int32)]
 
     *results, rows = _in_graph(run, [*tensors, *given], [*(each.dtype for each in tensors), tf.int32])
@@ -79,7 +79,7 @@ def _in_graph(run: Any, inputs: Sequence[Any], dtypes: Sequence[Any]) -> list[An
     return list(results) if dtypes else []
 
 
-def _reduce(call: Call, tensors: Sequence[Any]) -> list[Any]:
+def _reduce(call: Call, tensors: Sequence[Any], judged: bool = True) -> list[Any]:
     process_set = runtime.called_set(call.set)
     if call.kind == "barrier":
         collectives.barrier(call.name, process_set)
@@ -94,11 +94,13 @@ def _reduce(call: Call, tensors: Sequence[Any]) -> list[Any]:
     else:
         single = collectives.allreduce if call.kind == "allreduce" else collectives.reducescatter
         results = [single(tensors[0], *settings)]
-    _mark_step(call, process_set)
+    _mark_step(call, process_set, judged)
     return results
 
 
-def _exchange_eagerly(call: Call, tensors: Sequence[Any], splits: Any = None) -> tuple[list[Any], list[Any]]:
+def _exchange_eagerly(
+    call: Call, tensors: Sequence[Any], splits: Any = None, judged: bool = True
+) -> tuple[list[Any], list[Any]]:
     process_set = runtime.called_set(call.set)
     if call.kind == "alltoall":
         sent = None if splits is None or not len(splits) else splits
@@ -110,10 +112,11 @@ def _exchange_eagerly(call: Call, tensors: Sequence[Any], splits: Any = None) ->
         return [handle.wait()], [handle.rows]
     gathering = groups.grouped_allgather_async(tensors, call.name, process_set)
     results = gathering.wait()
-    _mark_step(call, process_set)
+    _mark_step(call, process_set, judged)
     return list(results), gathering.rows
 
 
-def _mark_step(call: Call, process_set: ProcessSet) -> None:
+def _mark_step(call: Call, process_set: ProcessSet, judged: bool) -> None:
+    """Mark the end of a step; it is judged unless a graph runs it, on a thread that TensorFlow has lent."""
     if call.optimizer >= 0:
-        process_set.engine.mark_step(call.optimizer)
+        process_set.engine.mark_step(call.optimizer, judged)

@@ -727,5 +727,5 @@ cdef class GradientGroup:
             keep_alive(hook.op, hook.view if hook.placed else None)     # a reference that the collector does not see
         if error is not None:
             raise error
-        mark_step(engine.state, self.number)
+        mark_step(engine.state, self.number, True)
         return found

@@ -7,7 +7,7 @@ from engine_ext.shared.counters cimport counters_page
 cdef counters_page* map_page(int fd) except NULL
 cdef int set_fields(counters_page* page, dict fields) except -1
 
-cdef int mark_step(State* e, int number) except -1
+cdef int mark_step(State* e, int number, bint judged) except -1
 cdef void note_input(State* e, bint begins) noexcept
 cdef void note_collection(State* e, bint begins) noexcept
 cdef int record_steps(State* e) except -1

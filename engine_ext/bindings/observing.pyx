@@ -51,13 +51,14 @@ cdef int set_fields(counters_page* page, dict fields) except -1:
 
 # Ends of steps: marked by the program, or guessed by the tuner from the traffic.
 
-cdef int mark_step(State* e, int number) except -1:
-    """Record that a step of optimizer `number` has ended."""
+cdef int mark_step(State* e, int number, bint judged) except -1:
+    """Record that a step of optimizer `number` has ended. `judged`: the calling thread is the program's."""
     if number < 0:
         raise ValueError(f"an optimizer's number is 0 or more, not {number}")
     expect_open(e)
     end_step(e, number)
-    observe_marked_step(e, number)
+    if judged:
+        observe_marked_step(e, number)
     return 0
 
 

@@ -11,8 +11,8 @@ from engine_ext.control.completion cimport claim_await, claim_deadline, wake_wai
 from engine_ext.control.execute cimport fail_everything, run_schedule
 from engine_ext.control.native_calls cimport backlog_add, backlog_submit
 from engine_ext.control.observers cimport (
-    observe_call_begins, observe_late_wake, observe_readiness, observe_sleep, observe_submission, observe_wait_begins,
-    observe_wait_ends, observe_yield,
+    observe_call_begins, observe_call_nears, observe_late_wake, observe_readiness, observe_sleep, observe_submission,
+    observe_wait_begins, observe_wait_ends, observe_yield,
 )
 from engine_ext.control.stall cimport stall_check, stall_deadline
 from engine_ext.control.state cimport Role
@@ -397,12 +397,13 @@ cdef int driver_call(State* e, Target* target, Op* op, uint64_t ns) noexcept nog
     The role is taken before the bit is set, so the coordinator finds this rank awake and wakes nobody. The caller's handle, or
     its lingering native call, holds `op` until this returns: it is read after it is done.
     """
-    cdef uint64_t tick = now_ns() + ns
-    cdef uint64_t theirs, ended
+    cdef uint64_t tick, theirs, ended
     cdef uint32_t recording
     cdef Goal goal
     cdef int32_t id = -1
     cdef int status
+    observe_call_nears(e)
+    tick = now_ns() + ns
     memset(&goal, 0, sizeof(Goal))
     goal.op = op
     op.awaited = True

@@ -11,13 +11,13 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from engine_ext.control.overlap cimport overlap_wait_begins, overlap_wait_ends
 from engine_ext.control.state cimport State
-from engine_ext.control.step_clock cimport step_clock_wait
+from engine_ext.control.step_clock cimport step_clock_sample, step_clock_wait
 from engine_ext.control.trace cimport marks_busy, trace_wait_begins, trace_wait_ends
 from engine_ext.coordinator.coordinator cimport waiting
 from engine_ext.gpu.device cimport device_sample
 from engine_ext.hosts.connections cimport traffic_waited, traffic_waits
 from engine_ext.operations.op cimport Op, fails
-from engine_ext.platform.atomics cimport count_up, load32_relaxed, load_relaxed, store_relaxed
+from engine_ext.platform.atomics cimport count_up, load32_relaxed, load_relaxed, store32_relaxed, store_relaxed
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
 from engine_ext.shared.counters cimport counters_page, tally
 from engine_ext.shared.layout cimport engine_entry
@@ -29,7 +29,9 @@ cdef void observers_open(State* e, counters_page* page) noexcept nogil      # be
 cdef void observers_count(State* e, counters_page* page) noexcept nogil     # while nothing is in flight
 cdef void observers_name_group(State* e, const char* text, uint64_t nbytes) noexcept nogil   # for a process set
 cdef void observers_leave_group(State* e) noexcept nogil                    # after its last operation
-cdef void observers_close(State* e) noexcept nogil                          # when no thread uses the engine any more
+cdef void observers_forked(State* e) noexcept nogil                         # in a forked child
+cdef void observers_close(State* e, bint alive) noexcept nogil              # when no thread uses the engine any more; not `alive`: in
+                                                                            # a forked child
 
 # ---- tensors on a GPU, of the world and of its process sets: called by device_entries -------------------------------------
 
@@ -110,6 +112,11 @@ cdef inline bint observes_waits(const State* e) noexcept nogil:
     """Return whether an observer wants waits to be noted."""
     return load32_relaxed(&e.trace.recording.on) or e.counters_page != NULL
 
+cdef inline void observe_call_nears(const State* e) noexcept nogil:
+    """Let observers read before the lock what takes a system call. Called by driver_call without the lock."""
+    if e.counters_page != NULL and e.world.step_clock != NULL:
+        step_clock_sample(e.world.step_clock)
+
 cdef inline uint32_t observe_call_begins(State* e, uint64_t now) noexcept nogil:
     """Note that a caller submits and waits, since `now`. Return the value that observe_wait_ends needs. Called by submit under
     the lock."""
@@ -125,6 +132,7 @@ cdef inline uint32_t observe_wait_begins(State* e, uint64_t now) noexcept nogil:
     """Like observe_call_begins, for a caller that has submitted before. Called by driver_wait without the lock."""
     cdef uint32_t recording = 0
     if observes_waits(e):
+        observe_call_nears(e)
         pthread_mutex_lock(&e.lock)
         recording = observe_call_begins(e, now)
         pthread_mutex_unlock(&e.lock)
@@ -136,6 +144,7 @@ cdef inline void observe_wait_ends(State* e, uint32_t recording, uint64_t begun,
     count_up(&e.counters.wait_ns, now - begun)
     store_relaxed(&e.world.unblocked, now)
     if recording or e.counters_page != NULL:
+        observe_call_nears(e)
         pthread_mutex_lock(&e.lock)
         if recording:
             trace_wait_ends(&e.trace, recording, now)
@@ -159,6 +168,8 @@ cdef inline void observe_readiness(State* e) noexcept nogil:
 cdef inline void observe_yield(State* e) noexcept nogil:
     """Count that a caller yields the processor."""
     count_up(&e.counters.yields, 1)
+    if e.world.step_clock != NULL:
+        store32_relaxed(&e.world.step_clock.yielded, 1)
 
 cdef inline void observe_sleep(State* e) noexcept nogil:
     """Count that a caller with the role sleeps."""

@@ -5,7 +5,7 @@ from libc.string cimport memcpy, memset, strncpy
 from engine_ext.control.overlap cimport Overlap, overlap_entry_begins, overlap_entry_ends
 from engine_ext.control.state cimport HISTORY, HISTORY_NAME, UNFINISHED, UNFINISHED_NAME, Row, Unfinished
 from engine_ext.control.step_clock cimport (
-    LateStep, step_clock_close, step_clock_entry, step_clock_mark, step_clock_open, step_clock_switch,
+    LateStep, step_clock_close, step_clock_entry, step_clock_forked, step_clock_mark, step_clock_open, step_clock_switch,
 )
 from engine_ext.control.trace cimport (
     SOURCE_TRAFFIC, marks_add, marks_close, marks_pass, trace_close, trace_entry, trace_entry_begins, trace_entry_ends,
@@ -22,7 +22,7 @@ from engine_ext.shared.counters cimport (
     counters_late_step, counters_name_group, counters_step,
 )
 from engine_ext.shared.layout cimport (
-    ALGORITHM_BLOCKS, ENTRY_BATCH, ENTRY_FROZEN, ENTRY_SKIP, WIRE_FP8, WIRE_NONE, engine_knobs, entry_ids,
+    ALGORITHM_BLOCKS, ENTRY_BATCH, ENTRY_FROZEN, ENTRY_SKIP, MAX_RANKS, WIRE_FP8, WIRE_NONE, engine_knobs, entry_ids,
 )
 from engine_ext.shared.segment cimport arrival_last, arrival_late_us, from_coordinator_time
 
@@ -40,6 +40,8 @@ cdef void observers_open(State* e, counters_page* page) noexcept nogil:
     if page != NULL and e.world == e:
         for place in range(GROUPS):     # groups of an earlier world have ended
             counters_name_group(page, place, b"", 0)
+        for place in range(MAX_RANKS):  # ranks of an earlier world had other numbers
+            store_relaxed(&page.late_waits[place], 0)
         e.step_clock = step_clock_open()
     observers_count(e, page)
 
@@ -48,6 +50,7 @@ cdef void observers_count(State* e, counters_page* page) noexcept nogil:
     """Count into `page` from now on; NULL: nothing is counted."""
     pthread_mutex_lock(&e.lock)
     e.counters_page = e.coordinator.counters_page = page
+    e.coordinator.counting = now_ns()
     memset(&e.overlap, 0, sizeof(Overlap))
     pthread_mutex_unlock(&e.lock)
     step_clock_switch(e.step_clock, page != NULL)       # of the world alone
@@ -85,9 +88,14 @@ cdef void count_completed(State* e, uint64_t operations) noexcept nogil:
     tally_group(e, e.counters_page.group_completed, operations)
 
 
-cdef void observers_close(State* e) noexcept nogil:
-    """Free the memory of the observers."""
-    step_clock_close(e.step_clock)
+cdef void observers_forked(State* e) noexcept nogil:
+    """Close the files of the observers in a forked child."""
+    step_clock_forked(e.step_clock)
+
+
+cdef void observers_close(State* e, bint alive) noexcept nogil:
+    """Free the memory of the observers. Not `alive`: in a forked child, whose locks and numbers of files may be anyone's."""
+    step_clock_close(e.step_clock, alive)
     e.step_clock = NULL
     trace_close(&e.trace)
     marks_close(&e.marks)
@@ -156,11 +164,15 @@ cdef void count_compression(State* e, const engine_entry* entry) noexcept nogil:
 
 
 cdef void clock_entry(State* e, const engine_entry* entry, const Op* last) noexcept nogil:
-    """Tell the clock of steps for which rank this one has waited in an entry. There is a clock."""
+    """Tell the clock of steps for which rank this one has waited in an entry, and how much later than here that one submitted
+    it. Where the coordinator's clock is not known, it is as much later as than the first rank. There is a clock."""
     cdef int rank = arrival_last(entry.arrival)
+    cdef uint64_t late = arrival_late_us(entry.arrival) * 1000, earliest = from_coordinator_time(&e.segment, entry.earliest)
     if 0 <= rank < e.segment.size:
-        step_clock_entry(e.world.step_clock, e.segment.numbers[rank] if rank != e.segment.rank else -1,
-                         arrival_late_us(entry.arrival) * 1000, last.submitted, entry.meta.device != 0)
+        if earliest:
+            late = age_ns(earliest + late, last.submitted)
+        step_clock_entry(e.world.step_clock, e.segment.numbers[rank] if rank != e.segment.rank else -1, late, last.submitted,
+                         entry.meta.device != 0, e.segment.hosts > 1)
 
 
 cdef void observe_completions(State* e, const engine_entry* entry) noexcept nogil:
@@ -342,11 +354,15 @@ cdef void judge_step(State* e, int optimizer) noexcept nogil:
     """Mark the end of a step by the clock of steps, and report it to the observers that are on if it was late."""
     cdef State* world = e.world
     cdef LateStep late
-    if not step_clock_mark(world.step_clock, optimizer, world.segment.hosts > 1, &late):
+    cdef bint blind = False
+    cdef bint is_late = step_clock_mark(world.step_clock, e, optimizer, &late, &blind)
+    if not is_late and (world.counters_page == NULL or load_relaxed(world.counters_page.late_blind) == <uint64_t>blind):
         return
     pthread_mutex_lock(&world.lock)
     if world.counters_page != NULL:
+        store_relaxed(world.counters_page.late_blind, blind)
+    if is_late and world.counters_page != NULL:
         counters_late_step(world.counters_page, late.cause, late.rank, late.excess)
-    if load32_relaxed(&world.trace.recording.on):
+    if is_late and load32_relaxed(&world.trace.recording.on):
         trace_late_step(&world.trace, &late)
     pthread_mutex_unlock(&world.lock)

@@ -7,12 +7,12 @@ which is called compute. Time for which it waited for a processor is in no other
 A rank judges its own steps by itself (step_rule_judge). Of other ranks it knows what entries tell: which rank submitted last, and
 how much later than the first. That is a length of time, and no time of another clock.
 
-The functions take the clock's own lock, the innermost one. Those that a program calls often do nothing in other threads than the
-one that marks steps.
+The functions take the clock's own lock, the innermost one, and make no system call under it. In other threads than the one that
+marks steps, those that a program calls often look at a word and return.
 """
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 
-from engine_ext.platform.posix cimport pthread_mutex_t, pthread_t
+from engine_ext.platform.posix cimport pthread_mutex_t
 
 cdef enum:                      # parts of a step
     PART_INPUT = 0              # getting a batch
@@ -33,9 +33,11 @@ cdef enum:
 
 cdef struct StepParts:          # one step; times in nanoseconds
     uint64_t[5] ns              # by part
-    uint64_t late_ns            # how much later than the first other ranks submitted what this one waited for
+    uint64_t late_ns            # how much later than this one other ranks submitted what it waited for
     int32_t late_rank           # the rank of the world that was last by most; -1: none
     bint device                 # whether tensors on a GPU were among it: the program waits for those without being blocked
+    bint elsewhere              # whether another thread of the process was blocked in the engine, for which this one may wait
+    bint far                    # whether it is known of something that crossed hosts which rank was last
 
 cdef struct StepWindow:         # the last steps, up to STEP_WINDOW of them
     uint64_t[64] recent         # a ring
@@ -56,22 +58,28 @@ cdef struct LateStep:
 cdef struct StepClock:          # written under its lock, but for `on`
     pthread_mutex_t lock
     uint32_t on                 # atomic: 1 while steps are clocked
-    bint known                  # whether `thread` is valid
-    pthread_t thread            # the thread that marks steps
+    uint64_t thread             # atomic: number of the thread that marks steps (task_times.h); 0: none has
     int delays                  # descriptor of its run delay (task_times.h); -1: not known
-    int reopened                # number of times that another thread marked a step
-    int optimizer               # number of the optimizer whose steps are clocked; -1: none yet
+    bint reading                # whether that thread reads its run delay now: no other takes its place meanwhile
+    int opened                  # number of times that run delays were looked for in the last FORGIVEN steps
+    uint32_t elsewhere          # atomic: 1 once another thread was blocked in the engine in this step
+    uint32_t yielded            # atomic: 1 once a wait in the engine has yielded since the last reading
+    const void* engine          # engine of the optimizer whose steps are clocked; NULL: none yet
+    int optimizer               # number of that optimizer in its engine
     uint32_t others             # steps in a row that other optimizers have marked
     # The step in progress.
     uint64_t begun              # its start: nanoseconds, monotonic; 0: there is none
     uint64_t since              # up to when its time is in `parts`
     uint64_t delayed            # run delay at the last reading
-    uint64_t pending            # run delay that was read and is in no part yet
+    uint64_t read_at            # time of that reading
+    uint64_t[5] unread          # by part: time since then
     uint32_t samples            # number of readings that are left
     uint32_t inputs             # depth of calls that get a batch
     bint collecting             # whether the thread collects garbage
     bint waiting                # whether it is blocked in the engine
     uint64_t foreign_gc         # when another thread began to collect garbage; 0: none does
+    uint64_t foreign_base       # time in the part that it holds up, at that start
+    int foreign_part            # that part
     StepParts parts
     uint64_t chain_ns           # lateness of entries that overlap, as far as it is not in `parts`
     uint64_t chain_end          # when the last of those ended
@@ -83,11 +91,14 @@ cdef struct StepClock:          # written under its lock, but for `on`
     uint64_t late               # number of late steps
 
 cdef StepClock* step_clock_open() noexcept nogil
-cdef void step_clock_close(StepClock* clock) noexcept nogil
+cdef void step_clock_forked(StepClock* clock) noexcept nogil
+cdef void step_clock_close(StepClock* clock, bint alive) noexcept nogil
 cdef void step_clock_switch(StepClock* clock, bint on) noexcept nogil
+cdef void step_clock_sample(StepClock* clock) noexcept nogil
 cdef void step_clock_wait(StepClock* clock, bint begins, uint64_t now) noexcept nogil
 cdef void step_clock_input(StepClock* clock, bint begins) noexcept nogil
 cdef void step_clock_collection(StepClock* clock, bint begins) noexcept nogil
-cdef void step_clock_entry(StepClock* clock, int32_t rank, uint64_t late_ns, uint64_t submitted, bint device) noexcept nogil
-cdef bint step_clock_mark(StepClock* clock, int optimizer, bint far, LateStep* late) noexcept nogil
-cdef bint step_rule_judge(StepRule* rule, const StepParts* parts, bint far, LateStep* late) noexcept nogil
+cdef void step_clock_entry(
+    StepClock* clock, int32_t rank, uint64_t late_ns, uint64_t submitted, bint device, bint far) noexcept nogil
+cdef bint step_clock_mark(StepClock* clock, const void* engine, int optimizer, LateStep* late, bint* blind) noexcept nogil
+cdef bint step_rule_judge(StepRule* rule, const StepParts* parts, LateStep* late) noexcept nogil

@@ -142,6 +142,7 @@ cdef struct Coordinator:
     uint64_t turns_wanted       # sum of their `wanted`
     const Recording* timeline   # that of the coordinator's rank; it says how much to record
     counters_page* counters_page  # that of the coordinator's rank; NULL: nothing is counted
+    uint64_t counting           # when the counting began or ended: nanoseconds, monotonic
     TokenBucket recorded             # budget of lines that the timeline may still take
     bint recording              # whether tensors that become ready now are recorded
 

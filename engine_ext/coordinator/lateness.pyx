@@ -76,7 +76,7 @@ cdef uint64_t lateness_find(const Coordinator* c, const NameState* name, uint64_
             when = name.requests[r].submitted
         elif name.id >= 0:
             when = load_relaxed(&c.segment.pages[r].brought[name.id])
-            known &= when > name.counted        # else it is of an earlier round
+            known &= when > max(name.counted, c.counting)       # else it is of an earlier round, or of an earlier counting
         else:
             continue
         earliest = min(earliest, when)

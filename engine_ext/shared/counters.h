@@ -96,10 +96,7 @@ enum { LATE_LIST(AS_NUMBER) LATE_CAUSES };
   LINE(late_steps, LATE_CAUSES)   /* late steps, by cause (cache line written by the thread that marks steps) */             \
   FIELD(late_ns, LATE_CAUSES)     /* by how much they lasted longer than the median */                                       \
   FIELD(late_waits, MAX_RANKS)    /* by rank: late steps in which this rank waited for that one */                           \
-  FIELD(last_late_step, 1)        /* value of steps at the end of the last late step; 0: none */                             \
-  FIELD(last_late_cause, 1)       /* LATE_* of that step */                                                                  \
-  FIELD(last_late_rank, 1)        /* 1 + the rank that it waited for; 0: none, or not known */                               \
-  FIELD(last_late_ns, 1)          /* by how much it lasted longer than the median */                                         \
+  FIELD(late_blind, 1)            /* 1: it is not known how long that thread waits for a processor */                        \
   LINE(cycles, CLOSED_REASONS)    /* batches by the reason for which they closed (cache line written by the coordinator) */  \
   LINE(stall_warnings, 1)         /* stall reports raised (cache line written by the monitor thread and drivers) */          \
   FIELD(stalled, 1)               /* operations in flight that are overdue now */                                            \

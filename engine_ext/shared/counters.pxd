@@ -63,10 +63,7 @@ cdef extern from "engine_ext/shared/counters.h" nogil:
         uint64_t* late_steps
         uint64_t* late_ns
         uint64_t* late_waits
-        uint64_t* last_late_step
-        uint64_t* last_late_cause
-        uint64_t* last_late_rank
-        uint64_t* last_late_ns
+        uint64_t* late_blind
         uint64_t* cycles
         uint64_t* stall_warnings
         uint64_t* stalled

@@ -152,12 +152,8 @@ cdef uint64_t counters_step(counters_page* page, uint64_t begun) noexcept nogil:
 
 
 cdef void counters_late_step(counters_page* page, int cause, int rank, uint64_t excess) noexcept nogil:
-    """Count a late step, the last that has ended. `rank` is the one that it waited for; -1: none, or not known."""
+    """Count a late step. `rank` is the one that it waited for; -1: none, or not known."""
     tally(&page.late_steps[cause], 1)
     tally(&page.late_ns[cause], excess)
     if rank >= 0:
         tally(&page.late_waits[rank], 1)
-    store_relaxed(page.last_late_cause, <uint64_t>cause)
-    store_relaxed(page.last_late_rank, <uint64_t>(rank + 1))
-    store_relaxed(page.last_late_ns, excess)
-    store_relaxed(page.last_late_step, load_relaxed(page.steps))

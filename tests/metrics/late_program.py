@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,7 +52,7 @@ def delay_input(seconds: float, times: int) -> dict[str, Any]:
     drawn = [event for event in events if event["ph"] == "X" and event["tid"] == LATE_ROW]
     (recording,) = read([f"late.rank{rank}.json"], notes := [])
     found = {"waits": page.fields["late_waits"][:2], "drawn": drawn, "read": len(recording.steps), "notes": notes}
-    return {**page.late_steps, **found, "last": {name: page[f"last_late_{name}"] for name in ("step", "rank", "ns")}}
+    return {**page.late_steps, **found}
 
 
 def look_while_off() -> dict[str, Any]:
@@ -79,7 +81,7 @@ def use_threads() -> dict[str, Any]:
     def disturb() -> None:
         while not over.is_set():
             for _ in time_input(load({}, 2)):
-                gc.collect(0)
+                gc.collect(1)
 
     thread = threading.Thread(target=disturb)
     thread.start()
@@ -92,6 +94,68 @@ def use_threads() -> dict[str, Any]:
     engine.barrier()
     engine.shutdown()
     return {"late": len(late), "causes": sorted({each["cause"] for each in late}), "left": len(gc.callbacks)}
+
+
+def count_clock_files() -> int:
+    """Return the number of files with run delays that this process has open."""
+    count = 0
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # that of the listing itself
+            count += os.readlink(f"/proc/self/fd/{name}").endswith("/schedstat")
+    return count
+
+
+def fork_a_child() -> dict[str, Any]:
+    """Fork a process whose steps are clocked; return the number of the clock's files there, and here before and after."""
+    engine.init(metrics=True)
+    train(load({}, 3))
+    found = {"rank": count_clock_files()}
+    receive, send = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(send, bytes([count_clock_files()]))
+        os._exit(0)
+    found["child"] = os.read(receive, 1)[0]
+    os.waitpid(child, 0)
+    train(load({}, 3))
+    found["after"] = count_clock_files()
+    engine.barrier()
+    engine.shutdown()
+    os.close(receive)
+    os.close(send)
+    return found
+
+
+def mark_in_turn() -> dict[str, Any]:
+    """End 40 steps of the world, the 39th of them late, and 10 of a process set between them, all of optimizers of number 0.
+    Return the numbers of the late steps."""
+    engine.init(metrics=True)
+    native, several = engine.session.runtime.current_engine(), engine.add_process_set([0, 1])
+    for step in range(40):
+        be_late(0.002 + 0.2 * (step == 38))
+        native.mark_step()
+        if step % 4 == 3 and engine.rank() < 2:
+            several.engine.mark_step()
+    late = [each["step"] for each in native.late_steps() if each["late"] > 150_000_000]
+    engine.barrier()
+    engine.shutdown()
+    return {"late": late}
+
+
+def change_threads() -> dict[str, Any]:
+    """End steps from 40 threads that follow one another, then from the first thread with a late batch."""
+    engine.init(metrics=True)
+    native = engine.session.runtime.current_engine()
+    for _ in range(40):
+        thread = threading.Thread(target=native.mark_step)
+        thread.start()
+        thread.join()
+    files = count_clock_files()
+    train(time_input(load({40: 0.3})))
+    late = [each["cause"] for each in native.late_steps() if each["late"] > 200_000_000]
+    engine.barrier()
+    engine.shutdown()
+    return {"files": files, "causes": sorted(set(late))}
 
 
 def train_torch() -> dict[str, Any]:

@@ -25,6 +25,7 @@ class LateRank:
     seconds: Mapping[str, float]  # by how much they lasted longer than the median, by cause
     waited: int  # number of late steps in which it waited for another rank
     waited_by: Mapping[int, int]  # number of other ranks' late steps in which they waited for this one, by rank
+    blind: bool = False  # whether its kernel does not tell how long it waits for a processor
 
     @property
     def count(self) -> int:
@@ -50,6 +51,7 @@ def collect_late_steps(pages: Mapping[int, Page]) -> dict[int, LateRank]:
                 for other, its in read.items()
                 if page["rank"] < len(its.fields["late_waits"]) and (waits := its.fields["late_waits"][page["rank"]])
             },
+            blind=page["late_blind"] != 0,
         )
         for key, page in read.items()
     }
@@ -57,6 +59,14 @@ def collect_late_steps(pages: Mapping[int, Page]) -> dict[int, LateRank]:
 
 def describe_late_steps(late: Mapping[int, LateRank]) -> str | None:
     """Describe the late steps in a line, the ranks that cost most first; None if there were none."""
+    described = _describe_ranks(late)
+    blind = [key for key in late if late[key].blind]
+    if described is None or not blind:
+        return described
+    return f"{described}; waits for a processor are not known on {format_ranks(blind)}"
+
+
+def _describe_ranks(late: Mapping[int, LateRank]) -> str | None:
     ranks = sorted((key for key in late if late[key].count), key=lambda key: -late[key].total)
     if not ranks:
         waiting = [key for key, each in late.items() if each.waited]
