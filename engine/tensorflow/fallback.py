@@ -31,7 +31,8 @@ def reduce(call: Call, tensors: Sequence[Any]) -> list[Any]:
 
     def run(*arrays: Any) -> list[Any]:
         with context.eager_mode():  # With TensorFlow 1 behaviour, a tensor would otherwise be a graph node here, too.
-            return [np.asarray(each) for each in _reduce(call, [tf.convert_to_tensor(array) for array in arrays], False)]
+            values = [tf.convert_to_tensor(array) for array in arrays]
+            return [np.asarray(each) for each in _reduce(call, values, judged=False)]
 
     return _in_graph(run, tensors, [each.dtype for each in tensors])
 
@@ -46,7 +47,8 @@ def exchange_rows(call: Call, tensors: Sequence[Any], splits: Any = None) -> tup
     def run(*arrays: Any) -> list[Any]:
         with context.eager_mode():
             values = [tf.convert_to_tensor(array) for array in arrays]
-            results, rows = _exchange_eagerly(call, values[: len(tensors)], *values[len(tensors) :], judged=False)
+            sizes = values[-1] if given else None
+            results, rows = _exchange_eagerly(call, values[: len(tensors)], sizes, judged=False)
             return [*(np.asarray(each) for each in results), np.array(rows, np.int32)]
 
     *results, rows = _in_graph(run, [*tensors, *given], [*(each.dtype for each in tensors), tf.int32])

@@ -30,8 +30,7 @@ cdef void observers_count(State* e, counters_page* page) noexcept nogil     # wh
 cdef void observers_name_group(State* e, const char* text, uint64_t nbytes) noexcept nogil   # for a process set
 cdef void observers_leave_group(State* e) noexcept nogil                    # after its last operation
 cdef void observers_forked(State* e) noexcept nogil                         # in a forked child
-cdef void observers_close(State* e, bint alive) noexcept nogil              # when no thread uses the engine any more; not `alive`: in
-                                                                            # a forked child
+cdef void observers_close(State* e, bint alive) noexcept nogil              # when no thread uses it any more, or in a child
 
 # ---- tensors on a GPU, of the world and of its process sets: called by device_entries -------------------------------------
 

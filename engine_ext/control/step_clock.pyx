@@ -243,7 +243,8 @@ cdef void step_clock_wait(StepClock* clock, bint begins, uint64_t now) noexcept 
     if not load32_relaxed(&clock.on):
         return
     if not marks_steps(clock):
-        store32_relaxed(&clock.elsewhere, 1)
+        if not load32_relaxed(&clock.elsewhere):        # a line that many threads write would be slow
+            store32_relaxed(&clock.elsewhere, 1)
         return
     pthread_mutex_lock(&clock.lock)
     if clock.begun:

@@ -106,7 +106,7 @@ def count_clock_files() -> int:
 
 
 def fork_a_child() -> dict[str, Any]:
-    """Fork a process whose steps are clocked; return the number of the clock's files there, and here before and after."""
+    """Fork a process whose steps are clocked; return how many files of the clock are open there, and here."""
     engine.init(metrics=True)
     train(load({}, 3))
     found = {"rank": count_clock_files()}
@@ -127,8 +127,10 @@ def fork_a_child() -> dict[str, Any]:
 
 
 def mark_in_turn() -> dict[str, Any]:
-    """End 40 steps of the world, the 39th of them late, and 10 of a process set between them, all of optimizers of number 0.
-    Return the numbers of the late steps."""
+    """End 40 steps of the world, the 39th of them late, and 10 of a process set between them.
+
+    All are of optimizers of number 0. Return the numbers of the late steps.
+    """
     engine.init(metrics=True)
     native, several = engine.session.runtime.current_engine(), engine.add_process_set([0, 1])
     for step in range(40):

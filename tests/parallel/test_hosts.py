@@ -648,8 +648,8 @@ WRONG_ENTRIES = [
     (BATCH, 4, "B", 255), (BATCH, 5, "B", 3), (BATCH, 6, "B", 99), (BATCH, 8, "I", 0), (BATCH, 8, "I", 4),
     (BATCH, 8, "I", 1 << 31), (BATCH, 64, "I", 0), (BATCH, 64, "I", (1 << 20) + 8), (BATCH, 104, "B", 200),
     (BATCH, 105, "B", 90), (BATCH, 106, "B", 7), (BATCH, 107, "B", 9), (BATCH, 136, "B", 255), (BATCH, 144, "I", 14),
-    (BATCH, 256, "i", -1), (BATCH, 256, "i", 16384), (BATCH, 96, "Q", 4), (DEFINE, 72, "i", -1),
-    (DEFINE, 72, "i", 16384),
+    (BATCH, 256, "i", -1), (BATCH, 256, "i", 16384), (BATCH, 96, "Q", 4), (BATCH, 96, "Q", 4095),
+    (DEFINE, 72, "i", -1), (DEFINE, 72, "i", 16384),
     (DEFINE, 76, "i", -5), (DEFINE, 76, "i", 1025), (DEFINE, 76, "i", 100), (DEFINE, 104, "B", 6),
     (DEFINE, 144, "I", 99),
 ]  # fmt: skip
