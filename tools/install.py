@@ -21,6 +21,7 @@ BACK = "\r\033[K"  # to the beginning of an emptied line
 PERIOD = 0.2  # seconds between two looks
 QUIET_SECONDS = 5.0  # between two lines where there is no terminal to write over one
 STEPS = {
+    re.compile(r".*WARNING: Retrying .*host='(?P<what>[^']+)'"): "asking {what} again, which does not answer",
     re.compile(r"\s*(?:Collecting|Processing) (?P<what>[^\s(]+)"): "finding {what}",
     re.compile(r"\s*Downloading (?P<what>\S+ \(.*\))"): "downloading {what}",
     re.compile(r"\s*Building (?:editable|wheel) for (?P<what>\S+)"): "building {what}",

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.metrics import page
+from engine.metrics import names, page
 from engine.metrics.report import advice
 from engine.metrics.report.rates import Page
 from engine.metrics.report.summary import FEW_STEPS, Run, compute_figures, find_percentile, format_summary
@@ -201,6 +201,15 @@ def test_one_late_rank_is_named_with_how_late_it_is() -> None:
     assert len(found) == 1 and found[0].startswith(
         "look at rank 1: it submits its tensors 12 ms after the first rank, 24"
     )
+
+
+def test_of_a_late_rank_the_cause_is_said_where_it_is_known() -> None:
+    """That of most of its lost time; of few late steps it is not said."""
+    for count, words in ((9, "; its late steps lost most by gc"), (2, "; is its share of the data larger, ")):
+        counts = [3 if cause == "input" else count if cause == "gc" else 0 for cause in names.LATE_CAUSES]
+        late = rank(1, lag_ns=100 * 12 * MS, late_steps=counts, late_ns=[each * 10 * MS for each in counts])
+        (found,) = advice.recommend_changes(compute_figures({0: rank(0), 1: late}, RUN))
+        assert words in found
 
 
 def test_ranks_that_are_late_in_turn_are_not_blamed() -> None:

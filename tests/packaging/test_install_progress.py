@@ -29,6 +29,11 @@ WANTED = ["--no-index", "--dry-run", "no-such-package" * 20]
         ("  Building editable for enginerun (pyproject.toml): started\n", "building enginerun"),
         ("  [12/216] Compiling Cython source engine_ext/core.pyx\n", "building file 12 of 216"),
         ("Installing collected packages: a, b, enginerun\n", "unpacking 3 packages"),
+        (
+            "WARNING: Retrying (Retry(total=4)) after connection broken by 'NewConnectionError(HTTPSConnectionPool("
+            "host='index.example', port=443): refused)': /whl/cpu/torch/\n",
+            "asking index.example again, which does not answer",
+        ),
         ("  Link requires a different Python\n", ""),
     ],
 )

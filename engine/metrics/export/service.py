@@ -78,7 +78,8 @@ class Service:
         elastic: Callable[[], ElasticJob | None] = lambda: None,
     ) -> None:
         if find_spec("prometheus_client") is None:
-            raise MetricsError("metrics need prometheus_client: pip install '.[metrics]' in the source tree")
+            extra = "metrics" if wanted.otlp is None else "otlp"  # which includes the other
+            raise MetricsError(f"metrics need prometheus_client: pip install '.[{extra}]' in the source tree")
         self.news: list[str] = []  # messages that say where metrics are served
         self.warnings: list[str] = []  # deviations from what was requested
         self._wanted = wanted

@@ -10,6 +10,7 @@ from .summary import FEW_STEPS, Figures, Run, compute_figures, format_summary
 
 MOSTLY = 0.5  # share of the batches above which we say "most"
 SMALL_BATCH = 4 << 20  # bytes of an allreduce below which latency matters
+FEW_LATE = 5  # steps of a rank up to which nothing is said of their cause
 MANY_MISSES = 0.2  # share of submissions by full request; in a steady job only the first uses of names are such
 
 
@@ -80,9 +81,13 @@ def report_straggler(told: Figures) -> str | None:
         return None
     of_step = f", {format_share(told.lags[rank] / told.step)} of a step" if told.step else ""
     of_step += " (stalls included)" if told.warnings else ""
+    late = told.late.get(rank)
+    why = "is its share of the data larger, does it write files, does something else run on its processors?"
+    if late is not None and late.count > FEW_LATE:
+        why = f"its late steps lost most by {max(late.seconds, key=lambda cause: late.seconds[cause])}"
     return (
         f"look at rank {rank}: it submits its tensors {format_seconds(told.lags[rank])} after the first rank{of_step}; "
-        "is its share of the data larger, does it write files, does something else run on its processors?"
+        f"{why}"
     )
 
 
