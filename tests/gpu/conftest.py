@@ -42,7 +42,7 @@ def checks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def ranks(request: pytest.FixtureRequest, libraries: Path, registered: Path, tmp_path: Path) -> Start:
+def start_ranks(request: pytest.FixtureRequest, libraries: Path, registered: Path, tmp_path: Path) -> Start:
     """Function that starts a program on ranks: one of the module `PROGRAMS` of a test's module, by its `SETTINGS`.
 
     `found` is the directory of the stand-ins; further settings are those of `Job`.

@@ -19,42 +19,42 @@ LONGER = 100  # seconds for several programs
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_frozen_passes_reduce_what_comes(size: int, ranks: Start) -> None:
-    ranks(size, "eager+graphs").succeeds(LONGER)
+def test_frozen_passes_reduce_what_comes(size: int, start_ranks: Start) -> None:
+    start_ranks(size, "eager+graphs").succeeds(LONGER)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("programs", ["streams+differ+shuts_down+interrupted", "nothing+ended", "under_way+meanwhile"])
-def test_frozen_passes_go_with_all_else(programs: str, ranks: Start) -> None:
-    ranks(2, programs).succeeds(LONGER)
+def test_frozen_passes_go_with_all_else(programs: str, start_ranks: Start) -> None:
+    start_ranks(2, programs).succeeds(LONGER)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", ["outlived", "leaves"])
-def test_graphs_and_worlds_end_in_any_order(program: str, ranks: Start) -> None:
-    ranks(2, program).succeeds()
+def test_graphs_and_worlds_end_in_any_order(program: str, start_ranks: Start) -> None:
+    start_ranks(2, program).succeeds()
 
 
-def test_rank_without_memory_is_named(ranks: Start) -> None:
-    ranks(2, "lacks_memory").succeeds()
+def test_rank_without_memory_is_named(start_ranks: Start) -> None:
+    start_ranks(2, "lacks_memory").succeeds()
 
 
-def test_timeline_goes_on(ranks: Start) -> None:
-    ranks(1, "clocks").succeeds()
+def test_timeline_goes_on(start_ranks: Start) -> None:
+    start_ranks(1, "clocks").succeeds()
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("size", [1, 2])
-def test_frozen_optimizer_reduces_its_gradients(size: int, ranks: Start) -> None:
+def test_frozen_optimizer_reduces_its_gradients(size: int, start_ranks: Start) -> None:
     pytest.importorskip("torch")
-    ranks(size, "optimizer", module=OPTIMIZERS).succeeds()
+    start_ranks(size, "optimizer", module=OPTIMIZERS).succeeds()
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("programs", ["no_sync+homeless", "replaced", "in_hand+apart", "new_gradients+two"])
-def test_frozen_optimizer_leaves_nothing_out(programs: str, ranks: Start) -> None:
+def test_frozen_optimizer_leaves_nothing_out(programs: str, start_ranks: Start) -> None:
     pytest.importorskip("torch")
-    ranks(2, programs, module=OPTIMIZERS).succeeds(LONGER)
+    start_ranks(2, programs, module=OPTIMIZERS).succeeds(LONGER)
 
 
 def test_gradients_are_frozen_as_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,6 +87,6 @@ def test_gradients_are_frozen_as_they_lie(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3])
-def test_launches_of_graphs_end_when_a_rank_dies(size: int, ranks: Start) -> None:
-    statuses, texts = ranks(size, "dies").end()
+def test_launches_of_graphs_end_when_a_rank_dies(size: int, start_ranks: Start) -> None:
+    statuses, texts = start_ranks(size, "dies").end()
     assert statuses == [0] * (size - 1) + [-signal.SIGKILL], texts

@@ -60,19 +60,19 @@ def check_steps(ranks: list[dict[str, Any]]) -> None:
         assert 0 <= rank["hidden"][1] < rank["bare"][1] / 2, rank
 
 
-def test_stages_of_a_collective(ranks: Start) -> None:
-    check_stages(told(ranks(2, "stages")))
+def test_stages_of_a_collective(start_ranks: Start) -> None:
+    check_stages(told(start_ranks(2, "stages")))
 
 
 @pytest.mark.slow
-def test_steps_stand_for_what_is_not_hidden(ranks: Start) -> None:
-    check_steps(told(ranks(2, "steps")))
+def test_steps_stand_for_what_is_not_hidden(start_ranks: Start) -> None:
+    check_steps(told(start_ranks(2, "steps")))
 
 
 @pytest.mark.slow
-def test_pieces_and_what_has_too_many(ranks: Start) -> None:
+def test_pieces_and_what_has_too_many(start_ranks: Start) -> None:
     """Devices work in random order."""
-    for rank in told(ranks(2, "pieces", policy="drawn")):
+    for rank in told(start_ranks(2, "pieces", policy="drawn")):
         first, last = rank["first"], rank["last"]
         assert last["device_entries"] == last["device_passed"] == 3 * MANY
         for stage in ("queue", "pack", "nccl", "unpack"):
@@ -97,13 +97,13 @@ def check_timeline(where: Path, rank: dict[str, Any]) -> None:
     assert all(one["ts"] + one["dur"] <= other["ts"] + 1 for one, other in itertools.pairwise(slices))
 
 
-def test_timeline_has_slices_where_the_host_saw_the_work(ranks: Start, tmp_path: Path) -> None:
+def test_timeline_has_slices_where_the_host_saw_the_work(start_ranks: Start, tmp_path: Path) -> None:
     number = itertools.count()
 
     def measure() -> None:
         """Check once; `measured` repeats it, since the lane may be too late for samples on a busy machine."""
         where = tmp_path / f"trace.{next(number)}"
-        check_timeline(where, told(ranks(2, "timeline", str(where)))[0])
+        check_timeline(where, told(start_ranks(2, "timeline", str(where)))[0])
 
     measured(measure)
 
@@ -124,10 +124,10 @@ KILLERS: dict[str, str] = {
 
 @pytest.mark.skipif(not EVERY_CALL, reason="takes minutes: make gpu-faults")
 @pytest.mark.parametrize("mutant", KILLERS)
-def test_mutant_is_killed(mutant: str, ranks: Start, tmp_path: Path) -> None:
+def test_mutant_is_killed(mutant: str, start_ranks: Start, tmp_path: Path) -> None:
     program, where = KILLERS[mutant], tmp_path / "trace"
     rest = [str(where)] if program == "timeline" else []
-    statuses, texts = ranks(2, program, *rest, more=changed(mutant, tmp_path / "mutant")).end(90)
+    statuses, texts = start_ranks(2, program, *rest, more=changed(mutant, tmp_path / "mutant")).end(90)
     if any(statuses):
         return
     found = [said(text) for text in texts]

@@ -93,19 +93,19 @@ UNCHANGED = sorted(
 
 @pytest.mark.skipif(not EVERY_CALL, reason="takes minutes: make gpu-faults")
 @pytest.mark.parametrize(("module", "mutant"), [(module, mutant) for module in KILLERS for mutant in KILLERS[module]])
-def test_mutant_is_killed(module: str, mutant: str, ranks: Start, tmp_path: Path) -> None:
+def test_mutant_is_killed(module: str, mutant: str, start_ranks: Start, tmp_path: Path) -> None:
     of_sums = module == "sums_programs"
     more = changed(mutant, tmp_path / "mutant")
-    job = ranks(3 if of_sums else 2, *KILLERS[module][mutant], module=module, more=more, linger=1)
+    job = start_ranks(3 if of_sums else 2, *KILLERS[module][mutant], module=module, more=more, linger=1)
     job.goes_wrong(SECONDS.get(module, 60), may_hang=not of_sums)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("module", "program", "source"), UNCHANGED, ids=str)
 def test_what_kills_mutants_lets_the_source_live(
-    module: str, program: tuple[str, ...], source: Path, ranks: Start, tmp_path: Path
+    module: str, program: tuple[str, ...], source: Path, start_ranks: Start, tmp_path: Path
 ) -> None:
-    ranks(2, *program, module=module, more=changed("none", tmp_path / "none", source), linger=1).succeeds()
+    start_ranks(2, *program, module=module, more=changed("none", tmp_path / "none", source), linger=1).succeeds()
 
 
 def test_every_mutant_has_a_killer() -> None:

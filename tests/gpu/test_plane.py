@@ -28,7 +28,7 @@ Start = Callable[..., Job]
 
 
 @pytest.fixture
-def ranks(libraries: Path, tmp_path: Path) -> Start:
+def start_ranks(libraries: Path, tmp_path: Path) -> Start:
     """Function that starts a program of plane_programs.py on ranks. Only the lane may use a communicator."""
 
     def begin(size: int, *program: str, **settings: object) -> Job:
@@ -177,9 +177,9 @@ def test_other_versions_of_nccl_are_refused(libraries: Path, tmp_path: Path) -> 
         ) in text
 
 
-def test_one_gpu_for_two_ranks_is_refused(ranks: Start) -> None:
+def test_one_gpu_for_two_ranks_is_refused(start_ranks: Start) -> None:
     """Problem 23: the GPU has different numbers in the two processes, which see the GPUs in different orders."""
-    for text in ranks(3, "refused", devices=["3,1", "2", "3"]).succeeds():
+    for text in start_ranks(3, "refused", devices=["3,1", "2", "3"]).succeeds():
         assert "ranks 0, 2 have the same GPU 7374616e-642d-696e-2033-" in text
         assert "(stand-in 3, 0000:04:00.0), rank 0 as its device 0 of 2, rank 2 as its device 0 of 1: give each" in text
         assert text.count("have the same GPU") == 1
@@ -199,18 +199,18 @@ def test_one_gpu_for_two_ranks_where_nccl_is_told_so(version: int, asked: str, p
         assert ("have the same GPU" in text) == (program == "refused")
 
 
-def test_gpus_in_other_orders(ranks: Start) -> None:
+def test_gpus_in_other_orders(start_ranks: Start) -> None:
     """Problem 23: neither equal numbers nor several GPUs in a process are an obstacle."""
-    texts = ranks(2, "accepted", "1", devices=["0,1,2", "1,0"]).succeeds()
+    texts = start_ranks(2, "accepted", "1", devices=["0,1,2", "1,0"]).succeeds()
     assert "2031-" in texts[0] and "2030-" in texts[1]
 
 
 @pytest.mark.slow
-def test_slices_of_one_gpu(ranks: Start) -> None:
+def test_slices_of_one_gpu(start_ranks: Start) -> None:
     """Problem 23, MIG: slices share a bus address, and NCCL accepts one of them; slices of several GPUs work."""
-    for text in ranks(2, "refused", slices=2).succeeds():
+    for text in start_ranks(2, "refused", slices=2).succeeds():
         assert "ranks 0 and 1 have slices (MIG) of one GPU (stand-in 1, 0000:01:00.0)" in text
-    ranks(2, "accepted", slices=2, devices=["0", "2"]).succeeds()
+    start_ranks(2, "accepted", slices=2, devices=["0", "2"]).succeeds()
 
 
 @pytest.mark.sample(1)
@@ -221,9 +221,9 @@ def test_slices_of_one_gpu(ranks: Start) -> None:
         ("1", ["0,1", "1"], "rank 1: cuDeviceGet returned CUDA_ERROR_INVALID_DEVICE: the process sees 1 GPUs"),
     ],
 )
-def test_rank_without_that_gpu(ordinal: str, devices: list[str], wanted: str, ranks: Start) -> None:
+def test_rank_without_that_gpu(ordinal: str, devices: list[str], wanted: str, start_ranks: Start) -> None:
     """Problem 23: all ranks are told."""
-    for text in ranks(2, "refused", ordinal, devices=devices).succeeds():
+    for text in start_ranks(2, "refused", ordinal, devices=devices).succeeds():
         assert wanted in text
         assert "CUDA_VISIBLE_DEVICES" in text
 
@@ -242,57 +242,57 @@ def test_rank_without_a_driver(libraries: Path, tmp_path: Path) -> None:
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("size", "policy"), [(1, "lazy"), (3, "drawn"), *((2, policy) for policy in POLICIES)])
-def test_opens_and_closes(size: int, policy: str, ranks: Start) -> None:
+def test_opens_and_closes(size: int, policy: str, start_ranks: Start) -> None:
     """Problems 4 and 8: one thread makes all calls, every kernel is launched once and ends, and nothing is left."""
-    ranks(size, "opens", policy=policy, loading_waits=1).succeeds()
+    start_ranks(size, "opens", policy=policy, loading_waits=1).succeeds()
 
 
-def test_ready_when_all_have_come(ranks: Start) -> None:
+def test_ready_when_all_have_come(start_ranks: Start) -> None:
     """A communicator in progress is not ready."""
-    ranks(2, "late", "0.5").succeeds()
+    start_ranks(2, "late", "0.5").succeeds()
 
 
-def test_another_threads_capture_goes_on(ranks: Start) -> None:
+def test_another_threads_capture_goes_on(start_ranks: Start) -> None:
     """Problem 15."""
-    ranks(2, "captures").succeeds()
+    start_ranks(2, "captures").succeeds()
 
 
-def test_forked_child_calls_nothing(ranks: Start) -> None:
+def test_forked_child_calls_nothing(start_ranks: Start) -> None:
     """Problem 16: the stand-ins abort a child that calls them."""
-    ranks(2, "forks").succeeds()
+    start_ranks(2, "forks").succeeds()
 
 
 @pytest.mark.slow
-def test_work_ends_before_a_close_frees(ranks: Start, tmp_path: Path) -> None:
-    ranks(2, "busy", more=changed("none", tmp_path / "none")).succeeds()
+def test_work_ends_before_a_close_frees(start_ranks: Start, tmp_path: Path) -> None:
+    start_ranks(2, "busy", more=changed("none", tmp_path / "none")).succeeds()
 
 
 @pytest.mark.slow
-def test_call_that_goes_on_behind_a_close(ranks: Start, tmp_path: Path) -> None:
-    ranks(1, "visited", more=changed("none", tmp_path / "none")).succeeds()
+def test_call_that_goes_on_behind_a_close(start_ranks: Start, tmp_path: Path) -> None:
+    start_ranks(1, "visited", more=changed("none", tmp_path / "none")).succeeds()
 
 
-def test_lane_wakes_and_is_woken(ranks: Start) -> None:
-    ranks(1, "rings").succeeds()
+def test_lane_wakes_and_is_woken(start_ranks: Start) -> None:
+    start_ranks(1, "rings").succeeds()
 
 
 # ---- failing ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_each_call_that_fails_is_told_on_all_ranks(ranks: Start) -> None:
+def test_each_call_that_fails_is_told_on_all_ranks(start_ranks: Start) -> None:
     """Problem 17; afterwards opening works at once in the same world."""
-    ranks(2, "failing").succeeds(100)
+    start_ranks(2, "failing").succeeds(100)
 
 
 @pytest.mark.slow
-def test_signals_do_not_lose_the_lane(ranks: Start) -> None:
-    ranks(1, "signalled", linger=800).succeeds()
+def test_signals_do_not_lose_the_lane(start_ranks: Start) -> None:
+    start_ranks(1, "signalled", linger=800).succeeds()
 
 
-def test_each_code_of_nccl_has_a_text(ranks: Start) -> None:
+def test_each_code_of_nccl_has_a_text(start_ranks: Start) -> None:
     """Problem 24; the rank that waits for the other gives up in time."""
-    ranks(2, "codes").succeeds()
+    start_ranks(2, "codes").succeeds()
 
 
 @pytest.mark.parametrize(
@@ -309,18 +309,18 @@ def test_other_ranks_are_blamed_for_what_waits_for_them_alone(call: str, blamed:
     assert said.startswith(f"the wait for {call} was given up after 1 s (ENGINE_START_TIMEOUT): {blamed}")
 
 
-def test_old_driver_says_what_it_does_not_take(ranks: Start) -> None:
+def test_old_driver_says_what_it_does_not_take(start_ranks: Start) -> None:
     """Problem 22: the error contains the compiler's own words."""
-    for text in ranks(2, "refused", ptx=50).succeeds():
+    for text in start_ranks(2, "refused", ptx=50).succeeds():
         assert "cuModuleLoadDataEx returned CUDA_ERROR_UNSUPPORTED_PTX_VERSION, ptxas fatal" in text
         assert "CUDA 9.0" in text
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", ["slow_kernel", "never_ends"])
-def test_kernel_that_does_not_end_is_given_up(program: str, ranks: Start) -> None:
+def test_kernel_that_does_not_end_is_given_up(program: str, start_ranks: Start) -> None:
     """Problem 21."""
-    ranks(2, program).succeeds()
+    start_ranks(2, program).succeeds()
 
 
 @pytest.mark.parametrize(
@@ -330,9 +330,9 @@ def test_kernel_that_does_not_end_is_given_up(program: str, ranks: Start) -> Non
         "ncclCommInitRankConfig",
     ],
 )
-def test_call_that_hangs_is_left_alone(call: str, ranks: Start) -> None:
+def test_call_that_hangs_is_left_alone(call: str, start_ranks: Start) -> None:
     """Problem 21: the world goes on, and the process ends in time."""
-    job = ranks(2, "hangs", call, "1")
+    job = start_ranks(2, "hangs", call, "1")
     job.succeeds()
 
 
@@ -407,9 +407,9 @@ def expect_survivors(job: Job) -> None:
 
 
 @pytest.mark.slow
-def test_survivors_wait_for_each_other(ranks: Start) -> None:
+def test_survivors_wait_for_each_other(start_ranks: Start) -> None:
     """Problem 18, before a GPU is open."""
-    expect_survivors(ranks(3, "half_open", **LINGERING))
+    expect_survivors(start_ranks(3, "half_open", **LINGERING))
 
 
 # ---- mutants ---------------------------------------------------------------------------------------------------------
@@ -446,18 +446,18 @@ SIZES = {"rings": 1, "visited": 1}  # number of ranks of jobs without two ranks
 
 @pytest.mark.skipif(not EVERY_CALL, reason="takes four minutes: make gpu-faults")
 @pytest.mark.parametrize("mutant", KILLERS)
-def test_mutant_is_killed(mutant: str, ranks: Start, libraries: Path, tmp_path: Path) -> None:
+def test_mutant_is_killed(mutant: str, start_ranks: Start, libraries: Path, tmp_path: Path) -> None:
     program, *rest = KILLERS[mutant]
     more = changed(mutant, tmp_path / "mutant")
     if program == "half_open":
         with pytest.raises(AssertionError):
-            expect_survivors(ranks(3, program, more=more, **LINGERING))
+            expect_survivors(start_ranks(3, program, more=more, **LINGERING))
         return
     if program in ("kill", "stop"):
         with pytest.raises((AssertionError, subprocess.TimeoutExpired)):
             lose(program, 2, rest, "20" if program == "kill" else "1", libraries, tmp_path, more=more)
         return
-    job = ranks(SIZES.get(program, 2), program, *rest, more=more)
+    job = start_ranks(SIZES.get(program, 2), program, *rest, more=more)
     try:
         statuses, texts = job.end(20)
     except subprocess.TimeoutExpired:
@@ -469,6 +469,6 @@ def test_mutant_is_killed(mutant: str, ranks: Start, libraries: Path, tmp_path: 
 @pytest.mark.parametrize(
     "program", sorted({each for each in KILLERS.values() if each[0] not in ("kill", "stop", "half_open")})
 )
-def test_what_kills_mutants_lets_the_source_live(program: tuple[str, ...], ranks: Start, tmp_path: Path) -> None:
+def test_what_kills_mutants_lets_the_source_live(program: tuple[str, ...], start_ranks: Start, tmp_path: Path) -> None:
     more = changed("none", tmp_path / "none")
-    ranks(SIZES.get(program[0], 2), *program, more=more).succeeds()
+    start_ranks(SIZES.get(program[0], 2), *program, more=more).succeeds()

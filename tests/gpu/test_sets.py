@@ -30,9 +30,9 @@ def spread(request: pytest.FixtureRequest) -> dict[str, str]:
 
 
 @pytest.mark.sample(1)
-def test_numbers(ranks: Start, spread: dict[str, str]) -> None:
+def test_numbers(start_ranks: Start, spread: dict[str, str]) -> None:
     """The numbers are those of host memory in the same set."""
-    ranks(3, "numbers", more=spread).succeeds()
+    start_ranks(3, "numbers", more=spread).succeeds()
 
 
 @pytest.mark.sample(2)
@@ -48,38 +48,38 @@ def test_numbers(ranks: Start, spread: dict[str, str]) -> None:
         (3, "stays"),
     ],
 )
-def test_program(size: int, program: str, ranks: Start) -> None:
-    ranks(size, program).succeeds()
+def test_program(size: int, program: str, start_ranks: Start) -> None:
+    start_ranks(size, program).succeeds()
 
 
 @pytest.mark.slow
-def test_nobody_waits_for_what_the_lane_has_seen(ranks: Start, libraries: Path, tmp_path: Path) -> None:
-    ranks(3, "seen", more=changed("none", tmp_path / "told", told=libraries)).succeeds()
+def test_nobody_waits_for_what_the_lane_has_seen(start_ranks: Start, libraries: Path, tmp_path: Path) -> None:
+    start_ranks(3, "seen", more=changed("none", tmp_path / "told", told=libraries)).succeeds()
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("policy", ["lazy", "drawn"])
-def test_sets_with_common_ranks(policy: str, ranks: Start, spread: dict[str, str]) -> None:
+def test_sets_with_common_ranks(policy: str, start_ranks: Start, spread: dict[str, str]) -> None:
     """Problem 1."""
-    ranks(4, "crossing", "12", more=spread, policy=policy).succeeds()
+    start_ranks(4, "crossing", "12", more=spread, policy=policy).succeeds()
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("program", ["removed", "hooks", "stays"])
-def test_sets_on_several_hosts(program: str, ranks: Start) -> None:
-    ranks(3, program, more=find_hub()).succeeds()
+def test_sets_on_several_hosts(program: str, start_ranks: Start) -> None:
+    start_ranks(3, program, more=find_hub()).succeeds()
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("version", [22807, WITHOUT_REVOKE])
-def test_rank_that_is_lost_in_a_set(version: int, ranks: Start, tmp_path: Path) -> None:
+def test_rank_that_is_lost_in_a_set(version: int, start_ranks: Start, tmp_path: Path) -> None:
     """All others name it, even those without a set with it, and go on in a world without it."""
-    statuses, texts = ranks(3, "lost", "kill", found=build(tmp_path / "nccl", version)).end()
+    statuses, texts = start_ranks(3, "lost", "kill", found=build(tmp_path / "nccl", version)).end()
     assert statuses[:2] == [0, 0], "\n".join(texts)
 
 
-def test_rank_that_stops_in_a_set(ranks: Start) -> None:
-    job = ranks(3, "lost", "stop")
+def test_rank_that_stops_in_a_set(start_ranks: Start) -> None:
+    job = start_ranks(3, "lost", "stop")
     try:
         for rank in job.ranks[:2]:
             text = "".join(rank.communicate(timeout=60))
@@ -92,16 +92,16 @@ def test_rank_that_stops_in_a_set(ranks: Start) -> None:
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("call", ["ncclCommInitRankConfig", "ncclBroadcast"])
-def test_failure_while_a_set_is_connected_ends_the_world(call: str, ranks: Start) -> None:
+def test_failure_while_a_set_is_connected_ends_the_world(call: str, start_ranks: Start) -> None:
     """The lane also serves the world and other sets, which are told only its first failure."""
-    for text in ranks(3, "fails", call).succeeds():
+    for text in start_ranks(3, "fails", call).succeeds():
         assert "refused: RankRaisedError" in text or "refused: DeviceError" in text
         assert f"rank 1: {call}" in text or f"rank 1 failed: {call}" in text
 
 
 @pytest.mark.slow
-def test_rank_that_gives_turns_and_leaves(ranks: Start) -> None:
-    texts = ranks(3, "leaves").succeeds()
+def test_rank_that_gives_turns_and_leaves(start_ranks: Start) -> None:
+    texts = start_ranks(3, "leaves").succeeds()
     assert "rank 0 leaves, though ranks 1, 2 may still want turns on GPUs" in texts[0]
     assert "refused" not in texts[0]
     for text in texts[1:]:
@@ -110,8 +110,8 @@ def test_rank_that_gives_turns_and_leaves(ranks: Start) -> None:
 
 
 @pytest.mark.slow
-def test_rank_that_gives_turns_and_stops(ranks: Start) -> None:
-    job = ranks(3, "stuck")
+def test_rank_that_gives_turns_and_stops(start_ranks: Start) -> None:
+    job = start_ranks(3, "stuck")
     try:
         for rank in job.ranks[1:]:
             text = "".join(rank.communicate(timeout=60))
@@ -122,13 +122,13 @@ def test_rank_that_gives_turns_and_stops(ranks: Start) -> None:
             rank.wait()
 
 
-def test_tensor_on_another_gpu(ranks: Start) -> None:
-    ranks(3, "elsewhere", devices=["0,1", "2,3", "4,5"]).succeeds()
+def test_tensor_on_another_gpu(start_ranks: Start) -> None:
+    start_ranks(3, "elsewhere", devices=["0,1", "2,3", "4,5"]).succeeds()
 
 
 @pytest.mark.slow
-def test_nccl_that_is_too_old(ranks: Start, tmp_path: Path) -> None:
-    ranks(2, "old", found=build(tmp_path / "old", 22203)).succeeds()
+def test_nccl_that_is_too_old(start_ranks: Start, tmp_path: Path) -> None:
+    start_ranks(2, "old", found=build(tmp_path / "old", 22203)).succeeds()
 
 
 # ---- mutants ---------------------------------------------------------------------------------------------------------
@@ -148,12 +148,12 @@ KILLERS: dict[str, tuple[str, ...]] = {
 
 @pytest.mark.skipif(not EVERY_CALL, reason="takes minutes: make gpu-faults")
 @pytest.mark.parametrize("mutant", KILLERS)
-def test_mutant_is_killed(mutant: str, ranks: Start, libraries: Path, tmp_path: Path) -> None:
+def test_mutant_is_killed(mutant: str, start_ranks: Start, libraries: Path, tmp_path: Path) -> None:
     program = KILLERS[mutant]
     settings = {"found": build(tmp_path / "old", WITHOUT_REVOKE)} if program[0] == "lost" else {}
     size = 4 if program[0] in ("crossing", "late") else 3
     told = libraries if program[0] == "seen" else None
-    job = ranks(size, *program, more=changed(mutant, tmp_path / "mutant", told=told), **settings)
+    job = start_ranks(size, *program, more=changed(mutant, tmp_path / "mutant", told=told), **settings)
     try:
         statuses, texts = job.end(40)
     except subprocess.TimeoutExpired:

@@ -204,7 +204,7 @@ def test_one_late_rank_is_named_with_how_late_it_is() -> None:
 
 
 def test_of_a_late_rank_the_cause_is_said_where_it_is_known() -> None:
-    """That of most of its lost time; of few late steps it is not said."""
+    """The cause of most of its lost time counts; of few late steps none is said."""
     for count, words in ((9, "; its late steps lost most by gc"), (2, "; is its share of the data larger, ")):
         counts = [3 if cause == "input" else count if cause == "gc" else 0 for cause in names.LATE_CAUSES]
         late = rank(1, lag_ns=100 * 12 * MS, late_steps=counts, late_ns=[each * 10 * MS for each in counts])
