@@ -297,8 +297,8 @@ class Engine:
         None if unknown), brought (those that have). Of ranks on other hosts only the coordinator's host knows.
         """
     def unfinished(self) -> list[dict[str, Any]]:
-        """The last operations of this rank that ended without a result, oldest first: name, and what it submitted as in
-        `pending`, begun, entry (the schedule entry by which it failed alone, None: it failed with the world),
+        """The last operations of this rank that ended without a result, in the order of their ends: name, and what it
+        submitted as in `pending`, begun, entry (the schedule entry by which it failed alone, None: it failed with the world),
         failed_call (whether it only announced that this rank's call had failed), submitted, ended.
         """
     @property

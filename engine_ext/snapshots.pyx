@@ -16,7 +16,7 @@ from engine_ext.operations.kinds cimport describe_meta, dtype_name, kind_name, o
 from engine_ext.operations.op cimport OP_TAKEN, Op, Record
 from engine_ext.platform.atomics cimport load32_acquire, load32_relaxed, load_acquire, load_relaxed, now_ns, store32_release
 from engine_ext.platform.clock cimport age_ns
-from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
+from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_t, pthread_mutex_unlock
 from engine_ext.shared.counters cimport LATE_NAMES
 from engine_ext.shared.layout cimport (
     ALGORITHM_NAMES, BETWEENS, BETWEEN_CARRIER, BETWEEN_NAMES, COORDINATOR, ENTRY_BATCH, ENTRY_NAMES, ENTRY_PAD,
@@ -89,6 +89,23 @@ cdef tuple steps_of(State* e, uint64_t since):
     return since, result
 
 
+cdef void* copy_ring(pthread_mutex_t* lock, const void* ring, size_t row_bytes, uint64_t size, const uint64_t* written,
+                     uint64_t* count) except NULL:
+    """Copy a ring of rows under its lock, oldest first, into memory for the caller to free. `written`: how many rows were ever
+    written; `count` receives how many are kept."""
+    cdef char* rows = <char*>malloc(size * row_bytes)
+    cdef uint64_t first, k
+    if rows == NULL:
+        raise MemoryError(f"no memory for a copy of {size * row_bytes} bytes")
+    pthread_mutex_lock(lock)
+    count[0] = min(written[0], size)
+    first = written[0] - count[0]
+    for k in range(count[0]):
+        memcpy(rows + k * row_bytes, <const char*>ring + (first + k) % size * row_bytes, row_bytes)
+    pthread_mutex_unlock(lock)
+    return rows
+
+
 cdef dict describe_late_step(const LateStep* late):
     """Return a late step as Python sees it; times in nanoseconds."""
     cdef const StepParts* parts = &late.parts
@@ -102,32 +119,24 @@ cdef list late_steps_of(State* e):
     """Return the last late steps, oldest first; none where nothing is counted, and in a forked child."""
     cdef StepClock* clock = NULL
     cdef LateStep* steps
-    cdef uint64_t k, first, end
+    cdef uint64_t k, count
     if e.alive != NULL and e.alive[0] == 1:
         clock = e.world.step_clock
     if clock == NULL:
         return []
-    steps = <LateStep*>malloc(LATE_KEPT * sizeof(LateStep))
-    if steps == NULL:
-        raise MemoryError("no memory for the late steps")
-    pthread_mutex_lock(&clock.lock)
-    end = clock.late
-    first = end - min(end, <uint64_t>LATE_KEPT)
-    for k in range(first, end):
-        steps[k - first] = clock.kept[k % LATE_KEPT]
-    pthread_mutex_unlock(&clock.lock)
+    steps = <LateStep*>copy_ring(&clock.lock, clock.kept, sizeof(LateStep), LATE_KEPT, &clock.late, &count)
     try:
-        return [describe_late_step(&steps[k]) for k in range(end - first)]
+        return [describe_late_step(&steps[k]) for k in range(count)]
     finally:
         free(steps)
 
 
-def judge_steps(list steps not None, bint several_hosts=False):
+def judge_steps(list steps not None):
     """Judge steps one after the other by the rule of a rank; return a dict for each late one, else None. For tests.
 
     A step has times in nanoseconds, `input`, `compute`, `gc`, `cpu` and `wait`, and `others_late`, by how much `rank` was late;
     missing ones are 0, and no rank. `device`: whether there were tensors on a GPU; `elsewhere`: whether another thread was
-    blocked in the engine; `far`: whether the last rank is known of something that crossed hosts, as by `several_hosts`.
+    blocked in the engine; `far`: whether ranks on several hosts took part.
     """
     cdef StepRule* rule = <StepRule*>calloc(1, sizeof(StepRule))
     cdef LateStep late
@@ -142,7 +151,7 @@ def judge_steps(list steps not None, bint several_hosts=False):
             late.parts.ns[PART_GC], late.parts.ns[PART_CPU] = step.get("gc", 0), step.get("cpu", 0)
             late.parts.ns[PART_WAIT], late.parts.late_ns = step.get("wait", 0), step.get("others_late", 0)
             late.parts.late_rank, late.parts.device = step.get("rank", -1), step.get("device", False)
-            late.parts.elsewhere, late.parts.far = step.get("elsewhere", False), step.get("far", several_hosts)
+            late.parts.elsewhere, late.parts.far = step.get("elsewhere", False), step.get("far", False)
             found.append(describe_late_step(&late) if step_rule_judge(rule, &late.parts, &late) else None)
     finally:
         free(rule)
@@ -151,19 +160,13 @@ def judge_steps(list steps not None, bint several_hosts=False):
 
 cdef list history_of(State* e):
     """Return the last schedule entries that this rank executed, oldest first."""
-    cdef Row* rows = <Row*>malloc(HISTORY * sizeof(Row))
+    cdef uint64_t k, count
+    cdef Row* rows = <Row*>copy_ring(&e.lock, e.history, sizeof(Row), HISTORY, &e.rows, &count)
     cdef Row* row
-    cdef uint64_t k, end
     cdef list result = []
-    if rows == NULL:
-        raise MemoryError("no memory for the history")
-    pthread_mutex_lock(&e.lock)
-    memcpy(rows, e.history, HISTORY * sizeof(Row))
-    end = e.rows
-    pthread_mutex_unlock(&e.lock)
     try:
-        for k in range(end - HISTORY if end > HISTORY else 0, end):
-            row = &rows[k % HISTORY]
+        for k in range(count):
+            row = &rows[k]
             result.append({
                 "entry": row.sequence, "type": ENTRY_NAMES[row.type].decode(),
                 "kind": kind_name(row.kind).decode(),
@@ -296,20 +299,15 @@ cdef dict make_description(const engine_meta* meta):
 
 
 cdef list unfinished_of(State* e):
-    """Return the last operations of this rank that ended without a result, oldest first: see `Engine.unfinished`."""
-    cdef Unfinished* rows = <Unfinished*>malloc(UNFINISHED * sizeof(Unfinished))
+    """Return the last operations of this rank that ended without a result, in the order of their ends: see `Engine.unfinished`."""
+    cdef uint64_t k, count
+    cdef Unfinished* rows = <Unfinished*>copy_ring(
+        &e.lock, e.unfinished, sizeof(Unfinished), UNFINISHED, &e.unfinished_rows, &count)
     cdef Unfinished* row
-    cdef uint64_t k, end
     cdef list result = []
-    if rows == NULL:
-        raise MemoryError("no memory for the operations without a result")
-    pthread_mutex_lock(&e.lock)
-    memcpy(rows, e.unfinished, UNFINISHED * sizeof(Unfinished))
-    end = e.unfinished_rows
-    pthread_mutex_unlock(&e.lock)
     try:
-        for k in range(end - UNFINISHED if end > UNFINISHED else 0, end):
-            row = &rows[k % UNFINISHED]
+        for k in range(count):
+            row = &rows[k]
             result.append({"name": (<bytes>row.name).decode("utf-8", "replace"), **make_description(&row.meta),
                            "entry": row.sequence if row.sequence >= 0 else None, "begun": row.begun,
                            "failed_call": row.meta.fault == FAULT_CALL,

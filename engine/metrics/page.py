@@ -29,7 +29,6 @@ TABLE = 64
 
 HOST_WORDS = 8  # 64-bit words of a host's name
 HOSTS = 256  # maximum number of hosts of a job
-RANKS = 256  # maximum number of ranks of a job
 GROUPS = 64  # maximum number of groups that are counted one by one
 GROUP_WORDS = 8  # 64-bit words of a group's name
 STEP_LOG, STEP_WORDS = 32, 5  # rows of the last steps, and 64-bit words of a row; likewise for the last entries
@@ -234,11 +233,16 @@ def write_copy(descriptor: int, content: bytes, ahead: int, ahead_unix: int) -> 
         with view.cast("Q") as words:
             for name, first, end in places[0]:
                 if name in TIMES and words[first]:  # 0: there is no such time yet
-                    words[first] = max(1, words[first] + (ahead if name in MONOTONIC else ahead_unix))
+                    words[first] = _shift_time(words[first], ahead if name in MONOTONIC else ahead_unix)
                 for row in range(first, end, LOGS[name]) if name in LOGS else ():
                     for at in (row + 1, row + 2):
-                        words[at] = min(max(1, words[at] + ahead), (1 << 64) - 1) if words[row] else 0
+                        words[at] = _shift_time(words[at], ahead) if words[row] else 0
     os.pwrite(descriptor, memory, 0)
+
+
+def _shift_time(time: int, ahead: int) -> int:
+    """Return a time by another clock, at least 1; a host that lies about its times gets the latest there is."""
+    return min(max(1, time + ahead), (1 << 64) - 1)
 
 
 def date_copy(descriptor: int, now: int, state: str) -> None:
@@ -336,7 +340,6 @@ def count_needed_words(names: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
         **dict.fromkeys("steps_logged entries_logged".split(), 1),
         "step_log": STEP_LOG * STEP_WORDS,
         "entry_log": ENTRY_LOG * ENTRY_WORDS,
-        "late_waits": RANKS,
         "late_blind": 1,
         **dict.fromkeys("stall_warnings stalled network_sent network_received copied_ns copied_state".split(), 1),
         "crossing_ns": HOSTS,

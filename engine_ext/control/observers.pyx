@@ -22,7 +22,7 @@ from engine_ext.shared.counters cimport (
     counters_late_step, counters_name_group, counters_step,
 )
 from engine_ext.shared.layout cimport (
-    ALGORITHM_BLOCKS, ENTRY_BATCH, ENTRY_FROZEN, ENTRY_SKIP, MAX_RANKS, WIRE_FP8, WIRE_NONE, engine_knobs, entry_ids,
+    ALGORITHM_BLOCKS, ENTRY_BATCH, ENTRY_FROZEN, ENTRY_SKIP, WIRE_FP8, WIRE_NONE, engine_knobs, entry_ids,
 )
 from engine_ext.shared.segment cimport arrival_last, arrival_late_us, from_coordinator_time
 
@@ -40,8 +40,6 @@ cdef void observers_open(State* e, counters_page* page) noexcept nogil:
     if page != NULL and e.world == e:
         for place in range(GROUPS):     # groups of an earlier world have ended
             counters_name_group(page, place, b"", 0)
-        for place in range(MAX_RANKS):  # ranks of an earlier world had other numbers
-            store_relaxed(&page.late_waits[place], 0)
         e.step_clock = step_clock_open()
     observers_count(e, page)
 
@@ -362,7 +360,7 @@ cdef void judge_step(State* e, int optimizer) noexcept nogil:
     if world.counters_page != NULL:
         store_relaxed(world.counters_page.late_blind, blind)
     if is_late and world.counters_page != NULL:
-        counters_late_step(world.counters_page, late.cause, late.rank, late.excess)
+        counters_late_step(world.counters_page, late.cause, late.excess)
     if is_late and load32_relaxed(&world.trace.recording.on):
         trace_late_step(&world.trace, &late)
     pthread_mutex_unlock(&world.lock)

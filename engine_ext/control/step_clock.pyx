@@ -372,7 +372,7 @@ cdef bint step_clock_mark(StepClock* clock, const void* engine, int optimizer, L
     receives whether it is not known how long the thread waits for a processor."""
     cdef uint64_t delayed = 0
     cdef bint adopts, opens, is_late = False
-    cdef int fd = -1, other = -1
+    cdef int fd = -1, former = -1
     if not load32_relaxed(&clock.on):
         return False
     adopts = not marks_steps(clock)
@@ -385,13 +385,13 @@ cdef bint step_clock_mark(StepClock* clock, const void* engine, int optimizer, L
     pthread_mutex_unlock(&clock.lock)
     if opens:
         fd = task_times_open()
-        if not task_times_delay(fd, &delayed) and fd >= 0:
-            other, fd = fd, -1
+        if fd >= 0 and not task_times_delay(fd, &delayed):
+            close(fd)
+            fd = -1
     pthread_mutex_lock(&clock.lock)
     if clock.others == 0 and not clock.reading and (adopts or marks_steps(clock)):
         if adopts or fd >= 0:
-            if clock.delays >= 0:
-                other = clock.delays
+            former = clock.delays
             clock.delays, clock.delayed, clock.read_at = fd, delayed, now_ns()
             fd = -1
         if adopts:
@@ -404,6 +404,6 @@ cdef bint step_clock_mark(StepClock* clock, const void* engine, int optimizer, L
     pthread_mutex_unlock(&clock.lock)
     if fd >= 0:
         close(fd)
-    if other >= 0:
-        close(other)
+    if former >= 0:
+        close(former)
     return is_late

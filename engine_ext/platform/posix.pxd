@@ -55,7 +55,6 @@ cdef extern from "<pthread.h>" nogil:
     int pthread_cond_broadcast(pthread_cond_t* condition)
     int pthread_cond_wait(pthread_cond_t* condition, pthread_mutex_t* mutex)
     int pthread_cond_timedwait(pthread_cond_t* condition, pthread_mutex_t* mutex, const timespec* until)
-    int pthread_equal(pthread_t one, pthread_t other)
     pthread_t pthread_self()
     int pthread_join(pthread_t thread, void** result)
     int pthread_mutex_init(pthread_mutex_t* mutex, const void* attributes)

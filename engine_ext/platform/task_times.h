@@ -4,7 +4,7 @@
  * stranger, had the processor; and while its cgroup was throttled, which a thread spends in the same queue. /proc has it as the
  * second number of a thread's schedstat. The file is opened once for the thread that opens it, and then costs one pread, about
  * 1.1 us. What a hypervisor takes from the whole machine, and the time of a stopped or frozen process, are not in it.
- * A kernel that does not count writes zeros, also for the time that the thread has run: then nothing is known.
+ * A kernel that does not count writes zeros, also for how often the thread has run: then nothing is known.
  */
 #ifndef ENGINE_PLATFORM_TASK_TIMES_H
 #define ENGINE_PLATFORM_TASK_TIMES_H
@@ -26,16 +26,18 @@ static inline uint64_t task_times_thread(void) {
   return mine;
 }
 
-/* Parse the second number of a schedstat line. Return whether there is one, and the first is not 0. */
+/* Parse the second of three numbers of a schedstat line, which are nanoseconds run, nanoseconds delayed, and times run. Return
+ * whether it is known: there are three, and the thread, which runs now, is counted as having run. */
 static inline int task_times_parse(const char *text, long length, uint64_t *ns) {
-  long at = 0;
-  uint64_t value = 0;
-  int ran = 0;
-  while (at < length && text[at] != ' ') ran |= text[at++] != '0';
-  if (!ran) return 0;
-  if (++at >= length || text[at] < '0' || text[at] > '9') return 0;
-  for (; at < length && text[at] >= '0' && text[at] <= '9'; at++) value = value * 10 + (uint64_t)(text[at] - '0');
-  return *ns = value, 1;
+  uint64_t numbers[3] = {0, 0, 0};
+  long at = 0, begin;
+  for (int number = 0; number < 3; number++, at++) {
+    for (begin = at; at < length && text[at] >= '0' && text[at] <= '9'; at++)
+      numbers[number] = numbers[number] * 10 + (uint64_t)(text[at] - '0');
+    if (at == begin || (number < 2 && (at == length || text[at] != ' '))) return 0;
+  }
+  *ns = numbers[1];
+  return numbers[2] != 0;
 }
 
 /* Read the run delay of the thread that opened `fd`, in nanoseconds since its start. Return whether it is known. */

@@ -95,7 +95,6 @@ enum { LATE_LIST(AS_NUMBER) LATE_CAUSES };
   FIELD(step_log, STEP_LOG *STEP_WORDS) /* the last of them: a ring, as entry_log */                                         \
   LINE(late_steps, LATE_CAUSES)   /* late steps, by cause (cache line written by the thread that marks steps) */             \
   FIELD(late_ns, LATE_CAUSES)     /* by how much they lasted longer than the median */                                       \
-  FIELD(late_waits, MAX_RANKS)    /* by rank: late steps in which this rank waited for that one */                           \
   FIELD(late_blind, 1)            /* 1: it is not known how long that thread waits for a processor */                        \
   LINE(cycles, CLOSED_REASONS)    /* batches by the reason for which they closed (cache line written by the coordinator) */  \
   LINE(stall_warnings, 1)         /* stall reports raised (cache line written by the monitor thread and drivers) */          \

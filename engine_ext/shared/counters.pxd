@@ -62,7 +62,6 @@ cdef extern from "engine_ext/shared/counters.h" nogil:
         uint64_t* step_log
         uint64_t* late_steps
         uint64_t* late_ns
-        uint64_t* late_waits
         uint64_t* late_blind
         uint64_t* cycles
         uint64_t* stall_warnings
@@ -101,4 +100,4 @@ cdef int counters_find_place(counters_page* page, int ranks) noexcept nogil
 cdef void counters_name_group(counters_page* page, int place, const char* text, uint64_t nbytes) noexcept nogil
 cdef void counters_arrival(counters_page* page, uint64_t earliest, uint64_t submitted, uint64_t started) noexcept nogil
 cdef uint64_t counters_step(counters_page* page, uint64_t begun) noexcept nogil
-cdef void counters_late_step(counters_page* page, int cause, int rank, uint64_t excess) noexcept nogil
+cdef void counters_late_step(counters_page* page, int cause, uint64_t excess) noexcept nogil

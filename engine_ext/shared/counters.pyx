@@ -151,9 +151,7 @@ cdef uint64_t counters_step(counters_page* page, uint64_t begun) noexcept nogil:
     return now
 
 
-cdef void counters_late_step(counters_page* page, int cause, int rank, uint64_t excess) noexcept nogil:
-    """Count a late step. `rank` is the one that it waited for; -1: none, or not known."""
+cdef void counters_late_step(counters_page* page, int cause, uint64_t excess) noexcept nogil:
+    """Count a late step."""
     tally(&page.late_steps[cause], 1)
     tally(&page.late_ns[cause], excess)
-    if rank >= 0:
-        tally(&page.late_waits[rank], 1)

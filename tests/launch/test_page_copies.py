@@ -143,3 +143,11 @@ def test_a_damaged_page_is_damaged_in_its_copy(pages: list[int]) -> None:
     Copies(pages[2:3], [0]).write_pages(channel.messages_sent[0])
     with pytest.raises(page.PageError, match="is of version 99"):
         page.read(pages[2])
+
+
+def test_times_that_no_clock_has_are_copied_as_the_nearest_there_are(pages: list[int]) -> None:
+    """The sending host's clock is behind by more than its page's times leave, or its page lies."""
+    for ahead, written, copied in ((DAY, 2**64 - 5, 2**64 - 1), (-DAY, 5, 1)):
+        page.write_copy(pages[0], content(state=1, last_ns=written, started_ns=written), ahead, ahead)
+        found = read(pages[0])
+        assert (found["last_ns"], found["started_ns"]) == (copied, copied)

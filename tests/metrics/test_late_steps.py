@@ -32,9 +32,9 @@ def usual(**more: Any) -> dict[str, Any]:
     return step
 
 
-def judge(last: dict[str, Any], before: int = 40, **options: Any) -> dict[str, Any] | None:
+def judge(last: dict[str, Any], before: int = 40) -> dict[str, Any] | None:
     """Judge a step after a number of usual ones, none of which is late."""
-    *found, late = judge_steps([*[usual()] * before, last], **options)
+    *found, late = judge_steps([*[usual()] * before, last])
     assert found == [None] * before
     return late
 
@@ -55,28 +55,28 @@ def test_long_part_is_no_cause_while_it_is_as_long_as_ever() -> None:
     assert late is not None and late["cause"] == "gc"
 
 
-@pytest.mark.parametrize("several_hosts", [False, True])
-def test_rank_that_waits_names_the_rank_that_was_late(several_hosts: bool) -> None:
-    late = judge(usual(wait=10 * MS, others_late=9 * MS, rank=3), several_hosts=several_hosts)
+@pytest.mark.parametrize("far", [False, True])
+def test_rank_that_waits_names_the_rank_that_was_late(far: bool) -> None:
+    late = judge(usual(wait=10 * MS, others_late=9 * MS, rank=3, far=far))
     assert late is not None and (late["cause"], late["rank"]) == ("rank", 3)
 
 
 def test_wait_for_data_is_the_network_while_nobody_is_late() -> None:
-    late = judge(usual(wait=10 * MS, others_late=MS, rank=3), several_hosts=True)
+    late = judge(usual(wait=10 * MS, others_late=MS, rank=3, far=True))
     assert late is not None and (late["cause"], late["rank"]) == ("network", None)
     late = judge(usual(wait=10 * MS, others_late=MS, rank=3))
     assert late is not None and (late["cause"], late["rank"]) == ("rank", None)  # not known which
 
 
 def test_wait_of_which_nothing_is_known_is_not_the_networks() -> None:
-    late = judge(usual(wait=10 * MS, others_late=MS, rank=-1, far=False), several_hosts=True)
+    late = judge(usual(wait=10 * MS, others_late=MS, rank=-1))
     assert late is not None and (late["cause"], late["rank"]) == ("rank", None)
 
 
 def test_lateness_counts_beyond_its_usual_length_alone() -> None:
     """A rank that is last in every step by 9 ms has not made this step late."""
-    steps = [usual(others_late=9 * MS, rank=3)] * 40
-    late = judge_steps([*steps, usual(wait=10 * MS, others_late=9 * MS, rank=3)], True)[-1]
+    steps = [usual(others_late=9 * MS, rank=3, far=True)] * 40
+    late = judge_steps([*steps, usual(wait=10 * MS, others_late=9 * MS, rank=3, far=True)])[-1]
     assert late is not None and late["cause"] == "network"
 
 
@@ -182,7 +182,7 @@ def test_late_steps_are_counted_on_both_ranks_and_shown() -> None:
         late, waiting = run_ranks(2, late_program.delay_input, 0.1, 5).values
         assert late["input"] >= 4, late
         assert waiting["rank"] >= 4 and waiting["input"] == 0, waiting
-        assert waiting["waits"][0] >= 4 and sum(late["waits"]) < waiting["waits"][0]
+        assert late["rank"] < waiting["rank"], (late, waiting)
         for found, cause, least in ((late, "input", 0.09e6), (waiting, "rank", 0.05e6)):
             drawn = [event for event in found["drawn"] if event["name"] == f"late: {cause}"]
             assert len(drawn) == found[cause] and found["notes"] == [] and found["read"] >= 55
@@ -200,9 +200,15 @@ def test_nothing_is_clocked_while_nothing_is_counted() -> None:
 
 
 def test_other_threads_and_nested_loaders_do_not_confuse_the_clock() -> None:
-    for found in run_ranks(2, late_program.use_threads).values:
-        assert found["left"] == 0
-        assert found["late"] >= 1 and found["causes"] == ["input"], found
+    left = []
+
+    def measure() -> None:
+        for found in run_ranks(2, late_program.use_threads).values:
+            left.append(found["left"])
+            assert found["late"] >= 1 and found["causes"] == ["input"], found
+
+    measured(measure)
+    assert set(left) == {0}
 
 
 def test_forked_child_has_no_file_of_the_clock() -> None:
@@ -211,14 +217,24 @@ def test_forked_child_has_no_file_of_the_clock() -> None:
 
 
 def test_steps_of_a_process_set_are_not_mixed_with_the_worlds() -> None:
-    for found in run_ranks(3, late_program.mark_in_turn).values:
-        assert found["late"] == [39], found
+    def measure() -> None:
+        for found in run_ranks(3, late_program.mark_in_turn).values:
+            assert found["late"] == [39], found
+
+    measured(measure)
 
 
 def test_threads_that_mark_in_turn_are_clocked_again_when_one_goes_on_alone() -> None:
     """More threads than the budget of looks, each new one in the place of the last."""
-    for found in run_ranks(2, late_program.change_threads).values:
-        assert found["files"] <= 1 and found["causes"] == ["input"], found
+    files = []
+
+    def measure() -> None:
+        for found in run_ranks(2, late_program.change_threads).values:
+            files.append(found["files"])
+            assert found["causes"] == ["input"], found
+
+    measured(measure)
+    assert max(files) <= 1
 
 
 def test_loaders_of_torch_are_timed_without_a_change() -> None:
@@ -269,10 +285,10 @@ def test_timed_loader_passes_errors_on() -> None:
 # ---- reports ---------------------------------------------------------------------------------------------------------
 
 
-def make_pages(*late: tuple[dict[str, int], dict[int, int]]) -> dict[int, Any]:
-    """Pages of ranks with late steps of 10 ms each, by cause, and the ranks that each waited for."""
+def make_pages(*late: dict[str, int]) -> dict[int, Any]:
+    """Pages of ranks with late steps of 10 ms each, by cause."""
     found = {}
-    for rank, (steps, waits) in enumerate(late):
+    for rank, steps in enumerate(late):
         counts = [steps.get(cause, 0) for cause in names.LATE_CAUSES]
         found[rank] = snapshot(
             state=1,
@@ -280,32 +296,31 @@ def make_pages(*late: tuple[dict[str, int], dict[int, int]]) -> dict[int, Any]:
             steps=100,
             late_steps=counts,
             late_ns=[count * 10 * MS for count in counts],
-            late_waits=[waits.get(other, 0) for other in range(256)],
         )
     return found
 
 
 def test_report_names_the_ranks_that_cost_most_with_their_causes() -> None:
-    pages = make_pages(({"rank": 12}, {1: 9, 2: 3}), ({"input": 9, "rank": 3}, {2: 3}), ({"gc": 2, "cpu": 1}, {}))
+    pages = make_pages({"rank": 12}, {"input": 9, "rank": 3}, {"gc": 2, "cpu": 1})
     late = collect_late_steps(pages)
-    assert (late[1].waited_by, late[2].waited_by, late[0].waited) == ({0: 9}, {0: 3, 1: 3}, 12)
+    assert [late[rank].waited for rank in range(3)] == [12, 3, 0]
     assert describe_late_steps(late) == "rank 1 9 by input (90 ms); rank 2 2 by gc (20 ms), 1 by cpu (10 ms)"
 
 
 def test_report_of_many_ranks_counts_the_rest() -> None:
-    pages = make_pages(*[({"compute": 5 - rank}, {}) for rank in range(5)])
+    pages = make_pages(*[{"compute": 5 - rank} for rank in range(5)])
     described = describe_late_steps(collect_late_steps(pages))
     assert described is not None and described.endswith("; 3 more on 2 other ranks")
 
 
 def test_report_without_late_steps_is_empty() -> None:
-    assert describe_late_steps(collect_late_steps(make_pages(({}, {}), ({}, {})))) is None
-    waiting = describe_late_steps(collect_late_steps(make_pages(({"rank": 2}, {}), ({}, {}))))
+    assert describe_late_steps(collect_late_steps(make_pages({}, {}))) is None
+    waiting = describe_late_steps(collect_late_steps(make_pages({"rank": 2}, {})))
     assert waiting == "rank 0 waited, and no rank was late by itself"
 
 
 def test_report_says_on_which_ranks_waits_for_a_processor_are_not_known() -> None:
-    pages = make_pages(({"gc": 1}, {}), ({"compute": 2}, {}))
+    pages = make_pages({"gc": 1}, {"compute": 2})
     pages[1].fields["late_blind"][0] = 1
     described = describe_late_steps(collect_late_steps(pages))
     assert described is not None and described.endswith("; waits for a processor are not known on rank 1")

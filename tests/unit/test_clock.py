@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-import os
-import shutil
-import subprocess
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from engine.host import patience
 from engine.host.patience import STEP, Patience
 
-NATIVE = Path(__file__).parents[2]
+from .header_library import build_library
+
 S = 10**9
 END = 2**64 - 1
 SHIM = """
@@ -36,13 +33,7 @@ uint64_t look(void) { return patience_look(&clock_); }
 
 @pytest.fixture(scope="module")
 def clock(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
-    assert compiler, "no C compiler"
-    home = tmp_path_factory.mktemp("clock")
-    (home / "clock.c").write_text(SHIM)
-    command = [*compiler.split(), "-std=gnu11", "-O1", "-Wall", "-Werror", "-shared", "-fPIC", f"-I{NATIVE}"]
-    subprocess.run([*command, str(home / "clock.c"), "-o", str(home / "clock.so")], check=True)
-    library = ctypes.CDLL(str(home / "clock.so"))
+    library = build_library(tmp_path_factory.mktemp("clock"), SHIM)
     for name in ("age", "after", "nanoseconds", "at", "look"):
         getattr(library, name).restype = ctypes.c_uint64
     for name in ("age", "overdue", "after", "at", "begin", "set_clock"):

@@ -84,7 +84,7 @@ def report_straggler(told: Figures) -> str | None:
     late = told.late.get(rank)
     why = "is its share of the data larger, does it write files, does something else run on its processors?"
     if late is not None and late.count > FEW_LATE:
-        why = f"its late steps lost most by {max(late.seconds, key=lambda cause: late.seconds[cause])}"
+        why = f"its late steps lost most by {max(late.steps, key=lambda cause: late.seconds.get(cause, 0.0))}"
     return (
         f"look at rank {rank}: it submits its tensors {format_seconds(told.lags[rank])} after the first rank{of_step}; "
         f"{why}"

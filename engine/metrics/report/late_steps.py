@@ -24,7 +24,6 @@ class LateRank:
     steps: Mapping[str, int]  # number by the rank's own cause; causes without a step are left out
     seconds: Mapping[str, float]  # by how much they lasted longer than the median, by cause
     waited: int  # number of late steps in which it waited for another rank
-    waited_by: Mapping[int, int]  # number of other ranks' late steps in which they waited for this one, by rank
     blind: bool = False  # whether its kernel does not tell how long it waits for a processor
 
     @property
@@ -40,20 +39,15 @@ class LateRank:
 
 def collect_late_steps(pages: Mapping[int, Page]) -> dict[int, LateRank]:
     """Return the late steps of each rank whose page can be read, by rank."""
-    read = {key: page for key, page in sorted(pages.items()) if isinstance(page, Snapshot) and page.state != "new"}
     return {
         key: LateRank(
             steps={cause: count for cause, count in page.late_steps.items() if count and cause != WAITED},
             seconds={cause: each for cause, each in page.late_seconds.items() if each and cause != WAITED},
             waited=page.late_steps[WAITED],
-            waited_by={
-                other: waits
-                for other, its in read.items()
-                if page["rank"] < len(its.fields["late_waits"]) and (waits := its.fields["late_waits"][page["rank"]])
-            },
             blind=page["late_blind"] != 0,
         )
-        for key, page in read.items()
+        for key, page in sorted(pages.items())
+        if isinstance(page, Snapshot) and page.state != "new"
     }
 
 

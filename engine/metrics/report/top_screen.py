@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -97,9 +98,7 @@ def draw_frame(frame: Frame, width: int, height: int | None) -> RenderableType:
         tuner = [*(Text(line, style="dim") for line in told), *tuner]
     groups = [Text(line[:width], style="dim") for line in _describe_groups(frame)]
     if (late := describe_late_steps(frame.late)) is not None:
-        parts = late.split("; ")
-        lines = _pack_lines([f"late steps: {parts[0]}", *parts[1:]], width)
-        groups[:0] = [Text(line, style="dim") for line in lines]
+        groups[:0] = [Text(line, style="dim") for line in textwrap.wrap(f"late steps: {late}", width)]
     notes = _make_warnings(frame)
     if len(notes) > NOTES:
         notes = [*notes[: NOTES - 1], f"and {len(notes) - NOTES + 1} more such lines"]
