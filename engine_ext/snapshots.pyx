@@ -299,7 +299,7 @@ cdef dict make_description(const engine_meta* meta):
 
 
 cdef list unfinished_of(State* e):
-    """Return the last operations of this rank that ended without a result, in the order of their ends: see `Engine.unfinished`."""
+    """Return this rank's last operations that ended without a result, in the order of their ends: see `Engine.unfinished`."""
     cdef uint64_t k, count
     cdef Unfinished* rows = <Unfinished*>copy_ring(
         &e.lock, e.unfinished, sizeof(Unfinished), UNFINISHED, &e.unfinished_rows, &count)

@@ -6,6 +6,7 @@ from grafana.common import LONG, RANKS, RUN, Dashboard, Panel, Query, query_mean
 
 LAG = query_mean("engine_arrival_lag_seconds", "run, rank", RANKS)
 BY_RANK = "rank {{rank}}"
+LOST = query_rate("engine_late_seconds_total", f'{RANKS}, cause!="rank"')
 
 LATE = (
     Panel(
@@ -63,6 +64,17 @@ LATE = (
         (Query(f"sum by (rank) ({query_rate('engine_blocked_seconds_total', RANKS)})", BY_RANK, 0, 1.1),),
         width=12,
         top=1,
+    ),
+    Panel(
+        "timeseries",
+        "Lost to late steps by rank and cause",
+        "By how much steps lasted longer than the median step, as a share of the time, on the ranks that were late by "
+        "themselves: getting a batch (input), computing, collecting garbage (gc), waiting for a processor (cpu), or "
+        "the network. A rank that shows in the arrival lag alone is late in every step.",
+        "percentunit",
+        (Query(f"sum by (rank, cause) ({LOST}) > 0", "rank {{rank}}, {{cause}}", 0, 10),),
+        width=24,
+        stacked=True,
     ),
 )
 TIMES = (

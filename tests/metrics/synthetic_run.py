@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from engine.elastic.causes import Kind
 from engine.metrics.definitions import BUCKETS, ERRORS, METRICS, Metric
-from engine.metrics.names import REASONS, STAGES
+from engine.metrics.names import LATE_CAUSES, REASONS, STAGES
 
 NAME = "train-4711"
 SIZE = 4
@@ -135,6 +135,10 @@ class Run:
             self._add("engine_collective_tensors_total", STEP / 10, **of, op="broadcast")
             self._add("engine_blocked_seconds_total", STEP * (0.25 - 2 * lag + abs(noise(0, 0.01))), **of)
             self._add("engine_exposed_seconds_total", steps * max(0, self.step_time - 0.15) * noise(1, 0.02), **of)
+            for cause in LATE_CAUSES:
+                share = 0.3 if cause == "rank" else (rank + 1) * 0.002
+                self._add("engine_late_steps_total", steps * share / 5, **of, cause=cause)
+                self._add("engine_late_seconds_total", STEP * share, **of, cause=cause)
             self._add("engine_network_sent_bytes_total", steps * BYTES * 0.75, **of)
             self._add("engine_network_received_bytes_total", steps * BYTES * 0.75, **of)
             self._add("engine_crossing_seconds_total", STEP * abs(noise(0.05, 0.01)), **of, peer=HOSTS[1 - rank // 2])
