@@ -298,8 +298,8 @@ class Engine:
         """
     def unfinished(self) -> list[dict[str, Any]]:
         """The last operations of this rank that ended without a result, in the order of their ends: name, and what it
-        submitted as in `pending`, begun, entry (the schedule entry by which it failed alone, None: it failed with the world),
-        failed_call (whether it only announced that this rank's call had failed), submitted, ended.
+        submitted as in `pending`, begun, entry (the schedule entry by which it failed alone, None: it failed with the
+        world), failed_call (whether it only announced that this rank's call had failed), submitted, ended.
         """
     @property
     def idle(self) -> bool:
