@@ -87,6 +87,9 @@ cdef enum:
 cdef struct StoreChooser:       # measurements of cached and streaming stores, by size class (fusion.pyx)
     double best[CLASSES][2]     # by STORES_*: nanoseconds per byte, a decaying minimum; 0: never measured
     uint64_t uses[CLASSES]
+    uint8_t favoured[CLASSES]   # the better kind at the last use
+    uint64_t gap[CLASSES]       # uses from the last trial of the other kind to the next; 0: there was none
+    uint64_t trial[CLASSES]     # the use that is that next trial
 
 cdef struct Recording:          # a timeline's recording, for which the coordinator chooses the entries
     uint32_t on                 # atomic: number of the recording in progress; 0: there is none
