@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
+
+from ..host.background import BackgroundThread
 
 if TYPE_CHECKING:
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from prometheus_client import Metric as Family
 
+    from ..metrics.export.step_records import StepReader
     from .records import StepRecord
 
 PERIOD = 5.0  # seconds between two exports
-LOOK = 1.0  # seconds between two collections of steps, which ranks keep for their last 32
 EXPORT_LIMIT = 5.0  # seconds in which the collector has to answer
 STOP_LIMIT = 2.0  # seconds that the end of a job waits for the last export
 SPANS = 100  # spans a second, which take less than 1 % of a processor
+LOGGERS = (
+    "opentelemetry.exporter.otlp.proto.http.metric_exporter",
+    "opentelemetry.exporter.otlp.proto.http.trace_exporter",
+    "opentelemetry.exporter.otlp.common.http",
+    "urllib3.connectionpool",
+)
+"""Loggers to which the SDK tells the failures of its exports."""
 
 
 class Sender:
     """Sender of a run's metrics and spans to the collector at `url`, such as `http://127.0.0.1:4318`.
 
-    `collect` returns the Prometheus families now, and `read_steps` the steps since its last call, and the number of
-    ranks that are up. `say` shows a line, and is called from the thread: for the first of consecutive failures.
+    `collect` returns the Prometheus families now, and `reader` reads the ranks' steps. `say` shows a line, and is
+    called from the thread: for the first of consecutive failures.
     """
 
     def __init__(
@@ -35,21 +45,19 @@ class Sender:
         run: str,
         version: str,
         collect: Callable[[], Iterable[Family]],
-        read_steps: Callable[[], tuple[Sequence[StepRecord], int]],
+        reader: StepReader,
         say: Callable[[str], None],
     ) -> None:
         self._url = url.rstrip("/")
         self._run = run
         self._version = version
         self._collect = collect
-        self._read_steps = read_steps
+        self._reader = reader
         self._say = say
         self._troubled = False
         self._began = time.time_ns()
-        self._over = threading.Event()
         self._steps: list[list[StepRecord]] = []
-        # Started by `start`, woken and joined by `stop`, which waits for it for 2 s.
-        self._thread = threading.Thread(target=self._send_on, name="engine-otlp", daemon=True)
+        self._thread = BackgroundThread("engine-otlp", self._send_on)
 
     def start(self) -> None:
         """Start the sending thread."""
@@ -57,11 +65,9 @@ class Sender:
 
     def stop(self) -> None:
         """Send the last state; wait at most 2 s for a slow collector."""
-        self._over.set()
-        if self._thread.is_alive():
-            self._thread.join(STOP_LIMIT)
+        self._thread.stop(STOP_LIMIT)
 
-    def _send_on(self) -> None:
+    def _send_on(self, over: threading.Event) -> None:
         # The import takes a while, and only this thread needs it.
         from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -70,7 +76,6 @@ class Sender:
 
         from .steps import StepSpans
 
-        _silence_thread(threading.get_ident())
         self._scope = InstrumentationScope("enginerun", self._version)
         self._resource = Resource.create(
             {"service.name": "enginerun", "service.instance.id": self._run, "service.version": self._version}
@@ -78,22 +83,26 @@ class Sender:
         self._spans = StepSpans(self._resource, self._run, self._version)
         metrics = OTLPMetricExporter(endpoint=f"{self._url}/v1/metrics", timeout=EXPORT_LIMIT)
         traces = OTLPSpanExporter(endpoint=f"{self._url}/v1/traces", timeout=EXPORT_LIMIT)
-        due = time.monotonic()
-        while not self._over.is_set():
+        with _hold_back_logs():
+            due = time.monotonic()
+            while not over.is_set():
+                self._add_steps()
+                if time.monotonic() >= due:
+                    sent = self._export(metrics, traces)
+                    if not sent and not self._troubled and not over.is_set():
+                        self._say_trouble()
+                    self._troubled = not sent
+                    due = time.monotonic() + PERIOD
+                over.wait(self._reader.choose_pause())
             self._add_steps()
-            if time.monotonic() >= due:
-                self._export(metrics, traces)
-                due = time.monotonic() + PERIOD
-            self._over.wait(LOOK)
-        self._add_steps()
-        self._export(metrics, traces)
+            self._export(metrics, traces)
 
     def _add_steps(self) -> None:
-        records, ranks = self._read_steps()
+        records, ranks = self._reader.read()
         self._steps += self._spans.add(records, ranks)
 
-    def _export(self, metrics: OTLPMetricExporter, traces: OTLPSpanExporter) -> None:
-        """Send the metrics of this moment, and the spans of steps since the last export."""
+    def _export(self, metrics: OTLPMetricExporter, traces: OTLPSpanExporter) -> bool:
+        """Send the metrics of this moment, and the spans of steps since the last export; return whether all went."""
         from opentelemetry.sdk.metrics.export import MetricExportResult
         from opentelemetry.sdk.trace.export import SpanExportResult
 
@@ -102,27 +111,30 @@ class Sender:
         steps, self._steps = self._steps, []
         spans = self._spans.make_spans(steps, int(SPANS * PERIOD))
         data = convert_families(self._collect(), self._resource, self._scope, self._began, time.time_ns())
-        sent = metrics.export(data) is MetricExportResult.SUCCESS
-        if sent and spans:
-            sent = traces.export(spans) is SpanExportResult.SUCCESS
-        if not sent and not self._troubled and not self._over.is_set():
-            self._say(
-                f"metrics: the OpenTelemetry collector at {self._url} takes nothing; is it there, and does it receive "
-                "OTLP over HTTP? The job goes on, and so do the tries"
-            )
-        self._troubled = not sent
+        if metrics.export(data) is not MetricExportResult.SUCCESS:
+            return False
+        return not spans or traces.export(spans) is SpanExportResult.SUCCESS
+
+    def _say_trouble(self) -> None:
+        self._say(
+            f"metrics: the OpenTelemetry collector at {self._url} takes nothing; is it there, and does it receive "
+            "OTLP over HTTP? The job goes on, and so do the tries"
+        )
 
 
-def _silence_thread(ident: int) -> None:
+@contextlib.contextmanager
+def _hold_back_logs() -> Iterator[None]:
     """Drop what the SDK logs in this thread: its failures are told once, by a line of our own."""
+    ident = threading.get_ident()
 
     def is_of_others(record: logging.LogRecord) -> bool:
         return record.thread != ident
 
-    for name in (
-        "opentelemetry.exporter.otlp.proto.http.metric_exporter",
-        "opentelemetry.exporter.otlp.proto.http.trace_exporter",
-        "opentelemetry.exporter.otlp.common.http",
-        "urllib3.connectionpool",
-    ):
-        logging.getLogger(name).addFilter(is_of_others)
+    loggers = [logging.getLogger(name) for name in LOGGERS]
+    for each in loggers:
+        each.addFilter(is_of_others)
+    try:
+        yield
+    finally:
+        for each in loggers:
+            each.removeFilter(is_of_others)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
@@ -37,7 +38,6 @@ class StepSpans:
         self._tracer = self._provider.get_tracer("enginerun", version)
         self._waiting: dict[int, list[StepRecord]] = {}  # by the step's number
         self._ages: dict[int, int] = {}
-        self.left_out = 0  # steps without spans, because there were too many
 
     def add(self, records: Sequence[StepRecord], ranks: int) -> list[list[StepRecord]]:
         """Add records of a collection; return the steps that all `ranks` have ended, or that wait for too long."""
@@ -53,14 +53,18 @@ class StepSpans:
         return done
 
     def make_spans(self, steps: Sequence[list[StepRecord]], most: int) -> list[ReadableSpan]:
-        """Make at most `most` spans, of the newest steps; older ones are left out as a whole."""
-        chosen = []
+        """Make at most `most` spans, of the newest steps; older ones are left out as a whole.
+
+        If the newest step alone would have more, it has no spans of collectives.
+        """
+        chosen: list[list[StepRecord]] = []
         for step in reversed(steps):
-            most -= 1 + sum(1 + len(record.collectives) for record in step)
+            if not chosen and _count_spans(step) > most:
+                step = [replace(record, collectives=[]) for record in step]
+            most -= _count_spans(step)
             if most < 0:
                 break
             chosen.append(step)
-        self.left_out += len(steps) - len(chosen)
         for step in reversed(chosen):
             self._trace_step(step)
         spans, self._ended.spans = self._ended.spans, []
@@ -93,3 +97,7 @@ class StepSpans:
             child = self._tracer.start_span(each.operation, context=below, start_time=each.begun, attributes=about)
             child.end(each.ended)
         span.end(record.ended)
+
+
+def _count_spans(step: Sequence[StepRecord]) -> int:
+    return 1 + sum(1 + len(record.collectives) for record in step)

@@ -19,13 +19,17 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 
 
 class Receiver:
-    """Receiver of metrics and spans; `status` is the answer to every request, and `mute` answers none."""
+    """Receiver of metrics and spans; `status` is the answer to every one of them, and `mute` answers none.
+
+    `GET /asked` is answered with the number of requests so far, for programs that wait for one.
+    """
 
     def __init__(self, status: int = 200, mute: bool = False) -> None:
         self.metrics: list[ExportMetricsServiceRequest] = []
         self.traces: list[ExportTraceServiceRequest] = []
         self.headers: list[dict[str, str]] = []
         self.asked = 0
+        self.status = status
         self.release = threading.Event()
         receiver = self
 
@@ -38,11 +42,18 @@ class Receiver:
                     return
                 receiver.headers.append(dict(self.headers))
                 answer = receiver.take(self.path, body, self.headers.get("Content-Encoding", ""))
+                self.answer(receiver.status, "application/x-protobuf", answer)
+
+            def do_GET(self) -> None:
+                assert self.path == "/asked", self.path
+                self.answer(200, "text/plain", str(receiver.asked).encode())
+
+            def answer(self, status: int, kind: str, body: bytes) -> None:
                 self.send_response(status)
-                self.send_header("Content-Type", "application/x-protobuf")
-                self.send_header("Content-Length", str(len(answer)))
+                self.send_header("Content-Type", kind)
+                self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
-                self.wfile.write(answer)
+                self.wfile.write(body)
 
             def log_message(self, format: str, *args: Any) -> None:
                 pass

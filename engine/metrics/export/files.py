@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ...host import linux
+from ...host.background import BackgroundThread
 from ..errors import MetricsError
 
 PERIOD = 15.0  # seconds between two writes
@@ -102,9 +103,7 @@ class Textfile:
         self._text = text
         self._say = say
         self._troubled = False
-        self._over = threading.Event()
-        # Started by `start`, woken and joined by `stop`, which waits for it for 2 s.
-        self._thread = threading.Thread(target=self._write_on, name="engine-metrics-textfile", daemon=True)
+        self._thread = BackgroundThread("engine-metrics-textfile", self._write_on)
 
     def start(self) -> None:
         """Start the writing thread."""
@@ -112,14 +111,12 @@ class Textfile:
 
     def stop(self) -> None:
         """Write the last state; wait at most 2 s for a slow disk."""
-        self._over.set()
-        if self._thread.is_alive():
-            self._thread.join(STOP_LIMIT)
+        self._thread.stop(STOP_LIMIT)
 
-    def _write_on(self) -> None:
-        while not self._over.is_set():
+    def _write_on(self, over: threading.Event) -> None:
+        while not over.is_set():
             self._write()
-            self._over.wait(PERIOD)
+            over.wait(PERIOD)
         self._write()
 
     def _write(self) -> None:

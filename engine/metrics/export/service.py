@@ -172,13 +172,12 @@ class Service:
         from ...otlp.sender import Sender
         from .step_records import StepReader
 
-        steps = StepReader(self._members)
         return Sender(
             url,
             self._wanted.run,
             __version__,
             lambda: self._get_exporter().collect_all(),
-            steps.read,
+            StepReader(self._members),
             self._say,
         )
 

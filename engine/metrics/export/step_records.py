@@ -11,7 +11,8 @@ from .. import page
 from ..page import PageError, Snapshot
 from .rank_pages import Member
 
-LOOK_SHARE = 64  # number of ranks from which pages are read less than once a second
+PAUSE = 1.0  # seconds between two reads; a rank's page has its last 32 steps
+READ_RATE = 64  # maximum number of pages read a second
 
 
 class StepReader:
@@ -19,16 +20,11 @@ class StepReader:
 
     def __init__(self, members: Sequence[Member]) -> None:
         self._members = members
-        self._last: dict[int, tuple[int, int]] = {}  # by rank: process, and number of the last step that was read
-        self._due = 0.0
+        self._last: dict[tuple[str, int], int] = {}  # number of the last step read, by host and process
 
     def read(self) -> tuple[list[StepRecord], int]:
         """Return the steps of all ranks since the last call, and the number of ranks that are up and make steps."""
-        now = time.monotonic()
-        if now < self._due:
-            return [], len(self._last)
         up = 0
-        self._due = now + len(self._members) / LOOK_SHARE - 0.5 if len(self._members) > LOOK_SHARE else 0.0
         offset = time.time_ns() - time.monotonic_ns()
         found = []
         for member in list(self._members):
@@ -42,13 +38,17 @@ class StepReader:
                 up += bool(snapshot.logged_steps) and member.up(snapshot)
         return found, up
 
+    def choose_pause(self) -> float:
+        """Return the seconds until the next read, so that many ranks' pages take little of a processor."""
+        return max(PAUSE, len(self._members) / READ_RATE)
+
     def _read_rank(self, rank: int, snapshot: Snapshot, offset: int) -> list[StepRecord]:
         steps = snapshot.logged_steps
         if not steps:
             return []
-        pid, last = self._last.get(rank, (0, -1))
-        last = last if pid == snapshot["pid"] else -1
-        self._last[rank] = snapshot["pid"], steps[-1].number
+        process = snapshot.host, snapshot["pid"]
+        last = self._last.get(process, -1)
+        self._last[process] = steps[-1].number
         before = {b.number: a for a, b in pairwise(steps) if b.number == a.number + 1}
         entries = snapshot.logged_entries
         found = []
