@@ -222,17 +222,18 @@ def parse_text(value: Any) -> str:
 
 
 def parse_url(value: Any) -> str:
-    """Parse the address of an HTTP server; credentials in it are refused, as it is shown."""
+    """Parse the address of an HTTP server, to which paths are appended; credentials are refused, as it is shown."""
     text = parse_text(value)
     try:
         parts = urlsplit(text)
-        valid = (
-            parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and "@" not in parts.netloc
-        )
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        valid = valid and "@" not in parts.netloc and not set("?#") & set(text)
     except ValueError:  # such as a port that is no number
         valid = False
     if not valid or not text.isascii() or any(each.isspace() or not each.isprintable() for each in text):
-        raise ValueError("the address of an HTTP server, such as http://127.0.0.1:4318, without a user's name")
+        raise ValueError(
+            "the address of an HTTP server, such as http://127.0.0.1:4318, without a user's name, '?' or '#'"
+        )
     return text
 
 
