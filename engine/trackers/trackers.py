@@ -53,15 +53,17 @@ class Tracker:
         self._steps = self._steps + 1 if number is None else number
         self._meter.count_step(examples)
         if time.monotonic() >= self._due:
-            self._log_figures()
+            self._log_figures(self._meter)
 
     def close(self) -> None:
         """Log the figures of the last interval, and close what this tracker has opened."""
-        if self._meter is not None:
-            if self._steps != self._logged:
-                self._log_figures()
-            self._meter = None
-            self._close()
+        meter, self._meter = self._meter, None
+        if meter is not None:
+            try:
+                if self._steps != self._logged:
+                    self._log_figures(meter)
+            finally:
+                self._close()
 
     def __enter__(self) -> Self:
         return self
@@ -75,9 +77,8 @@ class Tracker:
             self._meter = None  # the engine may have failed: nothing is measured any more
             self._close()
 
-    def _log_figures(self) -> None:
-        assert self._meter is not None
-        self._log(self._meter.read_figures(), self._steps)
+    def _log_figures(self, meter: ProgressMeter) -> None:
+        self._log(meter.read_figures(), self._steps)
         self._logged = self._steps
         self._due = time.monotonic() + self._interval
 
