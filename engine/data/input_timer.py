@@ -3,26 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 from ..metrics import step_parts
 
 _T = TypeVar("_T")
-
-
-@contextmanager
-def note_input() -> Iterator[None]:
-    """Count the time in this block as time in which the calling thread gets a batch, if this process counts."""
-    engine = step_parts.get_clocked_engine()
-    if engine is None:
-        yield
-        return
-    engine.begin_input()
-    try:
-        yield
-    finally:
-        engine.end_input()
 
 
 class _TimedIterator(Iterator[_T]):
@@ -32,14 +17,7 @@ class _TimedIterator(Iterator[_T]):
         self._batches = batches
 
     def __next__(self) -> _T:
-        engine = step_parts.get_clocked_engine()
-        if engine is None:
-            return next(self._batches)
-        engine.begin_input()
-        try:
-            return next(self._batches)
-        finally:
-            engine.end_input()
+        return step_parts.time_input(next, self._batches)
 
 
 class _TimedLoader(Generic[_T]):
@@ -49,8 +27,7 @@ class _TimedLoader(Generic[_T]):
         self._loader = loader
 
     def __iter__(self) -> Iterator[_T]:
-        with note_input():  # a loader may start its workers here
-            return _TimedIterator(iter(self._loader))
+        return _TimedIterator(step_parts.time_input(iter, self._loader))  # a loader may start its workers here
 
     def __len__(self) -> int:
         return len(self._loader)  # type: ignore[arg-type]

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from engine_ext.core import Engine
+
+_Argument = TypeVar("_Argument")
+_Result = TypeVar("_Result")
 
 # Engine of the world in which this process counts; None while it does not count. Read for every batch.
 _clocked: Engine | None = None
@@ -34,6 +37,18 @@ def watch_steps(engine: Engine) -> Callable[[], None]:
     return end
 
 
-def get_clocked_engine() -> Engine | None:
-    """Return the engine whose clock notes batches; None while this process does not count."""
-    return _clocked
+def is_clocked() -> bool:
+    """Return whether this process counts, and so the parts of its steps."""
+    return _clocked is not None
+
+
+def time_input(function: Callable[[_Argument], _Result], argument: _Argument) -> _Result:
+    """Return `function(argument)`; while this process counts, the time of the call counts as input."""
+    engine = _clocked
+    if engine is None:
+        return function(argument)
+    engine.begin_input()
+    try:
+        return function(argument)
+    finally:
+        engine.end_input()

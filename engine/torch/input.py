@@ -20,7 +20,7 @@ _MARK = "_engine_times_input"  # attribute of a function that has been replaced
 
 def time_loaders() -> None:
     """Time the batches of every DataLoader from now on, if this process counts; once is enough."""
-    if step_parts.get_clocked_engine() is None:
+    if not step_parts.is_clocked():
         return
     for owner, name in ((DataLoader, "__iter__"), (getattr(dataloader, "_BaseDataLoaderIter", None), "__next__")):
         function = vars(owner).get(name) if owner is not None else None
@@ -33,14 +33,7 @@ def _time_function(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
     @functools.wraps(function)
     def call_timed(self: Any) -> Any:
-        engine = step_parts.get_clocked_engine()
-        if engine is None:
-            return function(self)
-        engine.begin_input()
-        try:
-            return function(self)
-        finally:
-            engine.end_input()
+        return step_parts.time_input(function, self)
 
     setattr(call_timed, _MARK, True)
     return call_timed

@@ -63,7 +63,7 @@ def look_while_off() -> dict[str, Any]:
     found = {
         "late": engine.session.runtime.current_engine().late_steps(),
         "callbacks": len(gc.callbacks) - before,
-        "clocked": step_parts.get_clocked_engine() is not None,
+        "clocked": step_parts.is_clocked(),
     }
     engine.shutdown()
     engine.init(metrics=True)
