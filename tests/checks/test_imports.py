@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -83,6 +84,14 @@ def circle(edges: Graph, allowed: set[tuple[str, str]]) -> list[str]:
 
 def test_the_root_holds_packages_only() -> None:
     assert {path.name for path in PACKAGE.glob("*.py")} == {"__init__.py"}
+
+
+def test_meson_knows_every_package() -> None:
+    """It installs all, but leaves out the bytecode of those that it knows alone."""
+    [listed] = re.findall(r"^packages = \[(.*?)\]", (PACKAGE / "meson.build").read_text(), re.DOTALL | re.MULTILINE)
+    known = [each.replace("' / '", "/").strip("' \n") for each in listed.split(",")]
+    folders = {str(path.parent.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py")} - {".", "alias"}
+    assert sorted(filter(None, known)) == sorted(folders)
 
 
 def test_modules_import_each_other_in_no_circle() -> None:
