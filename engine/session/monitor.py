@@ -132,8 +132,12 @@ class Monitor:
     def finish_report(self) -> None:
         """Wait until a failure of the world is reported, while this rank's process sets are still in the record."""
         if self._engine.failure is not None:
-            self.report_failure()
-            self._told.wait(TOLD_SECONDS)
+            self._await_report()
+
+    def _await_report(self) -> None:
+        """Report a failure, unless another thread does; wait at most 2 s for that."""
+        self.report_failure()
+        self._told.wait(TOLD_SECONDS)
 
     def _run(self) -> None:
         while True:
@@ -206,8 +210,7 @@ class Monitor:
         another = isinstance(value, WorldError) and value.rank != self._engine.rank
         if not self._recorder.kept or not (another or issubclass(kind, KeyboardInterrupt)):
             return False
-        self.report_failure()
-        self._told.wait(TOLD_SECONDS)  # The monitor thread may be about to report the cause, which has to go first.
+        self._await_report()  # The monitor thread may be about to report the cause, which has to go first.
         try:
             path = self._recorder.write_text(TRACEBACK, "".join(traceback.format_exception(kind, value, trace)))
         except OSError:
