@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..text.readable import format_ranks
-from .records import Failure, Flight
+from .records import NAME_BYTES, Failure, Flight
 
+CUT = "\N{REPLACEMENT CHARACTER}"  # at the end of a name that is cut within a character
 MISMATCH = "MismatchError"  # the error that every rank raises for an operation on which the ranks disagree
 
 
@@ -72,5 +73,12 @@ def find_disagreement(flights: dict[int, Flight], blamed: Failure | None) -> Dis
             if rank not in parts and mine:
                 parts[rank] = {"failed_call": False, **mine[-1]}
     every = [Disagreement(entry, next(iter(parts.values()))["name"], parts) for entry, parts in found.items()]
-    every.sort(key=lambda each: (repr(each.name)[1:-1] in blamed.message, each.entry))
+    every.sort(key=lambda each: (_is_named(each.name, blamed.message), each.entry))
     return every[-1] if every else None
+
+
+def _is_named(name: str, message: str) -> bool:
+    """Return whether a message has a name in quotes. The records have no more than 191 bytes of it."""
+    if len(name.encode(errors="replace")) < NAME_BYTES:
+        return f"'{name}'" in message
+    return f"'{name.rstrip(CUT)}" in message

@@ -10,11 +10,10 @@ from typing import Any
 
 from ..text.readable import format_members, format_ranks
 from .disagreements import Disagreement, find_disagreement
-from .records import CLOCK, Failure, Flight, Members, collect
+from .records import CLOCK, NAME_BYTES, Failure, Flight, Members, collect
 
 PENDING_SHOWN = 8
 SETS_SHOWN = 8  # maximum number of process sets shown of a rank: those with the latest activity
-NAME_BYTES = 191  # bytes of a name by which operations are compared; records of failed worlds have no more
 HISTORY_NAME = 63  # bytes of a name in the history
 STANDSTILL = 1.0  # seconds in an entry from which a rank counts as stopped
 
@@ -44,14 +43,23 @@ def missing_ranks(flights: dict[int, Flight], everybody: Sequence[int]) -> dict[
     records have it, those of `everybody` without a record are missing: otherwise it would be in an entry.
     """
     found: dict[str, list[int]] = {}
+    holders = _find_holders(flights)
     each = [(entry["seconds"], entry) for flight in flights.values() for entry in flight.pending]
     for _, entry in sorted(each, key=lambda pair: -pair[0]):
         name = entry["name"]
         if entry["missing"] is not None:
             found[name] = sorted({*found.get(name, []), *entry["missing"]})
-        else:
-            holders = {flight.rank for flight in flights.values() if any(p["name"] == name for p in flight.pending)}
-            found.setdefault(name, sorted(set(flights) - holders or set(everybody) - holders))
+        elif name not in found:
+            found[name] = sorted(set(flights) - holders[name] or set(everybody) - holders[name])
+    return found
+
+
+def _find_holders(flights: dict[int, Flight]) -> dict[str, set[int]]:
+    """Return the ranks that have each operation in flight, by its name."""
+    found: dict[str, set[int]] = {}
+    for rank, flight in flights.items():
+        for each in flight.pending:
+            found.setdefault(each["name"], set()).add(rank)
     return found
 
 
@@ -132,10 +140,7 @@ def _break_circle(flights: dict[int, Flight], missing: dict[str, list[int]], nam
     Ranks that call different operations hold each other up, and the few are more likely to be wrong than the many.
     """
     ranks = missing[name]
-    holders: dict[str, set[int]] = {each["name"]: set() for flight in flights.values() for each in flight.pending}
-    for rank, flight in flights.items():
-        for each in flight.pending:
-            holders[each["name"]].add(rank)
+    holders = _find_holders(flights)
     for other, lacking in missing.items():
         if len(lacking) < len(ranks) and holders[other] >= set(ranks) and holders[name] >= set(lacking):
             return other, lacking
@@ -159,7 +164,8 @@ def _add_waits_of_schedule(flights: dict[int, Flight]) -> dict[int, Flight]:
     found = {}
     for rank, flight in flights.items():
         last, now = flight.history[-1]["entry"] if flight.history else -1, flight.monotonic or 0.0
-        ahead = [row for each in flights.values() for row in each.history if row["entry"] > last]
+        every = flights.values() if flight.unfinished else ()
+        ahead = [row for each in every for row in each.history if row["entry"] > last]
         names, fused = {row["name"] for row in ahead}, any(row["tensors"] > 1 for row in ahead)
         failed = [
             {**row, "seconds": row["ended"] - row["submitted"], "missing": None}

@@ -24,6 +24,7 @@ from .reading import MOST_RANKS
 LIMIT = 16 * MIB  # maximum bytes of a record
 CLOCK = (0.0, 1e11)  # valid range of a clock, in seconds
 OLD = 60.0  # age in seconds, relative to the newest record, from which a record may be of another failure
+NAME_BYTES = 191  # bytes of a name by which operations are compared; records of failed worlds have no more
 MOST_DIMS = 64  # maximum number of dimensions of a tensor in a record
 Members = tuple[str, tuple[int, ...]]  # name, which only groups of torch have, and ranks of a process set
 
@@ -117,7 +118,7 @@ def _parse_flight(data: dict[str, Any], told: dict[str, Any], cut: bool, lost: l
         get_number(data, "time", *CLOCK),
         get_text(data, "reason"),
         _get_optional_time(data, "monotonic"),
-        _keep_valid_rows(_pending, _get_rows(told, "pending", lost, required=not cut), lost),
+        _keep_valid_rows(_parse_pending, _get_rows(told, "pending", lost, required=not cut), lost),
         _keep_valid_rows(_parse_entry, _get_rows(told, "history", lost, required=not cut), lost),
         _keep_valid_rows(_parse_rank_row, _get_rows(told, "ranks", lost, required=False), lost),
         _keep_valid_rows(_parse_unfinished, _get_rows(told, "unfinished", lost, required=False), lost),
@@ -150,7 +151,7 @@ def _parse_entry(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _pending(row: dict[str, Any]) -> dict[str, Any]:
+def _parse_pending(row: dict[str, Any]) -> dict[str, Any]:
     return {
         **_parse_operation(row),
         "seconds": get_number(row, "seconds"),

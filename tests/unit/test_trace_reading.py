@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from engine.trace.__main__ import main
-from engine.trace.postmortem import make_report
+from engine.trace.disagreements import find_disagreement
+from engine.trace.postmortem import make_report, missing_ranks
 from engine.trace.reading import TraceError, files_of, read
+from engine.trace.records import Failure, Flight
 from engine.trace.summary import format_summary, length, measure_overlap, merge_intervals, summarize_recordings
 from engine.trace.timeline import path_of
 
@@ -401,6 +403,38 @@ def test_a_new_name_is_missing_where_no_record_has_it(tmp_path: Path) -> None:
         waiting = [pending("new", 5, None)] if rank != 1 else []
         keep(tmp_path, rank, "flight.json", record(rank, 3, pending=waiting))
     assert make_report(tmp_path)[1]["verdict"] == "rank 1 has not submitted 'new'; ranks 0, 2 wait for it"
+
+
+def flight(rank: int, rows: list[dict[str, Any]], unfinished: list[dict[str, Any]]) -> Flight:
+    return Flight(rank, 2, 1.0, "abort", 1.0, rows, [], [], unfinished)
+
+
+def test_who_has_not_brought_one_of_many_tensors_is_found() -> None:
+    rows = [pending(f"layer.{number}", 1.0, None) for number in range(100)]
+    flights = {rank: flight(rank, rows[rank == 7 :], []) for rank in range(50)}
+    missing = missing_ranks(flights, range(50))
+    assert {name: ranks for name, ranks in missing.items() if ranks} == {"layer.0": [7]}
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [("layer.10", "layer.10"), ("x" * 300, "x" * 191), ("x" * 190 + "\u00e9" * 9, "x" * 190 + "\ufffd")],
+)
+def test_the_operation_that_a_failure_names_is_the_one_on_which_ranks_disagree(name: str, kept: str) -> None:
+    """Another one may have failed later, and been caught, whose name is a part of it."""
+    blamed = Failure(0, 1, "raised", f"rank 1 failed: MismatchError: ranks disagree on '{name}': no", 1.0)
+    about = {"failed_call": False, "kind": "allreduce", "dtype": "float32", "dims": [1], "bytes": 4}
+    others = ("layer.1", "x" * 150)
+    for other in others:
+        rows = [
+            [
+                {**about, "name": other, "entry": 9, "described": "a"},
+                {**about, "name": kept, "entry": 5, "described": who},
+            ]
+            for who in "ab"
+        ]
+        found = find_disagreement({rank: flight(rank, [], rows[rank]) for rank in range(2)}, blamed)
+        assert found is not None and found.entry == 5
 
 
 def test_the_first_cause_comes_first(tmp_path: Path) -> None:
