@@ -40,6 +40,13 @@ class _TranslationServer(socketserver.ForkingMixIn, socketserver.UnixStreamServe
 
     request_queue_size = 64
 
+    def service_actions(self) -> None:
+        """End with the build, also if it was killed; called twice a second."""
+        super().service_actions()
+        build = multiprocessing.parent_process()
+        if build is not None and not build.is_alive():
+            sys.exit()
+
 
 def _serve_forever(server: _TranslationServer, folder: Path) -> None:
     from Cython.Compiler.Main import compile as translate
@@ -55,8 +62,9 @@ def serve_cython() -> Iterator[None]:
     """Have the process, and tell the clients that are started meanwhile where it is."""
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
+        address = os.path.join(folder, "socket")
         try:
-            server = stack.enter_context(_TranslationServer(os.path.join(folder, "socket"), _Translation))
+            server = _TranslationServer(address, _Translation)
         except OSError:  # a path may be too long for a socket: each client is Cython itself then
             yield
             return
@@ -64,7 +72,8 @@ def serve_cython() -> Iterator[None]:
             target=_serve_forever, args=(server, Path(folder)), daemon=True
         )
         process.start()
-        os.environ[ADDRESS] = str(server.server_address)
+        server.server_close()  # only the process listens: if it dies, its clients are told
+        os.environ[ADDRESS] = address
         try:
             yield
         finally:

@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("Cython", reason="needs the dev extra")
 
+from ..waiting import until
 from .environments import ROOT
 
 SOURCES = "cdef extern from 'math.h':\n    double cos(double)\n\n\ndef compute(double x):\n    return cos(x)\n"
@@ -37,7 +38,7 @@ def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str
     paths = {"PYTHONPATH": str(ROOT / "tools"), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     command = [sys.executable, "-c", BEGIN + code]
     return subprocess.run(
-        command, env=os.environ | paths | environment, capture_output=True, text=True, timeout=60, check=False
+        command, env=os.environ | paths | environment, capture_output=True, text=True, timeout=100, check=False
     )
 
 
@@ -80,6 +81,36 @@ def test_without_a_server_the_program_is_cython(folder: Path, address: str) -> N
     done = run_python("sys.exit(subprocess.run([*make_command(), '-3', 'good.pyx']).returncode)", CYTHON_SERVER=address)
     assert done.returncode == 0, done.stderr
     assert "__pyx_" in (folder / "good.c").read_text()
+
+
+def test_a_client_of_a_server_that_was_killed_is_cython(folder: Path) -> None:
+    done = run_python("""
+import multiprocessing
+with serve_cython():
+    [server] = multiprocessing.active_children()
+    server.kill()
+    server.join()
+    sys.exit(subprocess.run([*make_command(), "-3", "good.pyx"], timeout=90).returncode)
+""")
+    assert done.returncode == 0, done.stderr
+    assert "__pyx_" in (folder / "good.c").read_text()
+
+
+def test_a_server_ends_with_a_build_that_was_killed(folder: Path) -> None:
+    done = run_python(
+        """
+import multiprocessing
+with serve_cython():
+    [server] = multiprocessing.active_children()
+    subprocess.run([*make_command(), "-3", "good.pyx"], check=True)
+    os.write(1, b"%d" % server.pid)
+    os.kill(os.getpid(), 9)
+""",
+        TMPDIR=str(folder),
+    )
+    assert done.returncode == -9, done.stderr
+    stat = Path(f"/proc/{done.stdout}/stat")
+    until(lambda: not stat.exists() or ") Z " in stat.read_text(), "the server has ended")
 
 
 def test_a_server_leaves_nothing(folder: Path) -> None:
