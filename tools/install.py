@@ -6,8 +6,8 @@ whose end is shown if it fails.
 
 from __future__ import annotations
 
-import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -66,7 +66,7 @@ class InstallationProgress:
         now = time.monotonic()
         text = f"  {now - self._began:3.0f} s  {self.step}"
         if self._terminal:
-            print(BACK + text[: os.get_terminal_size().columns - 1], end="", flush=True)
+            print(BACK + text[: shutil.get_terminal_size().columns - 1], end="", flush=True)
         elif now - self._spoken >= QUIET_SECONDS:
             print(text, flush=True)
             self._spoken = now
