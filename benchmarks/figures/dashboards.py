@@ -147,6 +147,9 @@ class PanelPicture:
             top += TITLE - 3
         top += 3
         kind = self.panel["kind"]
+        if not (self.panel.get("series") or self.panel.get("rows")):
+            self.canvas.write(self.left, top + 14, "no data")
+            return top + TITLE
         if kind == "stat":
             return self._write_numbers(top)
         if kind == "table":

@@ -101,7 +101,6 @@ def _record_panel(panel: dict[str, Any], source: Source) -> dict[str, Any]:
         "width": panel["gridPos"]["w"],
         "unanswered": [],
         **({"words": words} if words else {}),
-        **({"top": defaults["max"]} if "max" in defaults else {}),
         **({"stacked": True} if defaults.get("custom", {}).get("stacking") else {}),
     }
     if panel["type"] == "table":
@@ -111,11 +110,12 @@ def _record_panel(panel: dict[str, Any], source: Source) -> dict[str, Any]:
         answer = source.query_over_time(target["expr"])
         if not answer:
             found["unanswered"].append(target["expr"])
-        now = {_name(target["legendFormat"], one["metric"]): one for one in source.query_moment(target["expr"])}
+        moment = source.query_moment(target["expr"]) if panel["type"] == "stat" else []
+        now = {_name(target["legendFormat"], one["metric"]): one for one in moment}
         for one in answer:
             name = _name(target["legendFormat"], one["metric"])
             made: dict[str, Any] = {"name": name, "values": _fill_gaps(one["values"], source)}
-            if panel["type"] == "stat" and name in now:
+            if name in now:
                 made["moment"] = _shorten_number(float(now[name]["value"][1]))
             series.append(made)
     return found | {"series": series}

@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("matplotlib", reason="figures need matplotlib")
 from benchmarks.figures import draw, tables
+from benchmarks.figures.dashboards import Picture
 from grafana.preview import recording
 
 ROOT = Path(__file__).parents[2]
@@ -49,6 +50,19 @@ def test_every_panel_of_the_dashboards_is_recorded_with_data() -> None:
         drawn = " ".join(read_texts(draw.IMAGES / f"dashboard-{name}.svg"))
         assert {title for title in titles if title not in drawn} <= GPU_PANELS
     assert list(recording.find_unanswered(recorded["boards"])) == []
+
+
+def test_a_panel_without_series_says_so() -> None:
+    kinds = ("stat", "table", "heatmap", "state-timeline", "timeseries")
+    full = {"row": "A", "title": "full", "kind": "stat", "unit": "s", "series": [{"name": "", "values": [1.0, 1.0]}]}
+    empty = [{"row": "A", "title": kind, "kind": kind, "unit": "s", "width": 12, "series": []} for kind in kinds]
+    board = {
+        "title": "Board",
+        "marks": {},
+        "panels": [{**full, "series": [{**full["series"][0], "moment": 1.0}]}, *empty],
+    }
+    drawn = Picture({"about": [], "seconds": 60, "step": 60, "boards": {"a": board}}, "a").draw_svg()
+    assert drawn.count(">no data<") == len(kinds)
 
 
 def test_one_command_draws_a_figure(tmp_path: Path) -> None:

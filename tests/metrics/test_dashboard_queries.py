@@ -66,6 +66,25 @@ def test_the_files_are_answered_as_well(server: Server, name: str) -> None:
     assert len(board["marks"]["Changes of the knobs"]) == 25
 
 
+def test_only_numbers_and_tables_are_asked_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, set[str]] = {"query": set(), "query_range": set()}
+
+    def answer(_: recording.Source, path: str, query: str, **parameters: object) -> list[dict[str, object]]:
+        asked[path].add(query)
+        return []
+
+    monkeypatch.setattr(recording.Source, "_query_api", answer)
+    source = recording.Source("", NAME, START, END)
+    panels = [
+        panel for name in recording.NAMES for panel in json.loads(recording.find_file(name).read_text())["panels"]
+    ]
+    recording.record_dashboards(source)
+    for path, kinds in (("query", ("stat", "table")), ("query_range", ("stat", "timeseries", "heatmap"))):
+        wanted = {source.fill_in(t["expr"]) for p in panels if p["type"] in kinds for t in p["targets"]}
+        assert wanted <= asked[path]
+        assert path != "query" or wanted == asked[path]
+
+
 def test_panel_without_data_is_named(server: Server) -> None:
     """Only those of GPUs may have none, and that is no excuse for others."""
     boards = recording.record_dashboards(recording.Source(server.url, NAME, START, END - STEP))
