@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,15 @@ def runs_engine_code(job: Job, rank: int, main: bool) -> bool:
         if "/engine_ext/" in line and any(int(low, 16) <= counter < int(high, 16) for counter in counters):
             return True
     return False
+
+
+def request_records(job: Job, ranks: Iterable[int]) -> None:
+    """Have ranks write their flight records anew, as a user asks for them."""
+    paths = [job.output / f"rank.{rank}" / "flight.json" for rank in ranks]
+    for path in paths:
+        path.unlink(missing_ok=True)
+    os.kill(job.process.pid, signal.SIGUSR1)
+    until(lambda: all(path.exists() for path in paths), "the records are written")
 
 
 def stop_in_the_middle(job: Job, rank: int, main: bool = True) -> float:

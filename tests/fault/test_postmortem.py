@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from engine.trace.postmortem import make_report
 from ..ranks import Job, start_ranks
 from ..waiting import until
 from . import programs, set_programs
-from .faults import ready, send, stop, stop_in_the_middle
+from .faults import ready, request_records, send, stop, stop_in_the_middle
 
 LIMIT = {"ENGINE_STALL_LIMIT": "6"}
 
@@ -35,14 +34,10 @@ def test_the_records_of_a_stalled_job_name_who_stands_still(size: int, victim: i
             stop_in_the_middle(job, victim)
         else:
             stop(job, victim)
-        records = [job.output / f"rank.{rank}" / "flight.json" for rank in survivors]
 
         def verdict() -> str:
             """Have the ranks write their records again, and return the verdict."""
-            for path in records:
-                path.unlink(missing_ok=True)
-            os.kill(job.process.pid, signal.SIGUSR1)
-            until(lambda: all(path.exists() for path in records), "the others have written their records")
+            request_records(job, survivors)
             return make_report(job.output)[0].splitlines()[-1]  # without a process, because the limit approaches
 
         waiting = f"rank {survivors[0]} waits" if size == 2 else f"ranks {survivors[0]}, {survivors[1]} wait"
@@ -77,9 +72,7 @@ def test_the_records_name_who_stands_still_in_a_process_set(stopped: bool) -> No
         ready(job)
         if stopped:
             stop(job, 2)
-        records = [job.output / f"rank.{rank}" / "flight.json" for rank in range(2 if stopped else 3)]
-        os.kill(job.process.pid, signal.SIGUSR1)
-        until(lambda: all(path.exists() for path in records), "the records are written")
+        request_records(job, range(2 if stopped else 3))
         text = told(job)
     assert text.splitlines()[-1] == "verdict: rank 2 has not submitted 'known' among ranks 1, 2; rank 1 waits for it"
     assert "\n  among ranks 1, 2: finished entry " in text, text

@@ -5,10 +5,8 @@ from __future__ import annotations
 import gc
 import io
 import logging
-import os
 import random
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -22,6 +20,7 @@ from engine.trace.torch_dumps import convert_records
 from ..ranks import Job, start_ranks
 from ..waiting import until
 from . import hang_programs
+from .faults import ready, request_records, state
 
 pytest.importorskip("torch")
 READER = Path(sys.executable).with_name("torchfrtrace")
@@ -76,13 +75,6 @@ def draw_hang(dice: random.Random, number: int) -> tuple[str, int, int, int, int
     return kind, size, victim, max(before, kind == "known"), where, dice.random() < 0.3
 
 
-def request_records(job: Job, ranks: list[int]) -> None:
-    """Have the ranks write their flight records, as a user asks for them."""
-    paths = [job.output / f"rank.{rank}" / "flight.json" for rank in ranks]
-    os.kill(job.process.pid, signal.SIGUSR1)
-    until(lambda: all(path.exists() for path in paths), "the records are written")
-
-
 def run_hang(hang: tuple[str, int, int, int, int, bool], look: Callable[[Job], None]) -> None:
     """Run a job that hangs, and look at its directory once its ranks have left their records."""
     kind, size, victim, before, where, limited = hang
@@ -95,11 +87,17 @@ def run_hang(hang: tuple[str, int, int, int, int, bool], look: Callable[[Job], N
         if ends:
             until(lambda: job.process.poll() is not None, "the job has failed")
         else:
-            others = [rank for rank in range(size) if rank != victim]
-            job.wait_for(*(f"ready.{rank}" for rank in range(size)))
-            if kind in ("inside", "stopped"):
-                until(lambda: Path(f"/proc/{job.pid(victim)}/stat").read_text().rpartition(") ")[2][0] == "T", "a stop")
-            request_records(job, others if kind in ("inside", "stopped") else list(range(size)))
+            stops = kind in ("inside", "stopped")
+            ready(job)
+            if stops:
+                until(lambda: state(job, victim) == "T", "a stop")
+
+            def is_seen() -> bool:
+                """Request records; inside an entry, return whether the others have come to where the victim stopped."""
+                request_records(job, [rank for rank in range(size) if not stops or rank != victim])
+                return kind != "inside" or make_report(job.output)[1]["culprits"] == [victim]
+
+            until(is_seen, "the standstill is seen")
         look(job)
 
 
