@@ -25,7 +25,7 @@ with {tracker} as tracker:
     for number in range(40):
         engine.allreduce(np.ones(300_000, np.float32), name="a")
         if engine.rank() == {late}:
-            be_late(0.01)
+            be_late(0.05)
         tracker.step(examples=32)
 engine.barrier()
 {after}
@@ -183,6 +183,26 @@ def logged(done: Finished, rank: int = 0) -> list[tuple[int, dict[str, float]]]:
     return [tuple(json.loads(line.removeprefix("LOGGED "))) for line in lines]
 
 
+def test_what_a_tracker_has_opened_is_closed_though_the_last_log_fails() -> None:
+    program = """
+import engine, engine.trackers
+class Broken(engine.trackers.Tracker):
+    def _log(self, figures, step):
+        raise OSError("the disk is full")
+    def _close(self):
+        print("closed")
+engine.init()
+tracker = Broken(interval=1000)
+tracker.step()
+try:
+    tracker.close()
+except OSError as error:
+    print(error)
+tracker.close()
+"""
+    assert run_ranks(1, program).ranks[0].stdout == "closed\nthe disk is full\n"
+
+
 def test_an_interval_of_zero_logs_every_step_and_nothing_twice() -> None:
     done = run("Kept(interval=0)", LOGGING)
     assert [step for step, _ in logged(done)] == list(range(1, 41))
@@ -191,7 +211,7 @@ def test_an_interval_of_zero_logs_every_step_and_nothing_twice() -> None:
 
 def test_the_rank_that_is_late_is_named() -> None:
     [(step, figures)] = logged(run("Kept(interval=1000)", LOGGING, late=1))
-    assert step == 40 and figures["engine/late_rank"] == 1 and figures["engine/late_ms"] > 5, figures
+    assert step == 40 and figures["engine/late_rank"] == 1 and figures["engine/late_ms"] > 25, figures
 
 
 def test_a_job_that_counts_nothing_still_has_its_throughput() -> None:
