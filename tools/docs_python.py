@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -45,12 +46,14 @@ class Definition:
         return ""
 
 
+@cache
 def find_file(module: str) -> Path | None:
     """Return the file of a module."""
     base = ROOT.joinpath(*module.split("."))
     return next((path for path in (base / "__init__.py", base.with_suffix(".py")) if path.exists()), None)
 
 
+@cache
 def parse_module(module: str) -> list[ast.stmt]:
     """Return the statements of a module, with those under `if` on the same level."""
     path = find_file(module)

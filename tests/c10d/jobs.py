@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import pickle
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -13,6 +12,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from engine.host.machine import free_port
 
 if TYPE_CHECKING:
     from ..netns import Hosts
@@ -46,9 +47,7 @@ def run_job(
     Of a package the names have their modules before them. What a function raises is its result on that rank. With
     `hosts` equal numbers of ranks run on each of them; several `pretended` hosts have the ranks in turn.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     each = size // hosts.count if hosts else size
     address = hosts.address(0) if hosts else "127.0.0.1"
     processes = []

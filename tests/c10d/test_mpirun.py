@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 from pathlib import Path
 
 import pytest
 
+from engine.host.machine import free_port
 from tools.environments import ROOT
 
 from ..mpi import run_mpirun
@@ -34,9 +34,7 @@ def start(command: str, mpi: Path, directory: Path, text: str) -> tuple[int, lis
 
 def adapt_command(mpi: Path) -> str:
     """Return the page's command with a free port, for the MPI and a machine of one core."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        command = COMMAND.replace("29500", str(probe.getsockname()[1]))
+    command = COMMAND.replace("29500", str(free_port()))
     if mpi.parent.name.endswith("openmpi"):
         return command.replace("mpirun ", "mpirun --oversubscribe ")
     return command.replace("OMPI_COMM_WORLD_", "PMI_")

@@ -18,6 +18,9 @@ BIN = Path(sys.executable).parent
 CYTHON = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("engine_ext/**/*.p[xy][xd]"))
 STUBBED = sorted(".".join(path.relative_to(ROOT).with_suffix("").parts) for path in ROOT.glob("engine_ext/**/*.pyi"))
 
+# What pycodestyle says of Python only, by the list in cython-lint, which would start a pycodestyle for each file.
+FOR_PYTHON_ALONE = "E121,E123,E126,E133,E203,E211,E225,E226,E227,E241,E242,E251,E271,E272,E275,E4,E704,E9,W5"
+
 COMMANDS = {
     "ruff-check": ["ruff", "check"],
     "ruff-format": ["ruff", "format", "--check"],
@@ -30,8 +33,8 @@ COMMANDS = {
         "--ignore-disjoint-bases",
     ],
     "stubs-of-functions": ["python", "tools/write_stubs.py", "--check"],
-    "cython-lint": ["cython-lint", *CYTHON[::2]],
-    "cython-lint-of-the-others": ["cython-lint", *CYTHON[1::2]],
+    "cython-lint": ["cython-lint", "--no-pycodestyle", *CYTHON],
+    "pycodestyle": ["pycodestyle", f"--ignore={FOR_PYTHON_ALONE}", "--max-line-length=130", *CYTHON],
     "import-linter": ["lint-imports", "--no-logo"],
 }
 
@@ -40,6 +43,7 @@ COMMANDS = {
 # it searches the working directory, the root of the sources.
 EDITABLE_BUILD = ROOT / "build" / f"cp{sys.version_info.major}{sys.version_info.minor}"
 VARIABLES = {"import-linter": {"MESONPY_EDITABLE_SKIP": str(EDITABLE_BUILD)}}
+ONE_BY_ONE = {"mypy", "stubtest"}  # either fails while the other writes the cache that they share
 
 
 @pytest.fixture(scope="module")
@@ -51,11 +55,11 @@ def started(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         name = item.callspec.params["name"] if getattr(item, "originalname", "") == "test_check" else None
         if name in COMMANDS:
             program, *arguments = COMMANDS[name]
-            path = f"{BIN}{os.pathsep}{os.environ['PATH']}"  # cython-lint starts pycodestyle
-            env = {**os.environ, "PATH": path, "NO_COLOR": "1", **VARIABLES.get(name, {})}
+            turn = ["flock", "--no-fork", directory / "turn"] if name in ONE_BY_ONE else []
+            env = {**os.environ, "NO_COLOR": "1", **VARIABLES.get(name, {})}
             with open(directory / name, "w") as output:
                 process = subprocess.Popen(
-                    [BIN / program, *arguments], cwd=ROOT, env=env, stdout=output, stderr=subprocess.STDOUT
+                    [*turn, BIN / program, *arguments], cwd=ROOT, env=env, stdout=output, stderr=subprocess.STDOUT
                 )
             running[name] = process, directory / name
     yield running

@@ -36,7 +36,7 @@ def modules() -> dict[str, Path]:
 def imports_of(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
     """Yield all import statements below a node that run: none for type checkers alone."""
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+        if isinstance(child, ast.If) and isinstance(child.test, ast.Name) and child.test.id == "TYPE_CHECKING":
             continue
         if isinstance(child, ast.Import | ast.ImportFrom):
             yield child

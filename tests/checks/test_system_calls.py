@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from .syntax import parse_rooms
+from .syntax import list_calls, list_nodes, parse_rooms
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("engine", "autotune")
@@ -21,13 +21,9 @@ UNLIMITED = {
 }
 
 
-def calls(tree: ast.AST) -> list[ast.Call]:
-    return [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-
-
 def files_with(is_odd: Callable[[ast.Call], bool]) -> set[str]:
     """Return the files that contain such a call."""
-    return {name for name, tree in parse_rooms(*ROOMS).items() if any(map(is_odd, calls(tree)))}
+    return {name for name, tree in parse_rooms(*ROOMS).items() if any(map(is_odd, list_calls(tree)))}
 
 
 def lines_with(is_odd: Callable[[ast.Call], bool], but: Collection[str] = ()) -> set[str]:
@@ -36,7 +32,7 @@ def lines_with(is_odd: Callable[[ast.Call], bool], but: Collection[str] = ()) ->
         f"{name}:{call.lineno}"
         for name, tree in parse_rooms(*ROOMS).items()
         if name not in but
-        for call in calls(tree)
+        for call in list_calls(tree)
         if is_odd(call)
     }
 
@@ -46,7 +42,7 @@ def test_calls_that_some_builds_of_python_lack_go_through_host_linux() -> None:
         f"{name}:{node.lineno}"
         for name, tree in parse_rooms(*ROOMS).items()
         if name != "engine/host/linux.py"
-        for node in ast.walk(tree)
+        for node in list_nodes(tree)
         if isinstance(node, ast.Attribute)
         and isinstance(node.value, ast.Name)
         and node.value.id == "os"
@@ -202,7 +198,7 @@ def test_exceptions_of_any_kind_are_formatted_in_one_place() -> None:
         f"{name}:{inner.lineno}"
         for name, tree in parse_rooms(*ROOMS).items()
         if name not in ("engine/errors/formatting.py", "engine/exit_report/writer.py")  # the second imports nothing
-        for node in ast.walk(tree)
+        for node in list_nodes(tree)
         if (names := exceptions_of(node))
         for inner in ast.walk(node)
         if tells_exception(inner, names)
@@ -284,7 +280,7 @@ def test_ports_are_bound_to_the_address_that_is_chosen() -> None:
     listening: dict[str, list[str]] = {}
     binding = set()
     for name, tree in parse_rooms(*ROOMS).items():
-        for call in calls(tree):
+        for call in list_calls(tree):
             text = ast.unparse(call.func)
             if text == "network.listen":
                 listening.setdefault(name, []).append(ast.unparse(call.args[0]))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .syntax import parse_rooms
+from .syntax import list_nodes, parse_rooms
 
 TESTS = Path(__file__).parents[1]
 # Files that may change the import path, because tests run them as other processes.
@@ -42,7 +42,7 @@ def test_no_registry_of_tests_but_one() -> None:
     found = [
         f"{module}:{node.lineno}"
         for module, tree in list_trees().items()
-        for node in ast.walk(tree)
+        for node in list_nodes(tree)
         if (isinstance(node, ast.ClassDef) and node.name in ("Case", "Cases") and module != "on_ranks.py")
         or (isinstance(node, ast.Attribute) and node.attr in ("registered", "case") and module != "on_ranks.py")
     ]
@@ -55,7 +55,7 @@ def test_no_test_changes_the_import_path() -> None:
         module
         for module, tree in list_trees().items()
         if "sys.path" in (TESTS / module).read_text()
-        for node in ast.walk(tree)
+        for node in list_nodes(tree)
         if isinstance(node, (ast.Call, ast.Assign)) and ast.unparse(node).startswith(changes)
     }
     assert found <= PATHS

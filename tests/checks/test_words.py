@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from .syntax import parse_rooms
+from .syntax import list_nodes, parse_rooms
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("engine", "engine_ext", "autotune", "benchmarks", "grafana", "tools", "tests")
@@ -76,8 +76,8 @@ def found() -> dict[str, list[str]]:
     classes: dict[str, list[str]] = defaultdict(list)
     for name, tree in parse_rooms(*ROOMS).items():
         module = name.removesuffix("/__init__.py").removesuffix(".py").rpartition("/")[2]
-        owners = {each: node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for each in node.body}
-        for node in ast.walk(tree):
+        owners = {each: node.name for node in list_nodes(tree) if isinstance(node, ast.ClassDef) for each in node.body}
+        for node in list_nodes(tree):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 text, place = ast.get_docstring(node) or "", f"{name}:{getattr(node, 'lineno', 1)}"
                 docstrings += [place] if HALF.match(text) else []

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+
+from engine.host.machine import free_port
 
 from ..standins import ROOT, start
 
@@ -23,8 +24,7 @@ def chosen(libraries: Path) -> dict[str, str]:
 
 def find_hub() -> dict[str, str]:
     """Return the variables of ranks that pretend to be on several hosts, which meet at a free port."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return {"ENGINE_HUB": f"127.0.0.1:{free.getsockname()[1]}", "ENGINE_SECRET": "a secret of tests"}
+    return {"ENGINE_HUB": f"127.0.0.1:{free_port()}", "ENGINE_SECRET": "a secret of tests"}
 
 
 class Job:
@@ -91,4 +91,4 @@ class Job:
 
 
 Start = Callable[..., Job]
-"""Function that starts a program on ranks, as the fixture `ranks` gives it."""
+"""Function that starts a program on ranks, as the fixture `start_ranks` gives it."""

@@ -82,7 +82,8 @@ KILLERS: dict[str, dict[str, tuple[str, ...]]] = {
     },
 }
 SECONDS = {"allreduce_programs": 30, "moving_programs": 40, "views_programs": 40}
-UNCHANGED = sorted(
+# Programs that end without an error on an unchanged source: the module, the program with its arguments, the source.
+RUN_UNCHANGED = sorted(
     {
         (module, program, MUTANTS[mutant][0] if module == "views_programs" else LANE)
         for module in SECONDS
@@ -101,7 +102,11 @@ def test_mutant_is_killed(module: str, mutant: str, start_ranks: Start, tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("module", "program", "source"), UNCHANGED, ids=str)
+@pytest.mark.parametrize(
+    ("module", "program", "source"),
+    RUN_UNCHANGED,
+    ids=[f"{module}-{' '.join(program)}-{source.name}" for module, program, source in RUN_UNCHANGED],
+)
 def test_what_kills_mutants_lets_the_source_live(
     module: str, program: tuple[str, ...], source: Path, start_ranks: Start, tmp_path: Path
 ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from engine.host import processes
+from engine.host.machine import free_port
 
 from ..waiting import marked, until
 from .launch_jobs import Launcher
@@ -69,8 +69,7 @@ def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Far]:
     for name in ("host_key", "key"):
         command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(home / name)]
         subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     (home / "sshd").write_text(CONFIG.format(home=home, port=port))
     (home / "client").write_text(CLIENT.format(home=home))
     if os.geteuid() == 0:

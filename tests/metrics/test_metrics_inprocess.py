@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from engine.host.machine import free_port
 
 PRELUDE = """
 import json, os, pathlib, sys, time, urllib.request
@@ -36,8 +37,7 @@ def start(home: Path, program: str, rank: int = 0, size: int = 1, port: int = 0)
 
 def run(home: Path, program: str, size: int = 1) -> list[str]:
     """Run ranks; return the output of each."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     ranks = [start(home, program, rank, size, port) for rank in range(size)]
     try:
         outputs = [each.communicate(timeout=100) for each in ranks]

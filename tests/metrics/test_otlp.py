@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +15,7 @@ import pytest
 pytest.importorskip("opentelemetry.proto")
 pytest.importorskip("opentelemetry.sdk")
 
+from engine.host.machine import free_port
 from engine.metrics import page
 from engine.metrics.errors import MetricsError
 from engine.metrics.export import service, step_records
@@ -133,8 +133,7 @@ def test_a_job_sends_spans_of_steps_with_their_collectives() -> None:
 
 def refuse() -> str:
     """Address at which nobody listens."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return f"http://127.0.0.1:{free.getsockname()[1]}"
+    return f"http://127.0.0.1:{free_port()}"
 
 
 def wait_for_requests(url: str, number: int) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,21 +16,19 @@ from .environments import ROOT
 
 SOURCES = "cdef extern from 'math.h':\n    double cos(double)\n\n\ndef compute(double x):\n    return cos(x)\n"
 BEGIN = """
-import os, subprocess, sys
+import contextlib, os, subprocess, sys
 from cython_client import ADDRESS, make_command
 from cython_server import serve_cython
 """
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Directory with a good and a bad module, the current one meanwhile."""
     (tmp_path / "good.pyx").write_text(SOURCES)
     (tmp_path / "bad.pyx").write_text("def compute(:\n")
-    before = os.getcwd()
-    os.chdir(tmp_path)
-    yield tmp_path
-    os.chdir(before)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -120,7 +117,8 @@ with serve_cython():
     place = os.path.dirname(os.environ[ADDRESS])
     assert os.path.exists(place)
     print(place, end="")
-assert not subprocess.run(["pgrep", "-P", str(os.getpid())], capture_output=True).stdout
+with contextlib.suppress(ChildProcessError):  # raised where no child is left
+    sys.exit(f"left: {os.waitpid(-1, os.WNOHANG)}")
 """,
         TMPDIR=str(folder),
     )
