@@ -12,11 +12,8 @@ import engine
 from engine.errors import CollectiveError
 
 from ..on_ranks import on_ranks, spare
-from .arrays import refused, small_numbers
-from .marks import SANITIZED
+from ..parallel.arrays import refused, small_numbers
 
-if SANITIZED:
-    pytest.skip("torch is slow to start under a sanitizer", allow_module_level=True)
 torch = pytest.importorskip("torch", reason="needs torch")
 
 pytestmark = on_ranks(1, 2, 3, spare(4))
