@@ -46,9 +46,9 @@ test: $(VENV)/.installed-dev ## Run every check and every test but the slow ones
 slow: $(VENV)/.installed-dev ## Run the tests that take long
 	@$(RUN_TESTS) --slow
 
-# With two ranks, and without what builds, measures, or starts many jobs.
+# With two ranks, and without what builds, measures, starts many jobs, or imports a framework.
 .PHONY: quick
-quick: $(VENV)/.installed-dev ## Run the checks, and the tests that need one process or two ranks
+quick: $(VENV)/.installed-dev ## Run the checks, and the tests that need one process or two ranks, and no framework
 	@$(RUN_TESTS) -q --only-ranks 2 -m quick tests/checks tests/unit tests/launch tests/parallel
 
 .PHONY: lint
@@ -95,7 +95,7 @@ fuzz: sanitize ## Send hostile frames to the native engine under sanitizers, and
 	@PYTHONPATH="$(CURDIR)/$(SANITIZED):$(CURDIR)" MESONPY_EDITABLE_SKIP="$(EDITABLE)" \
 	    LD_PRELOAD="$$(cc -print-file-name=libasan.so) $$(cc -print-file-name=libubsan.so)" \
 	    ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
-	    $(BIN)/python -P -m tests.hosts.fuzz_frames --frames $(HOSTILE) --seed $(SEED)
+	    $(BIN)/python -P -m tests.hosts.fuzz_frames --count $(HOSTILE) --seed $(SEED)
 	@$(BIN)/python -m tests.net.fuzz_stream --count $(HOSTILE) --seed $(SEED)
 	@$(BIN)/python -m tests.hosts.fuzz_messages --count $(HOSTILE) --seed $(SEED)
 	@$(BIN)/python -m tests.hosts.fuzz_sockets --count $$(($(HOSTILE) / 100)) --seed $(SEED)

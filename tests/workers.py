@@ -24,6 +24,7 @@ WHOLE_DIRECTORIES = frozenset(
         "ray",
         "spark",
         "strange",
+        "unit",
     )
 )
 

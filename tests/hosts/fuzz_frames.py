@@ -1,4 +1,4 @@
-"""Fuzzer of the frames between hosts: `python -m tests.hosts.fuzz_frames --frames 100000 --seed 1`.
+"""Fuzzer of the frames between hosts: `python -m tests.hosts.fuzz_frames --count 100000 --seed 1`.
 
 Two engines on two "hosts" of this process run a few operations, and a proxy between them changes frames by their
 grammar: one number of a header, a word, a request, an entry or data becomes hostile, or a frame is repeated, dropped or
@@ -8,12 +8,10 @@ in limited time; never a crash, another exception or a hang. It finds most under
 
 from __future__ import annotations
 
-import argparse
 import random
 import struct
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any, cast
@@ -24,6 +22,7 @@ import engine
 from engine.errors import EngineError
 from engine_ext.bindings import gradients
 
+from .. import fuzzing
 from ..hostile_numbers import hostile_number, hostile_text
 from ..parallel.thread_world import ThreadWorld
 from .middle import (
@@ -61,7 +60,7 @@ class Liar:
     """Proxy that changes the frames of one world."""
 
     def __init__(self, dice: random.Random) -> None:
-        self.dice, self.told, self.kinds = dice, 0, Counter[str]()
+        self.dice, self.kinds = dice, Counter[str]()
         self.share = dice.choice((0.02, 0.1, 0.3))
         self.sides = dice.choice(((0,), (1,), (0, 1)))
         self.seen: list[Frame] = []
@@ -70,7 +69,6 @@ class Liar:
         self.seen = [*self.seen[-20:], Frame(**vars(frame) | {"payload": bytearray(frame.payload)})]
         if frame.sender not in self.sides or self.dice.random() > self.share:
             return [frame]
-        self.told += 1
         kind = self.dice.choice(("header", "payload", "payload", "payload", "payload", "again", "never", "another"))
         self.kinds[f"{kind} {frame.type}"] += 1
         if kind == "never":
@@ -262,8 +260,8 @@ def bring(kind: str, rank: int, number: int, size: int) -> Any:
     return engine.barrier(name)
 
 
-def one_world(dice: random.Random) -> tuple[int, Counter[str], list[str]]:
-    """Run one world with hostile frames; return their number, their kinds, and the faults found."""
+def one_world(dice: random.Random) -> fuzzing.Drawn:
+    """Run one world with hostile frames; return how often each kind was sent, and the faults found."""
     liar, problems = Liar(dice), []
     middle = Middle(liar.change)
     hosts = dice.choice(((0, 1), (0, 1), (0, 0, 1, 1)))
@@ -292,30 +290,22 @@ def one_world(dice: random.Random) -> tuple[int, Counter[str], list[str]]:
     if ends.is_alive() or not ended:
         problems.append(f"a rank hangs: {plan}, {dict(liar.kinds)}")
     middle.stop()
-    return liar.told, liar.kinds, problems
+    return liar.kinds, problems
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Fuzz the frames between hosts.")
-    parser.add_argument("--frames", type=int, default=100_000, help="hostile frames to send")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=0.0, help="stop after so long; 0: never")
-    given = parser.parse_args()
-    told, worlds, kinds, begun = 0, 0, Counter[str](), time.monotonic()
-    while told < given.frames and not (given.seconds and time.monotonic() - begun > given.seconds):
-        seed = given.seed * 1_000_000 + worlds
-        print(f"world {seed}, after {told} hostile frames", file=sys.stderr, flush=True) if worlds % 100 == 0 else None
-        some, kind, problems = one_world(random.Random(seed))
-        told, worlds, kinds = told + some, worlds + 1, kinds + kind
+def run(count: int, seed: int) -> fuzzing.Drawn:
+    """Run worlds until that many hostile frames were sent, or a world shows a fault."""
+    kinds, worlds = Counter[str](), 0
+    while kinds.total() < count:
+        number = seed * 1_000_000 + worlds
+        if worlds % 100 == 0:  # a crash is in one of the next hundred
+            print(f"world {number}, after {kinds.total()} hostile frames", file=sys.stderr, flush=True)
+        more, problems = one_world(random.Random(number))
+        kinds, worlds = kinds + more, worlds + 1
         if problems:
-            print(f"world {seed}:", *problems, sep="\n  ")
-            return 1
-    print(
-        f"{told} hostile frames in {worlds} worlds, {time.monotonic() - begun:.0f} s;",
-        f"by kind and type: {dict(sorted(kinds.items()))}",
-    )
-    return 0
+            return kinds, [f"world {number}: {problem}" for problem in problems]
+    return kinds, []
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(fuzzing.main(run, "Fuzz the frames between hosts.", "hostile frames"))

@@ -37,9 +37,9 @@ QUIET = 45.0  # seconds between two faults
 SEARCH = 150.0  # seconds at the start, in which the tuner searches
 PATIENCE = 240.0  # most seconds until an alert fires
 RECORDED = ROOT / "benchmarks" / "history" / "recorded" / "dashboards.json"
-OPTIONS = """
-    -np 8 --min-np 4 -H a:4,b:4 --network-interface lo --no-binding --blacklist-cooldown-range 5 10
-    --metrics-port 0 --run-name seen --stall-check-warning-time-seconds 10
+OPTIONS = f"""
+    -np {RANKS} --min-np 4 -H a:4,b:4 --network-interface lo --no-binding --blacklist-cooldown-range 5 10
+    --metrics-port 0 --run-name {NAME} --stall-check-warning-time-seconds 10
     --autotune --autotune-cache off --autotune-steps-per-sample 40 --autotune-warmup-samples 1
     --autotune-bayes-opt-max-samples 15
 """.split()

@@ -50,21 +50,17 @@ def shares(rows: int, size: int) -> list[int]:
 
 
 def tensor(dtype: str, array: Array) -> Any:
-    """Copy of an array as a tensor: of torch for bfloat16, of NumPy for other dtypes."""
+    """Copy of an array as a tensor: of the dtype of ml_dtypes for bfloat16."""
     if dtype != "bfloat16":
         return array.copy()
-    import torch
+    import ml_dtypes
 
-    return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
+    return array.view(ml_dtypes.bfloat16).copy()
 
 
 def array(dtype: str, tensor: Any) -> Array:
     """Array of a tensor, the inverse of `tensor`."""
-    if dtype != "bfloat16":
-        return np.asarray(tensor)
-    import torch
-
-    return np.asarray(tensor.view(torch.int16).numpy().view(np.uint16))
+    return np.asarray(tensor).view(np.uint16) if dtype == "bfloat16" else np.asarray(tensor)
 
 
 def check_equal(dtype: str, got: Array, want: Array) -> None:

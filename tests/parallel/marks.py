@@ -9,7 +9,5 @@ import pytest
 
 SANITIZED = "asan" in os.environ.get("LD_PRELOAD", "")
 
-needs_torch = pytest.mark.skipif(
-    SANITIZED or find_spec("torch") is None, reason="needs torch, and no sanitizer: torch is slow to start under one"
-)
+needs_bfloat16 = pytest.mark.skipif(find_spec("ml_dtypes") is None, reason="needs ml_dtypes, for bfloat16")
 needs_memory_back = pytest.mark.skipif(SANITIZED, reason="the sanitizer keeps freed memory for a while")

@@ -17,7 +17,7 @@ from ..adasum_reference import adasum
 from ..on_ranks import Parts, on_ranks
 from .adasum_vectors import check_close, vector
 from .arrays import array, check_same_on_all, refused, tensor
-from .marks import needs_torch
+from .marks import needs_bfloat16
 from .operation_table import Array
 
 pytestmark = on_ranks(1, 2, 4)
@@ -33,7 +33,7 @@ each_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
 def each_dtype(test: Any) -> Any:
     """Parametrize a test with all dtypes that Adasum takes."""
     return pytest.mark.parametrize(
-        "dtype", ["float16", "float32", "float64", pytest.param("bfloat16", marks=needs_torch)]
+        "dtype", ["float16", "float32", "float64", pytest.param("bfloat16", marks=needs_bfloat16)]
     )(test)
 
 

@@ -12,7 +12,7 @@ import engine
 
 from ..on_ranks import on_ranks, spare
 from .arrays import array, check_equal, check_same_on_all, numbers, tensor
-from .marks import needs_torch
+from .marks import needs_bfloat16
 from .operation_table import BOOL, CELLS, DTYPES, OPS, Array, expected
 
 pytestmark = on_ranks(1, 2, 3, spare(4))
@@ -45,7 +45,7 @@ def in_flight_together() -> tuple[list[Array], list[Any]]:
 
 
 @pytest.mark.sample(300)
-@needs_torch
+@needs_bfloat16
 @each_of_the_plan
 def test_fused(at: int, rank: int, size: int) -> None:
     dtype, op, pre, post, count = PLAN[at]
@@ -56,13 +56,13 @@ def test_fused(at: int, rank: int, size: int) -> None:
         check_equal(dtype, array(dtype, inputs[at]), values[rank])
 
 
-@needs_torch
+@needs_bfloat16
 def test_fused_results_are_the_same_on_all_ranks() -> None:
     check_same_on_all(in_flight_together()[0])
 
 
 @pytest.mark.sample(300)
-@needs_torch
+@needs_bfloat16
 @each_of_the_plan
 def test_alone(at: int, rank: int) -> None:
     dtype, op, pre, post, count = PLAN[at]

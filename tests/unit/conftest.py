@@ -1,17 +1,21 @@
-"""Fixtures of the unit tests: the kernels, compiled once for a run."""
+"""Fixtures of the unit tests: the kernels, compiled once for each state of their sources."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 
 import pytest
 
-from .kernel_library import LEVELS, Kernels, build, load
+from .kernel_library import LEVELS, LIBRARY, Kernels, build, build_once, load
 
 
 @pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    return load(build(tmp_path_factory.mktemp("kernels")))
+def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    cache = getattr(request.config, "cache", None)  # None without pytest's plugin for it, as in the sanitized run
+    if cache is None or LIBRARY in os.environ:
+        return load(build(tmp_path_factory.mktemp("kernels")))
+    return load(build_once(cache.mkdir("kernels")))
 
 
 @pytest.fixture(params=LEVELS)

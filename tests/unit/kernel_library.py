@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import platform
 import shutil
 import subprocess
+import tempfile
 from ctypes import CFUNCTYPE, POINTER, c_char_p, c_double, c_int, c_size_t, c_uint64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,6 +131,18 @@ def build(directory: Path) -> Path:
     assert [process.wait() for process in running] == [0] * len(running)
     library = directory / "kernels.so"
     subprocess.run([compiler, "-shared", *sanitize, *objects, "-o", library], check=True)
+    return library
+
+
+def build_once(directory: Path) -> Path:
+    """Return the library that `build` makes of the present sources, from a directory that outlives a run."""
+    version = subprocess.run([os.environ.get("CC", "gcc"), "--version"], check=False, capture_output=True).stdout
+    sources = [Path(__file__), *sorted(NATIVE.rglob("*.[ch]"))]
+    digest = hashlib.sha256(b"\0".join([version, *(path.read_bytes() for path in sources)]))
+    library = directory / f"kernels-{digest.hexdigest()[:16]}.so"
+    if not library.exists():
+        with tempfile.TemporaryDirectory(dir=directory) as draft:
+            os.replace(build(Path(draft)), library)
     return library
 
 
