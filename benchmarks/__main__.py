@@ -106,6 +106,7 @@ def _build_parser() -> argparse.ArgumentParser:
     )
     add("--measured", action="store_true", help="beside 1 to 8 hosts that are namespaces of this machine; needs root")
     add("--models", nargs="+", choices=measured.MeasuredSettings().models, help="of what is measured")
+    add("--variants", nargs="+", choices=measured.MeasuredSettings().variants, help="likewise")
 
     add = add_command("start", "how a job on several hosts starts, by its parts; needs root")
     add(
@@ -258,7 +259,8 @@ def _run_hub(options: argparse.Namespace, console: Console) -> None:
 
 def _run_scaling(options: argparse.Namespace, console: Console) -> None:
     if options.measured:
-        settings = measured.MeasuredSettings(**({"models": tuple(options.models)} if options.models else {}))
+        chosen = {name: tuple(getattr(options, name)) for name in ("models", "variants") if getattr(options, name)}
+        settings = measured.MeasuredSettings(**chosen)
         path = measured.run(settings, console)
         _print_results(console, measured.build_tables(records.read("scaling-measured") or {}), path, None)
         return

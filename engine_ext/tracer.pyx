@@ -18,11 +18,12 @@ from engine_ext.control.trace cimport (
 from engine_ext.coordinator.lateness cimport TRACE_LINES_ENTRY, TRACE_LINES_TENSOR
 from engine_ext.core cimport Engine
 from engine_ext.gpu.device cimport device_slice
+from engine_ext.kernels.kernels cimport ENGINE_DTYPE_NAMES
 from engine_ext.operations.kinds cimport kind_name
 from engine_ext.platform.atomics cimport load_acquire, now_ns, store32_relaxed, store_relaxed, store_release
 from engine_ext.platform.posix cimport PAGE, ftruncate, pthread_mutex_lock, pthread_mutex_unlock, write
 from engine_ext.shared.counters cimport LATE_NAMES
-from engine_ext.shared.layout cimport ALGORITHM_NAMES, ENTRY_SKIP, WIRE_NAMES
+from engine_ext.shared.layout cimport ALGORITHM_NAMES, ENTRY_BATCH, ENTRY_SKIP, WIRE_NAMES
 from engine_ext.shared.segment cimport ahead_ns, arrival_last, arrival_late_us, arrival_wait_us, clocked, coordinates
 
 from engine_ext.errors import EngineError
@@ -162,6 +163,8 @@ cdef void draw_entry(Lines* lines, const EntryRecord* entry) noexcept nogil:
     n += <size_t>snprintf(lines.data + lines.used + n, LINE - n,
                           ',"args":{"entry":%llu,"tensors":%u,"bytes":%llu,"algorithm":"%s"', sequence, entry.items,
                           nbytes, ALGORITHM_NAMES[entry.algorithm])
+    if entry.type == ENTRY_BATCH:
+        n += <size_t>snprintf(lines.data + lines.used + n, LINE - n, ',"dtype":"%s"', ENGINE_DTYPE_NAMES[entry.dtype])
     if entry.wire:
         n += <size_t>snprintf(lines.data + lines.used + n, LINE - n, ',"compression":"%s"', WIRE_NAMES[entry.wire])
     end_line(lines, n + <size_t>snprintf(lines.data + lines.used + n, LINE - n, "}}\n"))

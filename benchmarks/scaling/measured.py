@@ -2,13 +2,15 @@
 
 Models, batches and network are those of the published figures, with every size and the bandwidth divided by one number.
 So a step has the same shape and length, and two processors suffice for eight hosts. Ranks sleep instead of computing.
-The steps of one host are recorded, and predicted for more hosts.
+The steps of one host are recorded, and predicted for more hosts: as recorded, with gradients as fp8, and with local
+steps.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
+import os
 import statistics
 import time
 from collections.abc import Iterator
@@ -26,12 +28,22 @@ from benchmarks.hosts.contenders import ContenderVariant, HostContender
 from benchmarks.hosts.places import CABLES, HostPlaces, create_hosts
 from benchmarks.scaling.published import BANDWIDTH, BATCH, MODELS, Model
 from benchmarks.scaling.run import make_step
-from engine.foresee.model import Network, Prediction, predict
+from engine.foresee.command import Variant, predict_steps
+from engine.foresee.model import Network, Prediction
 from engine.foresee.recorded import Recorded, choose_steps
+from engine.foresee.variants import LocalSteps
 from engine.trace.reading import Recording, read
 
 WORLDS = ((1, 1), (2, 1), (4, 1), (8, 1), (1, 2), (2, 2), (4, 2))
 """Numbers of hosts, and of ranks on each. The world of one host, which is recorded, precedes those of several."""
+
+VARIANTS = {
+    "none": Variant(),
+    "fp8": Variant("fp8"),
+    "4 local": Variant("none", LocalSteps(4)),
+    "4 local, fp8, 2 fragments, delay 1": Variant("fp8", LocalSteps(4, 2, 1)),
+}
+"""Jobs by name: with averaged gradients as they are and as fp8, and with local steps."""
 
 CLOSE = 0.1
 """Relative error of a step up to which a prediction counts as accurate."""
@@ -44,13 +56,25 @@ class MeasuredSettings:
     models: tuple[str, ...] = tuple(model.name for model in MODELS)
     worlds: tuple[tuple[int, int], ...] = WORLDS
     bandwidths: tuple[float, ...] = (BANDWIDTH, 10e9)
-    """Bits per second of a host's link, before the division by `scale`."""
+    """Bits per second of a host's link, before the division by `scale`, for gradients as they are."""
+    slow: float = 2.5e9
+    """The same for other variants, so that what they send is not all hidden."""
+    variants: tuple[str, ...] = tuple(VARIANTS)
     scale: int = 500
     latency: float = 100e-6
     """Assumed seconds of one trip: a wake-up on a busy machine."""
     chunk_bytes: int = 64 << 10
     """Chunk size of the engine, small enough for several chunks per entry."""
     steps: int = 6
+    periods: int = 3
+    """Synchronisations of a parameter that are measured with local steps."""
+
+    def list_links(self, hosts: int) -> list[tuple[str, float]]:
+        """Return variants and bandwidths to measure on so many hosts."""
+        if hosts == 1:
+            return [("none", math.inf)]
+        chosen = [(name, (self.slow,) if name != "none" else self.bandwidths) for name in self.variants]
+        return [(name, bandwidth) for name, bandwidths in chosen for bandwidth in bandwidths]
 
 
 def run(settings: MeasuredSettings, console: Console) -> Path:
@@ -60,22 +84,24 @@ def run(settings: MeasuredSettings, console: Console) -> Path:
     models = [model for model in MODELS if model.name in settings.models]
     rows: list[dict[str, Any]] = []
     told: dict[tuple[str, int], Recorded] = {}
-    reached = {bandwidth: _measure_bandwidth(bandwidth / settings.scale) for bandwidth in settings.bandwidths}
-    count = sum(len(models) * (len(settings.bandwidths) if hosts > 1 else 1) for hosts, _ in settings.worlds)
+    wanted = dict.fromkeys(bandwidth for _, bandwidth in settings.list_links(2))
+    reached = {bandwidth: _measure_bandwidth(bandwidth / settings.scale) for bandwidth in wanted}
+    count = sum(len(models) * len(settings.list_links(hosts)) for hosts, _ in settings.worlds)
     with progress.show_progress(console, "hosts", count) as advance:
         for hosts, per_host in settings.worlds:
             with _start_job(hosts, per_host, settings) as (places, group):
-                for bandwidth in settings.bandwidths if hosts > 1 else (math.inf,):
+                for name, bandwidth in settings.list_links(hosts):
+                    if math.isfinite(bandwidth):
+                        places.limit_bandwidth(bandwidth / settings.scale)
                     for model in models:
-                        seconds, sent, recording = _take_steps(
-                            settings, group, places, model, bandwidth / settings.scale
-                        )
+                        seconds, sent, recording = _take_steps(settings, group, places, model, VARIANTS[name])
                         if hosts == 1:
                             told[model.name, per_host] = choose_steps(recording)
                         network = Network(reached.get(bandwidth, bandwidth), settings.latency)
-                        foreseen = _predict_steps(told[model.name, per_host], hosts, network)
-                        rows.append(_make_row(model, hosts, per_host, bandwidth, seconds, sent, foreseen))
-                        advance(f"{hosts} x {per_host}, {model.name}")
+                        foreseen = _predict_steps(told[model.name, per_host], hosts, network, VARIANTS[name])
+                        row = _make_row(model, hosts, per_host, bandwidth, seconds, sent, foreseen)
+                        rows.append({"variant": name, **row, "load": os.getloadavg()[0]})
+                        advance(f"{hosts} x {per_host}, {model.name}, {name}")
     results = {
         "results": rows,
         "reached": [[bandwidth / settings.scale, found] for bandwidth, found in reached.items()],
@@ -106,32 +132,34 @@ def _measure_bandwidth(bandwidth: float) -> float:
 
 
 def _take_steps(
-    settings: MeasuredSettings, group: Group, places: HostPlaces, model: Model, bandwidth: float
+    settings: MeasuredSettings, group: Group, places: HostPlaces, model: Model, variant: Variant
 ) -> tuple[float, float, list[Recording]]:
-    """Take steps of a model; return the seconds and the bytes that a host sends in one, and the recording."""
-    if math.isfinite(bandwidth):
-        places.limit_bandwidth(bandwidth)
+    """Take steps of a model; return the seconds and the bytes that a host sends in one, and the recording, if any."""
     step = make_step(model, BATCH)
     request = {
-        "do": "steps",
+        "do": "steps" if variant.local is None else "local steps",
         "moments": [tensor.ready for tensor in step.tensors],
         "bytes": [int(tensor.nbytes) // settings.scale for tensor in step.tensors],
         "seconds": step.seconds,
+        "compression": variant.compression or "none",
         "steps": settings.steps,
+        "periods": settings.periods,
+        "options": None if variant.local is None else asdict(variant.local),
     }
+    count = settings.steps + 1 if variant.local is None else (settings.periods + 2) * variant.local.every
     with TemporaryDirectory(prefix="benchmark-") as folder:
         request["timeline"] = folder
-        sent = places.read_sent_bytes()
+        before = places.read_sent_bytes()
         answers = group.ask_ranks(request)
-        sent = [after - before for before, after in zip(sent, places.read_sent_bytes(), strict=True)]
-        recording = read([Path(folder)], [])
+        sent = [now - earlier for earlier, now in zip(before, places.read_sent_bytes(), strict=True)]
+        recording = read([Path(folder)], []) if variant.local is None else []
     seconds = statistics.fmean(statistics.median(each) for each in answers)
-    return seconds, statistics.fmean(sent) / (settings.steps + 1), recording
+    return seconds, statistics.fmean(sent) / count, recording
 
 
-def _predict_steps(told: Recorded, hosts: int, network: Network) -> Prediction:
+def _predict_steps(told: Recorded, hosts: int, network: Network, variant: Variant) -> Prediction:
     """Predict the recorded steps, and return the median, as for the measurements."""
-    found = [predict(step, told.rules, hosts, network, told.ranks) for step in told.steps]
+    found = predict_steps(told, told.rules, hosts, network, variant)
     medians = (statistics.median(getattr(each, name) for each in found) for name in ("seconds", "busy", "nbytes"))
     return Prediction(hosts, *medians)
 
@@ -156,16 +184,22 @@ def build_tables(content: dict[str, Any]) -> list[Table]:
     settings = content["settings"]
     table = Table(
         f"Steps foreseen and measured, sizes and bandwidths 1/{settings['scale']} of these",
-        ["model", "link", "hosts x ranks", "measured", "foreseen", "error", f"within {100 * CLOSE:.0f} %",
+        ["model", "job", "link", "hosts x ranks", "measured", "foreseen", "error", f"within {100 * CLOSE:.0f} %",
          "efficiency", "foreseen", "a host sends", "foreseen"],
-        left=("link",),
+        left=("job", "link"),
     )  # fmt: skip
     alone = {(row["model"], row["per_host"]): row for row in content["results"] if row["hosts"] == 1}
     several = [row for row in content["results"] if row["hosts"] > 1]
-    for row in sorted(several, key=lambda row: (settings["models"].index(row["model"]), -row["bandwidth"])):
+    order = {name: place for place, name in enumerate((*settings["models"], *VARIANTS))}
+    for row in sorted(several, key=lambda row: (order[row["model"]], order[row["variant"]], -row["bandwidth"])):
         one = alone[row["model"], row["per_host"]]
         error = row["foreseen"] / row["seconds"] - 1
-        cells = [row["model"], f"{row['bandwidth'] / 1e9:g} Gbit/s", f"{row['hosts']} x {row['per_host']}"]
+        cells = [
+            row["model"],
+            row["variant"],
+            f"{row['bandwidth'] / 1e9:g} Gbit/s",
+            f"{row['hosts']} x {row['per_host']}",
+        ]
         cells += [f"{1e3 * row['seconds']:.0f} ms", f"{1e3 * row['foreseen']:.0f} ms", f"{100 * error:+.1f} %"]
         cells.append("pass" if abs(error) <= CLOSE else "miss")
         cells += [f"{100 * one['seconds'] / row['seconds']:.1f} %", f"{100 * one['foreseen'] / row['foreseen']:.1f} %"]

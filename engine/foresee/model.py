@@ -4,10 +4,12 @@ The rank's program, the time within a host, and the times at which tensors becom
 hosts, the model assumes:
 
 - every host does what the recorded one did, at the same times, and has one link, which its L ranks share;
-- an allreduce is a two-shot direct exchange: each rank sends to every rank of other hosts the part that this rank sums,
-  and then its own sum to every other host. For S bytes, a link carries (L + 1) S (H - 1) / H in each direction, in two
-  network steps. Alternatively it goes along a chain of hosts if that moves less: 2 S, or S with two hosts, in 2 H - 2
-  network steps, which the chunks of an entry take one after another (`engine_ext/operations/chain.pyx`);
+- a small allreduce is one exchange of all values. A larger one is a two-shot direct exchange: each rank sends to every
+  rank of other hosts the part that this rank sums, and then its own sum to every other host. For S bytes, a link
+  carries (L + 1) S (H - 1) / H in each direction, in two network steps. Alternatively it goes along a chain of hosts
+  if that moves less: 2 S, or S with two hosts, in 2 H - 2 network steps, which the chunks of an entry take one after
+  another (`engine_ext/operations/chain.pyx`). Sums that travel as fp8 are made on each host first: 2 S (H - 1) / H,
+  and a scale for each 64 bytes (`engine_ext/operations/blocks.pyx`);
 - entries follow one another, chunks of an entry are pipelined, and each entry costs two more one-way trips before it
   begins: the coordinator's host learns that the tensors are ready, and the other hosts learn of the entry;
 - tensors fuse by the engine's rule (`engine_ext/coordinator/fusion.pyx`), at the recorded times.
@@ -24,9 +26,12 @@ from dataclasses import dataclass
 SLOTS = 4  # chunks of an entry in flight at once: the number of slots in engine_ext/shared/layout.h
 MOST_TENSORS = 8192  # maximum tensors in one entry: BATCH_ITEMS of layout.h
 LAG = SLOTS // 2  # chunks by which a host of a chain is behind the previous one
+LEAST_CHUNKS = 2  # minimum chunks of a direct exchange, unless they get smaller than SMALLEST_CHUNK
 CHUNKS_A_LEG = 4  # minimum chunks for each leg of a chain, unless they get smaller than SMALLEST_CHUNK
 SMALLEST_CHUNK = 1 << 16
 AUTO_BYTES = 1 << 20  # bytes per leg below which no chain is chosen
+ONE_SHOT_BYTES = 1 << 15  # bytes of all ranks together up to which every rank sends everything to all others
+FP8_SCALED = 65 / 64  # bytes that travel for each element as fp8, with the scales of blocks of 64
 TRIPS_OF_CONTROL = 2  # one-way trips before an entry begins: readiness of the tensors, and the entry
 
 
@@ -38,6 +43,9 @@ class Network:
     latency: float  # seconds of one trip from host to host
 
 
+WIRES = {"fp16": "float16", "bf16": "bfloat16", "fp8": "fp8"}
+"""Dtype that travels, by compression."""
+_GROWTH = {"float16": 2, "bfloat16": 2, "float8_e4m3fn": 4, "float8_e5m2": 4}
 IDEAL = Network(math.inf, 0.0)
 
 
@@ -61,6 +69,8 @@ class Tensor:
     nbytes: float  # bytes on the wire, from one host
     kind: str = "allreduce"  # kind of the operation
     compression: str = "none"  # dtype on the wire; tensors with different ones do not fuse
+    dtype: str = "float32"  # dtype in memory; likewise
+    due: float = 0.0  # moment at which the program needs it, if later than its end
 
 
 @dataclass(frozen=True)
@@ -82,6 +92,13 @@ class Batch:
     nbytes: float
     kind: str
     compression: str = "none"
+    dtype: str = "float32"
+    due: float = 0.0
+
+    @property
+    def wire(self) -> str:
+        """Dtype that travels, `fp8` included."""
+        return WIRES.get(self.compression, self.dtype)
 
 
 @dataclass(frozen=True)
@@ -121,39 +138,54 @@ def link_share(kind: str, hosts: int, ranks: int = 1) -> float:
     return shares.get(kind, (ranks + 1) * others)
 
 
-def network_steps(kind: str) -> int:
+def is_one_shot(batch: Batch, hosts: int, ranks: int) -> bool:
+    """Return whether every rank sends all values of an entry to every other; as float32 where others travel as fp8."""
+    return batch.kind == "allreduce" and batch.nbytes * _one_shot_growth(batch) * hosts * ranks <= ONE_SHOT_BYTES
+
+
+def _one_shot_growth(batch: Batch) -> int:
+    return 4 if batch.compression == "fp8" else 1
+
+
+def network_steps(batch: Batch, hosts: int, ranks: int) -> int:
     """Return the number of one-way trips of a chunk."""
-    return {"barrier": 0, "skip": 0, "allgather": 1, "alltoall": 1, "broadcast": 1, "reducescatter": 1}.get(kind, 2)
-
-
-def compute_growth(compression: str) -> int:
-    """Return the bytes of a partial sum in a chain for each byte of input: sums of 16-bit values travel as float32."""
-    return 1 if compression == "none" else 2
+    if batch.kind == "allreduce":
+        return 1 if is_one_shot(batch, hosts, ranks) else 2
+    return {"barrier": 0, "skip": 0, "allgather": 1, "alltoall": 1, "broadcast": 1, "reducescatter": 1}.get(
+        batch.kind, 2
+    )
 
 
 def direct_share(batch: Batch, hosts: int, ranks: int) -> float:
     """Return the bytes that a host sends for each byte of an entry that passes along no chain.
 
-    Sums that travel as `fp8` are made on each host first, so the number of its ranks does not matter.
+    Sums that travel as fp8 are made on each host first, so the number of its ranks does not matter.
     """
+    if is_one_shot(batch, hosts, ranks):
+        return float(_one_shot_growth(batch) * ranks * (hosts - 1))
     if batch.kind == "allreduce" and batch.compression == "fp8":
-        return 2 * (hosts - 1) / hosts
+        return FP8_SCALED * 2 * (hosts - 1) / hosts
     return link_share(batch.kind, hosts, ranks)
 
 
-def chain_share(hosts: int, compression: str = "none") -> float:
-    """Return the bytes that a chain's busiest host sends for each byte of an allreduce: a sum, and the result."""
-    return compute_growth(compression) + (0.0 if hosts == 2 else 1.0)
+def chain_share(hosts: int, wire: str = "float32") -> float:
+    """Return the bytes that a chain's busiest host sends for each byte of an allreduce: a partial sum, and the result.
+
+    `wire` is the dtype that travels; partial sums of 16-bit floats travel as float32.
+    """
+    return _GROWTH.get(wire, 1) + (0.0 if hosts == 2 else 1.0)
 
 
 def goes_by_chain(batch: Batch, rules: Rules, hosts: int, ranks: int) -> bool:
     """Return whether the sums of an entry go along a chain of hosts."""
     if batch.kind != "allreduce" or hosts == 1 or rules.between_hosts == "direct" or batch.compression == "fp8":
         return False
+    if is_one_shot(batch, hosts, ranks):
+        return False
     if rules.between_hosts == "chain":
         return True
     large = batch.nbytes >= _count_legs(hosts) * AUTO_BYTES
-    return large and chain_share(hosts, batch.compression) < link_share(batch.kind, hosts, ranks)
+    return large and chain_share(hosts, batch.wire) < link_share(batch.kind, hosts, ranks)
 
 
 def _count_legs(hosts: int) -> int:
@@ -210,7 +242,7 @@ def _close(queue: list[Tensor], moment: float, rules: Rules) -> list[Batch]:
         members: list[Tensor] = []
         others: list[Tensor] = []
         for tensor in queue:
-            fits = tensor.kind == first.kind and tensor.compression == first.compression
+            fits = _describe_kind(tensor) == _describe_kind(first)
             if not members or (fits and nbytes + tensor.nbytes <= rules.fusion_threshold):
                 members.append(tensor)
                 nbytes += tensor.nbytes
@@ -218,9 +250,15 @@ def _close(queue: list[Tensor], moment: float, rules: Rules) -> list[Batch]:
                 others.append(tensor)
         started = max(moment, min(tensor.started for tensor in members))
         ended = max(started, max(tensor.ended for tensor in members))
-        batches.append(Batch(moment, started, ended, nbytes, first.kind, first.compression))
+        due = max(ended, min(tensor.due for tensor in members))
+        batches.append(Batch(moment, started, ended, nbytes, *_describe_kind(first), due))
         queue = others
     return batches
+
+
+def _describe_kind(tensor: Tensor) -> tuple[str, str, str]:
+    """Return what tensors of one entry have in common."""
+    return tensor.kind, tensor.compression, tensor.dtype
 
 
 # ---- the network ----------------------------------------------------------------------------------------------------
@@ -248,7 +286,7 @@ def _replay_step(batches: Sequence[Batch], step: Step, rules: Rules, cluster: Cl
     late = 0.0  # seconds by which the program is behind its recording
     free = 0.0  # end of the previous entry
     sent = 0.0
-    pending: list[tuple[float, float]] = []  # recorded and replayed ends of entries that were not waited for
+    pending: list[tuple[float, float]] = []  # moments at which entries are needed, and their replayed ends
     at = 0
     for until in (*(ended for _, ended in step.waits), step.seconds):
         while at < len(batches) and batches[at].closed <= until:
@@ -256,12 +294,12 @@ def _replay_step(batches: Sequence[Batch], step: Step, rules: Rules, cluster: Cl
             cross = _cross_chain if goes_by_chain(batch, rules, cluster.hosts, cluster.ranks) else _cross_network
             free, nbytes = cross(batch, late, free, rules, cluster)
             sent += nbytes
-            pending.append((batch.ended, free))
+            pending.append((batch.due, free))
             at += 1
-        done = [now for recorded, now in pending if recorded <= until]
+        done = [now for needed, now in pending if needed <= until]
         pending = [entry for entry in pending if entry[0] > until]
         late = max([late, *(now - until for now in done)])
-    late = max([late, *(now - recorded for recorded, now in pending)])
+    late = max([late, *(now - needed for needed, now in pending)])
     return step.seconds + late, sent
 
 
@@ -277,10 +315,11 @@ def _cross_network(batch: Batch, late: float, free: float, rules: Rules, cluster
     some trips. As many chunks as there are slots do so at once.
     """
     network = cluster.network
-    chunks = max(1, math.ceil(batch.nbytes / _direct_chunk(batch, rules)))
+    one_shot = is_one_shot(batch, cluster.hosts, cluster.ranks)
+    chunks = 1 if one_shot else max(1, math.ceil(batch.nbytes / _direct_chunk(batch, rules)))
     nbytes = batch.nbytes * direct_share(batch, cluster.hosts, cluster.ranks)
     passing = 8 * nbytes / chunks / network.bandwidth
-    crossing = passing + network_steps(batch.kind) * network.latency
+    crossing = passing + network_steps(batch, cluster.hosts, cluster.ranks) * network.latency
     begin = _compute_begin(batch, late, free, network)
     local = batch.ended - batch.started
     each = max(passing, crossing / SLOTS)
@@ -289,10 +328,11 @@ def _cross_network(batch: Batch, late: float, free: float, rules: Rules, cluster
 
 
 def _direct_chunk(batch: Batch, rules: Rules) -> int:
-    """Return the bytes of a chunk of an entry that passes along no chain. `fp8` has chunks for all slots."""
-    if batch.compression != "fp8":
+    """Return the bytes of a chunk of an entry that passes along no chain; fp8 has chunks for all slots."""
+    if batch.kind != "allreduce":
         return rules.chunk_bytes
-    return max(SMALLEST_CHUNK, min(rules.chunk_bytes, int(batch.nbytes) // SLOTS))
+    least = SLOTS if batch.compression == "fp8" else LEAST_CHUNKS
+    return max(SMALLEST_CHUNK, min(rules.chunk_bytes, int(batch.nbytes) // least))
 
 
 def _cross_chain(batch: Batch, late: float, free: float, rules: Rules, cluster: Cluster) -> tuple[float, float]:
@@ -306,8 +346,8 @@ def _cross_chain(batch: Batch, late: float, free: float, rules: Rules, cluster: 
     chunk = max(SMALLEST_CHUNK, min(rules.chunk_bytes, int(batch.nbytes) // (legs * CHUNKS_A_LEG)))
     chunks = max(1, math.ceil(batch.nbytes / chunk))
     both = max(0, chunks - LAG * cluster.hosts) if cluster.hosts > 2 else 0
-    nbytes = batch.nbytes * chain_share(cluster.hosts, batch.compression)
-    leg = 8 * batch.nbytes * compute_growth(batch.compression) / chunks / network.bandwidth
+    nbytes = batch.nbytes * chain_share(cluster.hosts, batch.wire)
+    leg = 8 * batch.nbytes * _GROWTH.get(batch.wire, 1) / chunks / network.bandwidth
     arriving = (leg + network.latency) / LAG
     crossing = both * max(arriving, 8 * nbytes / chunks / network.bandwidth)
     crossing += (chunks + LAG * legs - both) * max(arriving, leg)

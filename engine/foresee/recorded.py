@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from ..text.bounded_reader import ReadError, get_number, get_text, get_whole
 from ..trace.reading import Recording, TraceError
 from ..trace.reading import Tensor as RecordedTensor
 from .model import Rules, Step, Tensor
+
+_OUTER = re.compile(r"outer\d*\.")  # names of outer gradients (engine/torch/outer_optimizer.py)
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,7 @@ class Recorded:
     entries: float  # mean number of schedule entries in a step
     of: int  # total number of steps, without the first one
     notes: tuple[str, ...]  # notes for the reader of a prediction
+    on_gpu: bool = False  # whether tensors lie in the memory of GPUs
 
 
 def choose_steps(recordings: Sequence[Recording]) -> Recorded:
@@ -54,6 +58,8 @@ def choose_steps(recordings: Sequence[Recording]) -> Recorded:
         notes.append("the timeline does not tell its knobs: the defaults are assumed")
     if any(each.entries for each in recordings if each.number):
         notes.append("what process sets have moved is left out")
+    if any(_OUTER.match(tensor.name) for tensor in recording.tensors.values()):
+        notes.append("an OuterOptimizer has synchronised parameters: --local-steps foresees that, not the recording")
     return Recorded(
         steps=steps,
         rules=_read_rules(recording),
@@ -62,6 +68,7 @@ def choose_steps(recordings: Sequence[Recording]) -> Recorded:
         entries=entries,
         of=len(recording.steps) - 1,
         notes=tuple(notes),
+        on_gpu=any(entry.algorithm == "device" for entry in recording.entries.values()),
     )
 
 
@@ -134,4 +141,5 @@ def _make_tensor(recording: Recording, tensor: RecordedTensor, begun: float, tog
         nbytes=tensor.nbytes * factor,
         kind=tensor.kind,
         compression="none" if entry is None else entry.compression,
+        dtype=(entry.dtype if entry is not None else "") or "float32",
     )

@@ -23,13 +23,14 @@ from ..collectives.process_sets import WAITING, ProcessSet, global_process_set
 from ..collectives.reduce_ops import Average
 from ..config.forms import whole_number
 from ..errors import EngineError, NotInitializedError
+from ..frameworks.fragments import split_parameters
 from ..frameworks.optimizer import ParameterNames
 from ..frameworks.options import describe_compression
 from ..native import gradients
 from ..session import optimizers, runtime
 from .optimizer_state import parameter_names
 from .outer_check import SharedCheck
-from .outer_shared import SharedParameters, split_parameters
+from .outer_shared import SharedParameters
 from .state import broadcast_optimizer_state
 
 LEARNING_RATE, MOMENTUM, MIX = 0.7, 0.9, 0.5  # DiLoCo's outer optimizer; the mix of Streaming DiLoCo

@@ -58,7 +58,10 @@ class Tensor:
 
 @dataclass
 class Entry:
-    """Schedule entry on one rank; `stages` has the seconds of each stage, `compression` the dtype on the wire."""
+    """Schedule entry on one rank; `stages` has the seconds of each stage, `compression` the dtype on the wire.
+
+    `algorithm` and `dtype` are empty in files that do not tell them.
+    """
 
     number: int
     kind: str
@@ -68,6 +71,8 @@ class Entry:
     nbytes: int
     stages: dict[str, float] = field(default_factory=dict)
     compression: str = "none"
+    algorithm: str = ""
+    dtype: str = ""
 
 
 @dataclass
@@ -315,7 +320,10 @@ def _add_slice(recording: Recording, event: dict[str, Any], names: dict[tuple[in
     entry_number = get_whole(args, "entry")
     if row == ENTRIES:
         entry = Entry(entry_number, event["name"], begun, ended, get_whole(args, "tensors"), get_whole(args, "bytes"))
-        entry.compression = get_text({"compression": "none", **event["args"]}, "compression")
+        told = {"compression": "none", "algorithm": "", "dtype": "", **event["args"]}
+        entry.compression, entry.algorithm, entry.dtype = (
+            get_text(told, name) for name in ("compression", "algorithm", "dtype")
+        )
         recording.entries[entry_number] = entry
     elif row in STAGES:
         recording.entries[entry_number].stages[STAGES[row]] = get_number(args, "busy_us", 0) / 1e6

@@ -43,6 +43,7 @@ cdef struct EntryRecord:
     uint64_t[3] first, last, spent      # by stage, as Executor.stage_first, _last and _spent; 0: the stage had nothing to do
     uint32_t items
     uint8_t type, kind, algorithm, wire
+    uint8_t dtype               # dtype of the tensors, of a group of its first one
 
 cdef struct TensorRecord:       # `items` of these follow an EntryRecord
     uint64_t submitted, nbytes

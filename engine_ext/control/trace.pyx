@@ -114,7 +114,7 @@ cdef void trace_entry(Trace* t, const engine_entry* entry, Op** batch, const Exe
     out.ended, out.items = now_ns(), entry.items
     out.type, out.kind, out.algorithm = entry.type, entry.kind, entry.algorithm
     if entry.type == ENTRY_BATCH:
-        out.wire = entry.meta.wire
+        out.wire, out.dtype = entry.meta.wire, entry.meta.dtype
     if entry.type == ENTRY_BATCH and x.timed:   # else the executor's times are another entry's
         memcpy(out.first, x.stage_first, sizeof(out.first))
         memcpy(out.last, x.stage_last, sizeof(out.last))

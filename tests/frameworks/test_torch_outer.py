@@ -13,8 +13,8 @@ from torch import nn
 import engine
 import engine.torch as hvd
 from engine.errors import EngineError, MismatchError
+from engine.frameworks.fragments import split_parameters
 from engine.torch.elastic import TorchState
-from engine.torch.outer_shared import split_parameters
 
 from ..on_ranks import Parts, on_ranks, spare
 from . import toy

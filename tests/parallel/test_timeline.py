@@ -100,10 +100,10 @@ def test_entries_say_what_they_were_compressed_to() -> None:
         files = [complete(job.directory / f"t.rank{rank}.json") for rank in range(2)]
     for events in files:
         entries = [event["args"] for event in events if event["name"] == "allreduce" and "algorithm" in event["args"]]
-        assert [(each.get("compression"), each["bytes"]) for each in entries] == [
-            (None, 400),
-            ("bf16", 200),
-            ("fp16", 200),
+        assert [(each.get("compression"), each["dtype"], each["bytes"]) for each in entries] == [
+            (None, "float32", 400),
+            ("bf16", "float32", 200),
+            ("fp16", "float32", 200),
         ]
 
 

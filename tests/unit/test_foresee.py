@@ -24,12 +24,20 @@ from engine.foresee.model import (
     Step,
     Tensor,
     chain_share,
+    direct_share,
     fuse_tensors,
     goes_by_chain,
-    link_share,
+    is_one_shot,
     predict,
 )
 from engine.foresee.recorded import choose_steps
+from engine.foresee.variants import (
+    LocalSteps,
+    compress_step,
+    find_gradients,
+    predict_local_steps,
+    unroll_local_steps,
+)
 from engine.launch.cli import main as enginerun
 from engine.trace.reading import TraceError, read
 
@@ -87,7 +95,7 @@ def test_one_host_needs_no_network(step: Step, chosen: Rules, network: Network) 
 def test_a_step_is_no_shorter_with_a_slower_network_or_more_hosts(
     step: Step, chosen: Rules, network: Network, hosts: int, ranks: int, factor: float, more: int
 ) -> None:
-    """Except where more hosts turn a chain into a direct exchange, which may be shorter at high latency."""
+    """Except where more hosts turn a chain, or one exchange, into a direct one, which may be shorter."""
     seconds = predict(step, chosen, hosts, network, ranks).seconds
     slower = replace(network, bandwidth=network.bandwidth / factor)
     later = replace(network, latency=network.latency * factor)
@@ -95,7 +103,8 @@ def test_a_step_is_no_shorter_with_a_slower_network_or_more_hosts(
     assert step.seconds <= seconds
     assert predict(step, chosen, hosts, slower, ranks).seconds >= seconds - rounding
     assert predict(step, chosen, hosts, later, ranks).seconds >= seconds - rounding
-    if chosen.between_hosts != "auto":
+    one_shot = any(is_one_shot(batch, hosts, ranks) for batch in fuse_tensors(step, chosen))
+    if chosen.between_hosts != "auto" and not one_shot:
         assert predict(step, chosen, hosts + more, network, ranks).seconds >= seconds - rounding
 
 
@@ -108,7 +117,7 @@ def test_a_link_carries_no_more_than_it_can(
     assert foreseen.busy == pytest.approx(8 * foreseen.nbytes / network.bandwidth)
     chains = [goes_by_chain(batch, chosen, hosts, ranks) for batch in fuse_tensors(step, chosen)]
     shares = [
-        chain_share(hosts) if chain else link_share(batch.kind, hosts, ranks)
+        chain_share(hosts) if chain else direct_share(batch, hosts, ranks)
         for chain, batch in zip(chains, fuse_tensors(step, chosen), strict=True)
     ]
     sizes = [batch.nbytes for batch in fuse_tensors(step, chosen)]
@@ -192,6 +201,7 @@ def test_what_one_allreduce_costs_along_a_chain() -> None:
         (4, "none", 3, 4, "auto", True),
         (4, "fp16", 3, 3, "auto", False),  # sums of 16 bits travel as float32
         (4, "fp16", 3, 4, "auto", True),
+        (4, "fp8", 3, 4, "chain", False),
         (2, "none", 2, 2, "direct", False),
         (1, "none", 2, 1, "chain", True),
     ],
@@ -225,13 +235,131 @@ def test_a_long_way_bounds_how_many_chunks_are_under_way() -> None:
 
 def test_a_batch_has_what_its_tensors_have() -> None:
     tensors = (Tensor(0.01, 0.02, 0.03, 10), Tensor(0.012, 0.02, 0.04, 20))
-    assert fuse_tensors(Step(0.1, tensors, ()), RULES) == [Batch(0.012, 0.02, 0.04, 30, "allreduce")]
+    assert fuse_tensors(Step(0.1, tensors, ()), RULES) == [Batch(0.012, 0.02, 0.04, 30, "allreduce", due=0.04)]
+
+
+def test_a_small_allreduce_is_one_exchange() -> None:
+    """8 KiB of two hosts with two ranks each are 32 KiB, which each rank sends to the other host at once."""
+    one = Step(0.1, (Tensor(0.090, 0.090, 0.090, 1 << 13),), ((0.090, 0.0901),))
+    assert predict(one, RULES, 2, LINK, 2).nbytes == 2 << 13
+    assert predict(one, RULES, 2, LINK, 2).seconds - 0.1 == pytest.approx(8e-9 * (2 << 13) + 3e-4 - 1e-4)
+    larger = replace(one, tensors=(replace(one.tensors[0], nbytes=(1 << 13) + 4),))
+    assert predict(larger, RULES, 2, LINK, 2).nbytes == pytest.approx(1.5 * ((1 << 13) + 4))
+    # As fp8 it is one exchange of float32 up to the same number of elements.
+    assert predict(compress_step(one, "fp8"), RULES, 2, LINK, 2).nbytes == 2 << 13
+    assert predict(compress_step(larger, "fp8"), RULES, 2, LINK, 2).nbytes == pytest.approx(65 / 256 * ((1 << 13) + 4))
+
+
+# ---- another compression, and local steps ---------------------------------------------------------------------------
+
+large = st.builds(
+    Tensor,
+    st.floats(0, 0.09),
+    st.just(0.09),
+    st.just(0.09),
+    st.integers(1 << 18, 1 << 22).map(lambda count: 4 * count),
+    dtype=st.sampled_from(["float32", "float32", "float64"]),
+)
+"""Gradients that are too large for one exchange."""
+large_steps = st.builds(
+    lambda tensors, waited: Step(0.1, tuple(tensors), ((0.09, 0.09 + waited),)),
+    st.lists(large, min_size=1, max_size=20),
+    st.floats(0, 0.01),
+)
+
+
+@st.composite
+def local_options(draw: st.DrawFn, gradients: int) -> LocalSteps:
+    every = draw(st.integers(1, 12))
+    return LocalSteps(every, draw(st.integers(1, min(every, gradients))), draw(st.integers(0, every - 1)))
+
+
+@DRAWN
+@given(large_steps, rules, networks, st.integers(2, 64), st.integers(1, 8))
+def test_compressed_gradients_move_fewer_bytes(
+    step: Step, chosen: Rules, network: Network, hosts: int, ranks: int
+) -> None:
+    direct = replace(chosen, between_hosts="direct")
+    sent = {
+        wire: predict(compress_step(step, wire), direct, hosts, network, ranks).nbytes
+        for wire in ("none", "fp16", "bf16", "fp8")
+    }
+    assert sent["fp8"] < sent["fp16"] == sent["bf16"] <= sent["none"] / 2
+    assert compress_step(compress_step(step, "fp16"), "none") == step == compress_step(step, "none")
+
+
+@DRAWN
+@given(st.data(), large_steps, rules, networks, st.integers(2, 64), st.sampled_from(["none", "bf16", "fp8"]))
+def test_local_steps_divide_the_bytes_and_are_no_shorter_with_a_slower_network(
+    data: st.DataObject, step: Step, chosen: Rules, network: Network, hosts: int, wire: str
+) -> None:
+    step = replace(step, tensors=tuple(replace(each, dtype="float32") for each in step.tensors))
+    local = data.draw(local_options(len(step.tensors)))
+    direct = replace(chosen, between_hosts="direct")
+    found = predict_local_steps(step, local, wire, direct, hosts, network)
+    gradients = predict(compress_step(step, wire), direct, hosts, network)
+    assert found.nbytes == pytest.approx(gradients.nbytes / local.every)
+    assert found.seconds >= step.seconds - 1e-9
+    slower = replace(network, bandwidth=network.bandwidth / data.draw(st.floats(1, 100)))
+    assert predict_local_steps(step, local, wire, direct, hosts, slower).seconds >= found.seconds - 1e-9
+    assert predict_local_steps(step, local, wire, direct, 1, network).seconds == pytest.approx(step.seconds)
+    assert predict_local_steps(step, local, wire, direct, hosts, IDEAL).seconds == pytest.approx(step.seconds)
+
+
+def local_step(*sizes: int, dtype: str = "float32") -> Step:
+    tensors = tuple(Tensor(0.09, 0.09, 0.091, size, dtype=dtype) for size in sizes)
+    return Step(0.1, tensors, ((0.09, 0.091),))
+
+
+def test_what_local_steps_cost() -> None:
+    """1 MB takes 8 ms and four trips of 0.1 ms once in four steps, unless it travels while the next ones compute."""
+    step = local_step(10**6)
+    assert predict_local_steps(step, LocalSteps(4), "none", RULES, 2, LINK).seconds == pytest.approx(0.1 + 8.4e-3 / 4)
+    assert predict_local_steps(step, LocalSteps(4, delay=1), "none", RULES, 2, LINK).seconds == pytest.approx(0.1)
+    # Over 10 Mbit/s it takes 0.8 s, of which two steps of 0.1 s are computed meanwhile.
+    slow = Network(1e7, 0.0)
+    assert predict_local_steps(step, LocalSteps(4, delay=2), "none", RULES, 2, slow).seconds == pytest.approx(
+        0.1 + 0.6 / 4, rel=0.01
+    )
+
+
+def test_fragments_travel_one_after_another_over_a_slow_link() -> None:
+    """A link that is always busy bounds the steps: 0.8 s for each four steps, however they are cut."""
+    step = local_step(500_000, 300_000, 200_000)
+    slow = Network(1e7, 0.0)
+    for local in (LocalSteps(4, 2, 1), LocalSteps(4, 2, 3), LocalSteps(4, 3, 3)):
+        assert 0.2 * 0.9 <= predict_local_steps(step, local, "none", RULES, 2, slow).seconds <= 0.3
+    unrolled, count = unroll_local_steps(step, LocalSteps(4, 2, 1), "none")
+    assert (count, unrolled.waits[:2]) == (40, (pytest.approx((0.3, 0.3)), pytest.approx((0.5, 0.5))))
+    assert [tensor.nbytes for tensor in unrolled.tensors[:3]] == [300_000, 200_000, 500_000]
+
+
+def test_outer_gradients_are_float32_or_wider() -> None:
+    for dtype, nbytes in (("bfloat16", 2000), ("float32", 1000), ("float64", 1000)):
+        unrolled, _ = unroll_local_steps(local_step(1000, dtype=dtype), LocalSteps(1), "none")
+        assert unrolled.tensors[0].nbytes == nbytes
+    coded, _ = unroll_local_steps(local_step(1000, dtype="bfloat16"), LocalSteps(1), "fp8")
+    assert (coded.tensors[0].nbytes, coded.tensors[0].compression) == (500, "fp8")
+
+
+def test_which_tensors_are_compressed() -> None:
+    def compressed(wire: str, **more: Any) -> tuple[float, str]:
+        (tensor,) = compress_step(Step(0.1, ready(0.01, **more), ()), wire).tensors
+        return tensor.nbytes, tensor.compression
+
+    assert compressed("fp16", dtype="bfloat16") == (1000, "none")
+    assert compressed("fp8", dtype="bfloat16") == (500, "fp8")
+    assert compressed("bf16", dtype="float64") == (250, "bf16")
+    assert compressed("bf16", dtype="int64") == compressed("bf16", kind="broadcast") == (1000, "none")
+    assert compressed("bf16", kind="reducescatter") == (500, "bf16")
+    assert compressed("fp8", compression="fp16") == (500, "fp8")
+    assert find_gradients(Step(0.1, (*ready(0.01, dtype="int64"), *ready(0.02, kind="allgather")), ())) == []
 
 
 # ---- from files -----------------------------------------------------------------------------------------------------
 
 
-def timeline(rank: int, waited_ms: float = 5, count: int = 5, **told: Any) -> list[dict[str, Any]]:
+def timeline(rank: int, waited_ms: float = 5, count: int = 5, entry: Any = None, **told: Any) -> list[dict[str, Any]]:
     """Steps of 100 ms with a tensor of 400 bytes that travels as 200, ready at 80 ms and awaited until 90 ms."""
     about = head(rank)
     about["args"] |= told
@@ -241,7 +369,7 @@ def timeline(rank: int, waited_ms: float = 5, count: int = 5, **told: Any) -> li
         events += [
             slice_(rank, 1, "step", at, at + 100),
             slice_(rank, 2, "wait", at + 90 - waited_ms, at + 90),
-            slice_(rank, 3, "allreduce", at + 82, at + 90, entry=number, tensors=1, bytes=200, algorithm="two-shot"),
+            slice_(rank, 3, "allreduce", at + 82, at + 90, entry=number, tensors=1, bytes=200, **(entry or {})),
             *tensor(rank, 17, number, [at + 79, at + 80, at + 82, at + 90], 1, 4),
         ]
     return events
@@ -285,8 +413,8 @@ def test_the_table_the_json_and_the_picture_say_the_same(tmp_path: Path, capsys:
     for row in told["hosts"]:
         assert f"{1e3 * row['step']:.2f} ms" in shown and f"{100 * row['efficiency']:.1f} %" in bars
         assert row["efficiency"] == pytest.approx(0.1 / row["step"])
-    # The two trips of control fit into the time that the tensor was queued. The host has two ranks.
-    assert told["hosts"][1]["step"] == pytest.approx(0.1 + 2e-4 + 8 * 300 / 1e9)
+    # The two trips of control fit into the time that the tensor was queued; its bytes of two ranks take one more.
+    assert told["hosts"][1]["step"] == pytest.approx(0.1 + 1e-4 + 8 * 400 / 1e9)
 
 
 def test_a_directory_of_timelines_and_rows_that_cannot_be_started(
@@ -316,6 +444,88 @@ def test_other_knobs_than_those_of_the_recording(tmp_path: Path, capsys: pytest.
         "chunk_bytes": 4096,
         "between_hosts": "chain",
     }
+
+
+def table(path: Path, capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
+    """Return the command's JSON."""
+    assert main([str(path), *LIST, *options, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_another_compression_than_the_recorded_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """400 bytes in memory have travelled as 200 of bf16."""
+    path = write(tmp_path / "t.json", timeline(0, entry={"dtype": "float32", "compression": "bf16"}))
+    sent = {wire: table(path, capsys, "--compression", wire)["hosts"][1]["nbytes"] for wire in ("bf16", "none")}
+    # One exchange: of all values of the host's two ranks.
+    assert sent == {"bf16": 400, "none": 800}
+    assert table(path, capsys)["hosts"][1]["nbytes"] == 400 and table(path, capsys)["compression"] is None
+    assert main([str(path), *LIST, "--compression", "fp8"]) == 0
+    shown = capsys.readouterr().out
+    assert "variant: compression fp8\n" in shown and "65/64 bytes an element" in shown
+
+
+def test_local_steps_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "t.json", timeline(0))
+    options = ["--local-steps", "10", "--delay", "3", "--compression", "bf16"]
+    found = table(path, capsys, *options)
+    assert found["local_steps"] == {"every": 10, "fragments": 1, "delay": 3}
+    # 200 bytes of float32 without compression, so 100 as bf16, of two ranks in each tenth step.
+    assert [row["nbytes"] for row in found["hosts"][:2]] == [0, pytest.approx(2 * 100 / 10)]
+    assert [row["efficiency"] for row in found["hosts"]] == pytest.approx([1, 1, 1])
+    drawn = tmp_path / "t.svg"
+    assert main([str(path), *LIST, *options, "--picture", str(drawn)]) == 0
+    shown = capsys.readouterr().out
+    line = "10 local steps between averagings, 1 fragment, applied 3 steps later, compression bf16"
+    assert f"variant: {line}\n" in shown and "the outer optimizer takes no time" in shown
+    assert "10 local steps" in "".join(ElementTree.parse(drawn).getroot().itertext())
+
+
+def test_a_recording_with_local_steps_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    events = timeline(0)
+    events[1]["args"]["name"] = "outer2.fc.weight"
+    path = write(tmp_path / "t.json", events)
+    assert "an OuterOptimizer has synchronised" in table(path, capsys)["recorded"]["notes"][-1]
+
+
+@pytest.mark.parametrize(
+    ("options", "entry", "why"),
+    [
+        (["--compression", "fp8"], {"algorithm": "device"}, "are on a GPU, where the engine has no fp8: give bf16"),
+        (["--compression", "fp8"], {"kind": "reducescatter"}, "reduce-scatters cannot travel as fp8: give bf16"),
+        (["--local-steps", "5"], {"kind": "allgather"}, "no allreduce of floating numbers: they have allgather"),
+        (["--local-steps", "5"], {"dtype": "int32"}, "no allreduce of floating numbers: they have allreduce"),
+        (["--local-steps", "5", "--fragments", "2"], {}, "--fragments 2: the recorded steps have 1 gradient"),
+    ],
+)
+def test_a_variant_that_the_recorded_job_cannot_be(
+    options: list[str], entry: dict[str, Any], why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kind = entry.pop("kind", "allreduce")
+    events = [
+        event | {"name": kind} if event["name"] == "allreduce" else event for event in timeline(0, entry=dict(entry))
+    ]
+    assert main([str(write(tmp_path / "t.json", events)), *LIST, *options]) == 2
+    assert why in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--delay", "3"], "--delay is one of local steps: give --local-steps N, too"),
+        (["--fragments", "3"], "--fragments is one of local steps"),
+        (["--local-steps", "3", "--delay", "3"], "--delay 3: a synchronisation is applied before the next one"),
+        (["--local-steps", "3", "--fragments", "4"], "--fragments 4: each has a step of its own, so at most 3"),
+        (["--local-steps", "0"], "argument --local-steps"),
+        (["--compression", "int4"], "argument --compression"),
+    ],
+)
+def test_options_of_variants_that_contradict_each_other(
+    options: list[str], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["t.json", *LIST, *options])
+    assert why in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
