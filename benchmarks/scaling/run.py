@@ -14,12 +14,16 @@ from typing import Any
 
 from benchmarks.common import environment, records
 from benchmarks.common.tables import Table, format_size
+from benchmarks.scaling import sensitivity
 from benchmarks.scaling.published import BANDWIDTH, BATCH, GPUS, MODELS, Model
 from engine.config.config import Config
 from engine.foresee.model import Network, Rules, Step, Tensor, predict
 
 FITTED_ON = ("VGG-16", 128)
 """Published figure from which an effective bandwidth is derived."""
+
+BATCHES = (BATCH, BATCH // 2)
+"""Images in a batch, of which either may be the published one."""
 
 CLOSE = 0.05
 """Difference of efficiencies up to which a prediction counts as accurate."""
@@ -91,14 +95,14 @@ def run(settings: ScalingSettings) -> Path:
         for model in MODELS
         for count, published in model.efficiency.items()
     ]
+    studied = sensitivity.study({(model.name, batch): make_step(model, batch) for model in MODELS for batch in BATCHES})
     seconds = round(time.perf_counter() - begun, 1)
-    return records.write(
-        "scaling", asdict(settings), before, {"results": results, "effective_bandwidth": effective, "seconds": seconds}
-    )
+    found = {"results": results, "effective_bandwidth": effective, "sensitivity": studied, "seconds": seconds}
+    return records.write("scaling", asdict(settings), before, found)
 
 
 def build_tables(content: dict[str, Any]) -> list[Table]:
-    """Return the table of `out/scaling.json`."""
+    """Return the tables of `out/scaling.json`."""
     settings, effective = content["settings"], content["effective_bandwidth"]
     table = Table(
         f"Scaling efficiency foreseen for {settings['bandwidth'] / 1e9:g} Gbit/s beside what Horovod has published, "
@@ -120,7 +124,7 @@ def build_tables(content: dict[str, Any]) -> list[Table]:
         f"{1e6 * settings['latency']:.0f} us of latency are assumed; the last columns take the one bandwidth that "
         f"gives {FITTED_ON[0]} on {FITTED_ON[1]} servers its published figure."
     )
-    return [table]
+    return [table, sensitivity.build_table(content["sensitivity"])]
 
 
 def _format_share(part: float) -> str:
