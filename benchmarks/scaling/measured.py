@@ -1,9 +1,9 @@
 """Comparison of the simulator of `enginerun foresee` with real steps, on namespaces of this machine as hosts.
 
 Models, batches and network are those of the published figures, with every size and the bandwidth divided by one number.
-So a step has the same shape and length, and two processors suffice for eight hosts. Ranks sleep instead of computing.
-The steps of one host are recorded, and predicted for more hosts: as recorded, with gradients as fp8, and with local
-steps.
+It is smaller where less travels, or else the engine's own messages, which nothing divides, would be most of it. So a
+step has the same shape and length, and two processors suffice for eight hosts. Ranks sleep instead of computing. The
+steps of one host are recorded, and predicted for more hosts: as recorded, with gradients as fp8, and with local steps.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ WORLDS = ((1, 1), (2, 1), (4, 1), (8, 1), (1, 2), (2, 2), (4, 2))
 """Numbers of hosts, and of ranks on each. The world of one host, which is recorded, precedes those of several."""
 
 VARIANTS = {
-    "none": Variant(),
-    "fp8": Variant("fp8"),
-    "4 local": Variant("none", LocalSteps(4)),
-    "4 local, fp8, 2 fragments, delay 1": Variant("fp8", LocalSteps(4, 2, 1)),
+    "gradients": Variant(),
+    "gradients, fp8": Variant("fp8"),
+    "4 local steps": Variant("none", LocalSteps(4)),
+    "4 local steps, fp8, 2 fragments, delay 1": Variant("fp8", LocalSteps(4, 2, 1)),
 }
 """Jobs by name: with averaged gradients as they are and as fp8, and with local steps."""
 
@@ -61,6 +61,8 @@ class MeasuredSettings:
     """The same for other variants, so that what they send is not all hidden."""
     variants: tuple[str, ...] = tuple(VARIANTS)
     scale: int = 500
+    slow_scale: int = 50
+    """Divisors of sizes and bandwidths, for gradients as they are and for other variants."""
     latency: float = 100e-6
     """Assumed seconds of one trip: a wake-up on a busy machine."""
     chunk_bytes: int = 64 << 10
@@ -69,12 +71,17 @@ class MeasuredSettings:
     periods: int = 3
     """Synchronisations of a parameter that are measured with local steps."""
 
-    def list_links(self, hosts: int) -> list[tuple[str, float]]:
-        """Return variants and bandwidths to measure on so many hosts."""
-        if hosts == 1:
-            return [("none", math.inf)]
-        chosen = [(name, (self.slow,) if name != "none" else self.bandwidths) for name in self.variants]
-        return [(name, bandwidth) for name, bandwidths in chosen for bandwidth in bandwidths]
+    def list_links(self, hosts: int) -> list[tuple[str, float, int]]:
+        """Return variants, bandwidths and divisors to measure on so many hosts."""
+        links: list[tuple[str, float, int]] = []
+        for name in self.variants:
+            if name == "gradients":
+                links += [(name, bandwidth, self.scale) for bandwidth in self.bandwidths]
+            else:
+                links.append((name, self.slow, self.slow_scale))
+        if hosts > 1:
+            return links
+        return [("gradients", math.inf, scale) for scale in dict.fromkeys(scale for _, _, scale in links)]
 
 
 def run(settings: MeasuredSettings, console: Console) -> Path:
@@ -83,28 +90,29 @@ def run(settings: MeasuredSettings, console: Console) -> Path:
     begun = time.perf_counter()
     models = [model for model in MODELS if model.name in settings.models]
     rows: list[dict[str, Any]] = []
-    told: dict[tuple[str, int], Recorded] = {}
-    wanted = dict.fromkeys(bandwidth for _, bandwidth in settings.list_links(2))
-    reached = {bandwidth: _measure_bandwidth(bandwidth / settings.scale) for bandwidth in wanted}
+    told: dict[tuple[str, int, int], Recorded] = {}
+    wanted = dict.fromkeys(bandwidth / scale for _, bandwidth, scale in settings.list_links(2))
+    reached = {bandwidth: _measure_bandwidth(bandwidth) for bandwidth in wanted}
     count = sum(len(models) * len(settings.list_links(hosts)) for hosts, _ in settings.worlds)
     with progress.show_progress(console, "hosts", count) as advance:
         for hosts, per_host in settings.worlds:
             with _start_job(hosts, per_host, settings) as (places, group):
-                for name, bandwidth in settings.list_links(hosts):
+                for name, bandwidth, scale in settings.list_links(hosts):
                     if math.isfinite(bandwidth):
-                        places.limit_bandwidth(bandwidth / settings.scale)
+                        places.limit_bandwidth(bandwidth / scale)
+                    network = Network(reached.get(bandwidth / scale, math.inf), settings.latency)
                     for model in models:
-                        seconds, sent, recording = _take_steps(settings, group, places, model, VARIANTS[name])
+                        key = model.name, per_host, scale
+                        seconds, sent, recording = _take_steps(settings, group, places, model, VARIANTS[name], scale)
                         if hosts == 1:
-                            told[model.name, per_host] = choose_steps(recording)
-                        network = Network(reached.get(bandwidth, bandwidth), settings.latency)
-                        foreseen = _predict_steps(told[model.name, per_host], hosts, network, VARIANTS[name])
+                            told[key] = choose_steps(recording)
+                        foreseen = _predict_steps(told[key], hosts, network, VARIANTS[name])
                         row = _make_row(model, hosts, per_host, bandwidth, seconds, sent, foreseen)
-                        rows.append({"variant": name, **row, "load": os.getloadavg()[0]})
+                        rows.append({"variant": name, "scale": scale, **row, "load": os.getloadavg()[0]})
                         advance(f"{hosts} x {per_host}, {model.name}, {name}")
     results = {
         "results": rows,
-        "reached": [[bandwidth / settings.scale, found] for bandwidth, found in reached.items()],
+        "reached": list(reached.items()),
         "seconds": round(time.perf_counter() - begun, 1),
     }
     return records.write("scaling-measured", asdict(settings), before, results)
@@ -135,14 +143,14 @@ def _measure_bandwidth(bandwidth: float) -> float:
 
 
 def _take_steps(
-    settings: MeasuredSettings, group: Group, places: HostPlaces, model: Model, variant: Variant
+    settings: MeasuredSettings, group: Group, places: HostPlaces, model: Model, variant: Variant, scale: int
 ) -> tuple[float, float, list[Recording]]:
     """Take steps of a model; return the seconds and the bytes that a host sends in one, and the recording, if any."""
     step = make_step(model, BATCH)
     request = {
         "do": "steps" if variant.local is None else "local steps",
         "moments": [tensor.ready for tensor in step.tensors],
-        "bytes": [int(tensor.nbytes) // settings.scale for tensor in step.tensors],
+        "bytes": [int(tensor.nbytes) // scale for tensor in step.tensors],
         "seconds": step.seconds,
         "compression": variant.compression or "none",
         "steps": settings.steps,
@@ -186,21 +194,22 @@ def build_tables(content: dict[str, Any]) -> list[Table]:
     """Return the table of `out/scaling-measured.json`."""
     settings = content["settings"]
     table = Table(
-        f"Steps foreseen and measured, sizes and bandwidths 1/{settings['scale']} of these",
-        ["model", "job", "link", "hosts x ranks", "measured", "foreseen", "error", f"within {100 * CLOSE:.0f} %",
+        "Steps foreseen and measured, sizes and bandwidths divided",
+        ["model", "job", "link", "by", "hosts x ranks", "measured", "foreseen", "error", f"within {100 * CLOSE:.0f} %",
          "efficiency", "foreseen", "a host sends", "foreseen"],
         left=("job", "link"),
     )  # fmt: skip
-    alone = {(row["model"], row["per_host"]): row for row in content["results"] if row["hosts"] == 1}
+    alone = {(row["model"], row["per_host"], row["scale"]): row for row in content["results"] if row["hosts"] == 1}
     several = [row for row in content["results"] if row["hosts"] > 1]
     order = {name: place for place, name in enumerate((*settings["models"], *VARIANTS))}
     for row in sorted(several, key=lambda row: (order[row["model"]], order[row["variant"]], -row["bandwidth"])):
-        one = alone[row["model"], row["per_host"]]
+        one = alone[row["model"], row["per_host"], row["scale"]]
         error = row["foreseen"] / row["seconds"] - 1
         cells = [
             row["model"],
             row["variant"],
             f"{row['bandwidth'] / 1e9:g} Gbit/s",
+            str(row["scale"]),
             f"{row['hosts']} x {row['per_host']}",
         ]
         cells += [f"{1e3 * row['seconds']:.0f} ms", f"{1e3 * row['foreseen']:.0f} ms", f"{100 * error:+.1f} %"]

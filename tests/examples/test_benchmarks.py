@@ -291,17 +291,26 @@ def test_what_is_foreseen_stands_beside_what_is_published(console: Console) -> N
     assert chosen["fitted"] == pytest.approx(chosen["published"], abs=1e-3)
     shown = text(scaling.build_tables(content))
     assert "Not measured" in shown and "miss" in shown and "+26.9" in shown
+    found = content["sensitivity"]
+    assert 0 < found["close"] < found["combinations"] and "| +8.1 pass |" in shown
+    plausible = next(iter(found["choices"].values()))
+    for name, sign in (("link reaches 25 Gbit/s", 1), ("steps do not vary", 1), ("batch of 32", -1), ("no fusion", -1)):
+        differences = [sign * (other - each) for other, each in zip(found["choices"][name], plausible, strict=True)]
+        assert max(differences) > 0.02 and min(differences) > -0.001, name
 
 
 @pytest.mark.slow
 def test_what_is_foreseen_stands_beside_what_is_measured(console: Console) -> None:
     if reason := lacking():
         pytest.skip(reason)
-    settings = measured.MeasuredSettings(models=("VGG-16",), worlds=((1, 2), (2, 2)), bandwidths=(10e9,), steps=2)
+    worlds, variants = ((1, 2), (2, 2)), ("gradients", "gradients, fp8", "4 local steps")
+    settings = measured.MeasuredSettings(("VGG-16",), worlds, (10e9,), variants=variants, steps=2, periods=1)
     content = json.loads(measured.run(settings, console).read_text())
-    alone, two = content["results"]
+    alone, _, two, coded, local = content["results"]
     assert alone["sent"] < 1e4 and alone["foreseen_bytes"] == 0
     # Each of two ranks on a host sends half of the data, and then its part of the sum.
     assert two["foreseen_bytes"] < two["sent"] < 1.5 * two["foreseen_bytes"]
     assert two["seconds"] > alone["seconds"] and two["foreseen"] > alone["foreseen"]
-    assert "| VGG-16 | 10 Gbit/s | 2 x 2 |" in text(measured.build_tables(content))
+    assert coded["sent"] < 10 * two["sent"] / 3 and local["sent"] < 10 * two["sent"] / 3  # of ten times the size
+    assert all(1 < row["sent"] / row["foreseen_bytes"] < 1.2 for row in (coded, local))
+    assert "| VGG-16 | gradients | 10 Gbit/s | 500 | 2 x 2 |" in text(measured.build_tables(content))
