@@ -66,17 +66,21 @@ def unroll_local_steps(step: Step, local: LocalSteps, compression: str) -> tuple
     """
     parameters = [_make_outer_gradient(tensor, compression) for tensor in find_gradients(step)]
     sizes = {str(number): round(tensor.nbytes) for number, tensor in enumerate(parameters)}
-    fragments = split_parameters(sizes, local.fragments, local.every)
-    count = local.every * (PERIODS if local.delay else 1)
+    # The first fragment's offset of 0 is the end of a period.
+    first, *others = split_parameters(sizes, local.fragments, local.every)
+    periods = PERIODS if local.delay else 1
+    count = periods * local.every
     tensors: list[Tensor] = []
     waits: list[tuple[float, float]] = []
-    for number in range(1, count + 1):
+    for fragment, number in [
+        (fragment, period * local.every + (fragment.offset or local.every))
+        for period in range(periods)
+        for fragment in (*others, first)
+    ]:
         begun, due = number * step.seconds, (number + local.delay) * step.seconds
-        for fragment in fragments:
-            if fragment.is_due(number, local.every):
-                members = [parameters[int(name)] for name in fragment.names]
-                tensors += [replace(each, ready=begun, started=begun, ended=begun, due=due) for each in members]
-                waits.append((due, due))
+        members = [parameters[int(name)] for name in fragment.names]
+        tensors += [replace(each, ready=begun, started=begun, ended=begun, due=due) for each in members]
+        waits.append((due, due))
     return Step((count + local.delay) * step.seconds, tuple(tensors), tuple(waits)), count
 
 
