@@ -60,7 +60,7 @@ class MeasuredSettings:
     slow: float = 2.5e9
     """The same for other variants, so that what they send is not all hidden."""
     variants: tuple[str, ...] = tuple(VARIANTS)
-    scale: int = 500
+    scale: int = 200
     slow_scale: int = 50
     """Divisors of sizes and bandwidths, for gradients as they are and for other variants."""
     latency: float = 100e-6

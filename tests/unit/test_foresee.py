@@ -334,6 +334,13 @@ def test_fragments_travel_one_after_another_over_a_slow_link() -> None:
     assert [tensor.nbytes for tensor in unrolled.tensors[:3]] == [300_000, 200_000, 500_000]
 
 
+def test_a_fragment_that_is_needed_later_is_not_waited_for() -> None:
+    """Each of two fragments takes 0.15 s of the 0.3 s after which it is needed; one is needed while the other travels."""
+    halves = local_step(187_500, 187_500)
+    found = predict_local_steps(halves, LocalSteps(4, 2, 3), "none", RULES, 2, Network(1e7, 0.0))
+    assert found.seconds == pytest.approx(0.1)
+
+
 def test_outer_gradients_are_float32_or_wider() -> None:
     for dtype, nbytes in (("bfloat16", 2000), ("float32", 1000), ("float64", 1000)):
         unrolled, _ = unroll_local_steps(local_step(1000, dtype=dtype), LocalSteps(1), "none")
