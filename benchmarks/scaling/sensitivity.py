@@ -102,7 +102,7 @@ def find_worst_error(foreseen: list[float]) -> float:
 def study(steps: dict[tuple[str, int], Step]) -> dict[str, Any]:
     """Compute efficiencies for each of `CHOICES`, and count the combinations of `GRID` that reproduce all figures."""
     choices = {name: foresee_published(chosen, steps) for name, chosen in CHOICES.items()}
-    grid = [Assumptions(**dict(zip(GRID, values, strict=True))) for values in product(*GRID.values())]  # type: ignore[arg-type]
+    grid = [Assumptions(**dict(zip(GRID, values, strict=True))) for values in product(*GRID.values())]
     close = [chosen for chosen in grid if abs(find_worst_error(foresee_published(chosen, steps))) <= CLOSE]
     ranges = {name: sorted({getattr(chosen, name) for chosen in close}) for name in GRID}
     return {"choices": choices, "combinations": len(grid), "close": len(close), "close_with": ranges}

@@ -71,6 +71,7 @@ class Tensor:
     compression: str = "none"  # dtype on the wire; tensors with different ones do not fuse
     dtype: str = "float32"  # dtype in memory; likewise
     due: float = 0.0  # moment at which the program needs it, if later than its end
+    work: float = math.inf  # seconds of its entry in which the host worked for it, instead of waiting for ranks
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,7 @@ class Batch:
     compression: str = "none"
     dtype: str = "float32"
     due: float = 0.0
+    work: float = math.inf  # at most the time from `started` to `ended`
 
     @property
     def wire(self) -> str:
@@ -251,7 +253,8 @@ def _close(queue: list[Tensor], moment: float, rules: Rules) -> list[Batch]:
         started = max(moment, min(tensor.started for tensor in members))
         ended = max(started, max(tensor.ended for tensor in members))
         due = max(ended, min(tensor.due for tensor in members))
-        batches.append(Batch(moment, started, ended, nbytes, *_describe_kind(first), due))
+        work = sum(tensor.work for tensor in members)
+        batches.append(Batch(moment, started, ended, nbytes, *_describe_kind(first), due, min(work, ended - started)))
         queue = others
     return batches
 
@@ -311,8 +314,9 @@ def _compute_begin(batch: Batch, late: float, free: float, network: Network) -> 
 def _cross_network(batch: Batch, late: float, free: float, rules: Rules, cluster: Cluster) -> tuple[float, float]:
     """Return the end of an entry, and the bytes that a host sends for it.
 
-    Within the host, its chunks are done evenly from its begin to its end. Each takes `passing` seconds on the link and
-    some trips. As many chunks as there are slots do so at once.
+    Within the host, its chunks are done evenly. Each takes `passing` seconds on the link and some trips. As many chunks
+    as there are slots do so at once. Each rank sends what it has packed, so that only the host's work delays what is
+    sent, while its waits for late ranks pass meanwhile.
     """
     network = cluster.network
     one_shot = is_one_shot(batch, cluster.hosts, cluster.ranks)
@@ -321,10 +325,10 @@ def _cross_network(batch: Batch, late: float, free: float, rules: Rules, cluster
     passing = 8 * nbytes / chunks / network.bandwidth
     crossing = passing + network_steps(batch, cluster.hosts, cluster.ranks) * network.latency
     begin = _compute_begin(batch, late, free, network)
-    local = batch.ended - batch.started
+    work = min(batch.work, batch.ended - batch.started)
     each = max(passing, crossing / SLOTS)
-    last = max(begin + local / chunks + (chunks - 1) * each, begin + local)
-    return last + crossing, nbytes
+    last = max(begin + work / chunks + (chunks - 1) * each, begin + work)
+    return max(last + crossing, begin + batch.ended - batch.started), nbytes
 
 
 def _direct_chunk(batch: Batch, rules: Rules) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -134,6 +135,7 @@ def _make_tensor(recording: Recording, tensor: RecordedTensor, begun: float, tog
     """
     entry = recording.entries.get(tensor.entry)
     factor = entry.nbytes / together if entry is not None and together else 1.0
+    share = tensor.nbytes / together if together else 1.0
     return Tensor(
         ready=tensor.ready - begun,
         started=tensor.started - begun,
@@ -142,4 +144,5 @@ def _make_tensor(recording: Recording, tensor: RecordedTensor, begun: float, tog
         kind=tensor.kind,
         compression="none" if entry is None else entry.compression,
         dtype=(entry.dtype if entry is not None else "") or "float32",
+        work=math.inf if entry is None or not entry.stages else share * sum(entry.stages.values()),
     )

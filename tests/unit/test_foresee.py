@@ -235,7 +235,16 @@ def test_a_long_way_bounds_how_many_chunks_are_under_way() -> None:
 
 def test_a_batch_has_what_its_tensors_have() -> None:
     tensors = (Tensor(0.01, 0.02, 0.03, 10), Tensor(0.012, 0.02, 0.04, 20))
-    assert fuse_tensors(Step(0.1, tensors, ()), RULES) == [Batch(0.012, 0.02, 0.04, 30, "allreduce", due=0.04)]
+    assert fuse_tensors(Step(0.1, tensors, ()), RULES) == [
+        Batch(0.012, 0.02, 0.04, 30, "allreduce", due=0.04, work=0.02)
+    ]
+
+
+def test_waits_for_late_ranks_of_the_host_pass_while_bytes_travel() -> None:
+    """Of 10 ms in the host 2 ms are work. After half of it the first of two chunks takes 8 ms, then the other."""
+    one = Tensor(0.080, 0.090, 0.100, 2e6, work=0.002)
+    added = predict(Step(0.1, (one,), ((0.090, 0.100),)), replace(RULES, chunk_bytes=1 << 20), 2, LINK).seconds - 0.1
+    assert added == pytest.approx(0.001 + 2 * 8e-3 + 2e-4 - 0.010)
 
 
 def test_a_small_allreduce_is_one_exchange() -> None:
@@ -335,7 +344,7 @@ def test_fragments_travel_one_after_another_over_a_slow_link() -> None:
 
 
 def test_a_fragment_that_is_needed_later_is_not_waited_for() -> None:
-    """Each of two fragments takes 0.15 s of the 0.3 s after which it is needed; one is needed while the other travels."""
+    """Each of two fragments takes 0.15 s of the 0.3 s until it is needed; one is needed while the other travels."""
     halves = local_step(187_500, 187_500)
     found = predict_local_steps(halves, LocalSteps(4, 2, 3), "none", RULES, 2, Network(1e7, 0.0))
     assert found.seconds == pytest.approx(0.1)
