@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_timeout
 from hypothesis import HealthCheck, settings
 
 from engine.metrics import page
@@ -20,6 +21,7 @@ from .mpi import MPIS
 from .ranks import ownerless
 from .shared_jobs import Jobs, parts, rank, ranks, size
 from .time_table import long_tests, time_table
+from .waiting import SLOWNESS
 from .workers import PartScheduling
 
 __all__ = ["parts", "rank", "ranks", "size"]
@@ -108,6 +110,14 @@ def pytest_collection_finish() -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Register the plugin that runs tests on shared ranks."""
     config.pluginmanager.register(Jobs(), "shared jobs")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: pytest_timeout.Settings) -> object:
+    """Scale the time that a test may take, as all deadlines in it are scaled."""
+    if SLOWNESS == 1:
+        return None
+    return pytest_timeout.pytest_timeout_set_timer(item, settings._replace(timeout=settings.timeout * SLOWNESS))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> PartScheduling:

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .waiting import MARK, PATIENCE, Found, NotWithin, let_pass, marked, until
+from .waiting import MARK, PATIENCE, SLOWNESS, Found, NotWithin, let_pass, marked, until
 
 ROOT = Path(__file__).resolve().parents[1]
 SHOWN = 6000  # characters of a rank's stream in a failure's text
@@ -89,7 +89,7 @@ class Job:
         python: str = "",  # interpreter of the ranks; empty: the one that runs the tests
     ) -> None:
         self.size = np
-        self.timeout = timeout
+        self.timeout = timeout * SLOWNESS
         self.mark = uuid.uuid4().hex
         self.home = Path(tempfile.mkdtemp(prefix="ranks-"))
         self.directory = self.home / "work"  # working directory of the ranks
@@ -163,7 +163,7 @@ class Job:
 
     def allow(self, seconds: float) -> None:
         """Set the time limit to this many seconds from now, instead of `timeout` from the start."""
-        self.timeout = time.monotonic() - self._started + seconds
+        self.timeout = time.monotonic() - self._started + seconds * SLOWNESS
 
     def dump(self) -> None:
         """Make the ranks write the stacks of their threads to their stderr."""

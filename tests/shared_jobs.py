@@ -15,10 +15,10 @@ import pytest
 from . import on_ranks
 from .on_ranks import BEGUN, FAILED, OUTCOMES, SKIPPED, Case, Ranks
 from .ranks import Job, RanksFailed, start_ranks
-from .waiting import NotWithin, until
+from .waiting import SLOWNESS, NotWithin, until
 from .workers import find_part
 
-STALLED = {"ENGINE_STALL_LIMIT": "45"}  # a missing rank becomes an error, in time for the report
+STALLED = {"ENGINE_STALL_LIMIT": f"{45 * SLOWNESS:g}"}  # a missing rank becomes an error, in time for the report
 START = 300  # seconds for a job's first test, during which ranks import their frameworks
 Key = tuple[str, Ranks]
 

@@ -11,6 +11,8 @@ from typing import TypeVar
 Found = TypeVar("Found")
 
 MARK = "RANKS_TEST"  # variable by which the processes of a test are found
+SLOWNESS = float(os.environ.get("TESTS_SLOWNESS", "1"))
+"""Factor for every deadline of a test: 1, or more where an emulator runs the tests (tools/release/trial.py)."""
 PATIENCE = 60.0  # seconds for a state that comes soon, even after the import of a framework, or never
 
 
@@ -21,9 +23,11 @@ class NotWithin(AssertionError):
 def until(condition: Callable[[], Found], what: str, seconds: float = PATIENCE, pause: float = 0.002) -> Found:
     """Poll a condition until it holds, with a last poll after the deadline, however long this process was stopped.
 
-    Returns the condition's true value, or raises `NotWithin`, which names the state `what`. `pause` is the seconds
-    between two polls; 0 only yields the processor.
+    Returns the condition's true value, or raises `NotWithin`, which names the state `what`. `seconds` is the time on a
+    machine; in an emulator it is `SLOWNESS` times as long. `pause` is the seconds between two polls; 0 only yields the
+    processor.
     """
+    seconds *= SLOWNESS
     end = time.monotonic() + seconds
     while True:
         over = time.monotonic() > end

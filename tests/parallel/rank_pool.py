@@ -12,9 +12,10 @@ from types import TracebackType
 from typing import Any
 
 from ..ranks import Job, RanksFailed, start_ranks
+from ..waiting import SLOWNESS
 from . import drawn_operations
 
-ENV = {"ENGINE_STALL_LIMIT": "30"}
+ENV = {"ENGINE_STALL_LIMIT": f"{30 * SLOWNESS:g}"}
 
 
 def serve(address: str) -> None:
@@ -48,7 +49,7 @@ class Pool:
 
     def __init__(self, size: int, answer_within: float = 60.0) -> None:
         self.size = size
-        self.answer_within = answer_within
+        self.answer_within = answer_within * SLOWNESS
         self.programs = 0  # number since these ranks were started
         self._job: Job | None = None
         self._files: list[Any] = []

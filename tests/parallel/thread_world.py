@@ -23,9 +23,11 @@ from engine.native import core, setup
 from engine.net.rendezvous.layout import Layout
 from engine.session import runtime
 
+from ..waiting import SLOWNESS
+
 SETTINGS: dict[str, Any] = {
     "stall_warning": 0.0,
-    "stall_limit": 60.0,
+    "stall_limit": 60.0 * SLOWNESS,
     "spin_us": 0.0,
 }
 KNOBS: dict[str, Any] = {
