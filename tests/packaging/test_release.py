@@ -147,6 +147,11 @@ def test_a_wheel_that_is_not_fit_leaves_the_directory_and_its_list(
     assert (tmp_path / "work" / "rejected" / wheels[0].name).exists()
 
 
+def test_the_list_of_digests_is_written_where_no_wheel_could_be_built(tmp_path: Path) -> None:
+    builder.write_sums(tmp_path / "dist")
+    assert (tmp_path / "dist" / "SHA256SUMS").read_text() == ""
+
+
 def test_bill_of_materials_lists_what_the_wheel_holds_links_and_needs(
     site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import zipfile
 from importlib import metadata
 from pathlib import Path
 
@@ -15,10 +16,12 @@ import pytest
 
 pytest.importorskip("pyproject_metadata", reason="needs the dev extra")
 
-from tools.release import check, licences
+from tools.release import check, licences, sdist
 from tools.release.agreement import COPIES, check_version
-from tools.release.finding import Finding, Verdict, format_table
+from tools.release.commands import CommandError, ask_git, run_tool
+from tools.release.finding import CheckState, Finding, format_table
 from tools.release.sdist import BadSdistError, compare_files
+from tools.release.targets import TARGETS
 
 from .environments import ROOT, commit, run
 
@@ -44,7 +47,7 @@ def set_version(tree: Path, version: str) -> None:
 
 def find_problems(tree: Path) -> list[str]:
     run(["git", "-c", "user.name=t", "-c", "user.email=t@localhost", "commit", "-qam", "change", "--allow-empty"], tree)
-    return [outcome.text for outcome in check_version(tree) if outcome.state is Verdict.FAILED]
+    return [finding.text for finding in check_version(tree) if finding.state is CheckState.FAILED]
 
 
 @pytest.fixture
@@ -62,8 +65,8 @@ def checkout(tmp_path: Path) -> Path:
 @needs_git
 def test_places_of_this_checkout_agree_on_the_version() -> None:
     """Changes that are not committed here are somebody's work, and no part of this test."""
-    wrong = [each for each in check_version(ROOT) if each.state is Verdict.FAILED and "not committed" not in each.text]
-    assert wrong == []
+    failed = [finding.text for finding in check_version(ROOT) if finding.state is CheckState.FAILED]
+    assert [text for text in failed if "not committed" not in text] == []
 
 
 def test_a_development_version_agrees_with_what_the_changelog_says_of_the_next(checkout: Path) -> None:
@@ -85,8 +88,8 @@ def test_a_release_has_its_version_in_the_changelog_with_a_date(checkout: Path) 
     assert "## [7.1.0] of CHANGELOG.md has no date" in problem
     edit(checkout, "CHANGELOG.md", r"^## \[7.1.0\]", "## [7.1.0] - 2031-01-01")
     assert find_problems(checkout) == []
-    [tag] = [outcome for outcome in check_version(checkout) if outcome.subject == "tag"]
-    assert tag.state is Verdict.UNTRIED and "git tag -s v7.1.0" in tag.text
+    [tag] = [finding for finding in check_version(checkout) if finding.subject == "tag"]
+    assert tag.state is CheckState.UNTRIED and "git tag -s v7.1.0" in tag.text
 
 
 def test_the_tag_of_a_release_is_its_version_and_belongs_to_its_commit(checkout: Path) -> None:
@@ -94,11 +97,11 @@ def test_the_tag_of_a_release_is_its_version_and_belongs_to_its_commit(checkout:
     edit(checkout, "CHANGELOG.md", r"^## \[Unreleased\]", "## [7.1.0] - 2031-01-01")
     assert find_problems(checkout) == []
     run(["git", "tag", "v7.1.1"], checkout)
-    [problem] = [outcome.text for outcome in check_version(checkout) if outcome.state is Verdict.FAILED]
+    [problem] = [finding.text for finding in check_version(checkout) if finding.state is CheckState.FAILED]
     assert "meson.build says 7.1.0" in problem and "the tag v7.1.1" in problem
     run(["git", "tag", "-d", "v7.1.1"], checkout)
     run(["git", "tag", "v7.1.0"], checkout)
-    assert [outcome.state for outcome in check_version(checkout)] == [Verdict.PASSED]
+    assert [finding.state for finding in check_version(checkout)] == [CheckState.PASSED]
     [problem] = find_problems(checkout)  # of a later commit
     assert "v7.1.0 is the tag of another commit" in problem
 
@@ -109,11 +112,12 @@ def test_copies_of_the_version_and_changed_files_are_told(checkout: Path) -> Non
     [problem] = find_problems(checkout)
     assert "meson.build says 7.1.0.dev3" in problem and f"{name} says 7.0.9" in problem
     set_version(checkout, "7.1.0.dev4")
-    [problem] = [outcome.text for outcome in check_version(checkout) if outcome.state is Verdict.FAILED]
+    [problem] = [finding.text for finding in check_version(checkout) if finding.state is CheckState.FAILED]
     assert "2 changed files are not committed" in problem
 
 
 def write_sdist(folder: Path, files: dict[str, bytes]) -> Path:
+    folder.mkdir(exist_ok=True)
     path = folder / "enginerun-7.1.0.tar.gz"
     with tarfile.open(path, "w:gz") as archive:
         for name, data in files.items():
@@ -139,6 +143,41 @@ def test_an_archive_of_sources_has_what_git_has_and_nothing_else(
     assert compare_files(write_sdist(tmp_path, {"PKG-INFO": b"", **committed}), committed) == 2
     with pytest.raises(BadSdistError, match=complaint):
         compare_files(write_sdist(tmp_path, files), committed)
+
+
+def test_a_new_archive_replaces_older_ones_of_this_project_alone(tmp_path: Path, monkeypatch) -> None:
+    names = ("enginerun-7.0.9.tar.gz", "data.tar.gz", "enginerun_data.tar.gz")
+    for name in names:
+        (tmp_path / name).touch()
+    built = write_sdist(tmp_path / "built", {"PKG-INFO": b"", "a.py": b"1"})
+    monkeypatch.setattr(sdist, "_build_archive", lambda *arguments: built)
+    monkeypatch.setattr(sdist, "read_commit", lambda root, commit: {"a.py": b"1"})
+    [finding] = sdist.check_sdist(tmp_path, tmp_path / "work", tmp_path, "0" * 40, 1)
+    assert finding.state is CheckState.PASSED
+    assert {path.name for path in tmp_path.glob("*.tar.gz")} == {*names[1:], built.name}
+
+
+@needs_git
+def test_wheels_are_compared_with_an_archive_of_their_own_commit_alone(checkout: Path, tmp_path: Path) -> None:
+    set_version(checkout, "7.1.0")
+    find_problems(checkout)  # commits
+    out, wheel = tmp_path / "dist", TARGETS["cp311-x86_64"]
+    made = write_sdist(out, {"PKG-INFO": b"Name: one", **sdist.read_commit(checkout, "HEAD")})
+    packed = out / f"enginerun-7.1.0-{wheel.tag}.whl"
+
+    def compare() -> Finding:
+        [finding] = sdist.compare_wheels(checkout, "HEAD", out, [wheel])
+        return finding
+
+    for text, state in (("Name: one", CheckState.PASSED), ("Name: other", CheckState.FAILED)):
+        with zipfile.ZipFile(packed, "w") as archive:
+            archive.writestr("enginerun-7.1.0.dist-info/METADATA", text)
+        assert compare().state is state
+    (checkout / "README.md").write_text("of a later commit\n")
+    find_problems(checkout)
+    assert compare().state is CheckState.UNTRIED and "README.md differs" in compare().text
+    made.unlink()
+    assert compare().state is CheckState.UNTRIED and "add the step sdist" in compare().text
 
 
 def install_package(site: Path, name: str, fields: str, requires: tuple[str, ...] = ()) -> metadata.Distribution:
@@ -172,6 +211,24 @@ def test_a_licence_is_told_by_metadata_and_allowed_if_it_is_permissive(
     assert (found, licences.is_allowed(found)) == (licence, allowed)
 
 
+@pytest.mark.parametrize("name", ["LICENSE", "licenses/LICENCE.txt", "licenses/inner/COPYING", "licenses/terms.md"])
+def test_a_licence_is_told_by_a_text_in_the_package_where_no_field_tells_it(tmp_path: Path, name: str) -> None:
+    named = "License-File: terms.md\n" if name.endswith("terms.md") else ""  # a name that does not say what it is
+    package = install_package(tmp_path, "thing", named)
+    text = tmp_path / "thing-1.dist-info" / name
+    text.parent.mkdir(parents=True, exist_ok=True)
+    text.write_text("The MIT License\n\nCopyright of its authors\n")
+    if not named:
+        (tmp_path / "thing-1.dist-info" / "RECORD").write_text(f"thing-1.dist-info/{name},,\n")
+    assert licences.read_licence(package) == "MIT"
+
+
+def test_no_licence_has_passed_where_the_project_is_not_installed(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    [finding] = licences.check_licences(ROOT)
+    assert finding.state is CheckState.UNTRIED and "enginerun is not installed here" in finding.text
+
+
 def test_an_exemption_ends_when_the_licence_changes() -> None:
     assert licences.is_accepted("certifi", "MPL-2.0") and not licences.is_accepted("certifi", "GPL-3.0")
     assert not licences.is_accepted("requests", "MPL-2.0")
@@ -188,17 +245,17 @@ def test_a_package_deep_below_with_a_licence_that_is_not_allowed_is_named(
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     closure = licences.find_dependencies("enginerun", ["ray"])
     assert sorted(closure.packages) == ["actors", "deep", "sound"] and closure.missing == {"absent": "actors"}
-    found = {outcome.subject: outcome for outcome in licences.check_licences(ROOT)}
-    assert found["licence of deep"].state is Verdict.FAILED
+    found = {finding.subject: finding for finding in licences.check_licences(ROOT)}
+    assert found["licence of deep"].state is CheckState.FAILED
     assert "deep has the licence GPL-2.0-only" in found["licence of deep"].text
-    assert found["licence of absent"].state is Verdict.UNTRIED and "licences" not in found
+    assert found["licence of absent"].state is CheckState.UNTRIED and "licences" not in found
 
 
 def test_the_table_names_each_check_and_counts_them() -> None:
     table = format_table([
-        Finding("version", Verdict.PASSED, "1.0"),
-        Finding("trial of cp314t", Verdict.UNTRIED, "no such Python\nhere"),
-        Finding("sdist", Verdict.FAILED, "x" * 200),
+        Finding("version", CheckState.PASSED, "1.0"),
+        Finding("trial of cp314t", CheckState.UNTRIED, "no such Python\nhere"),
+        Finding("sdist", CheckState.FAILED, "x" * 200),
     ])  # fmt: skip
     lines = table.splitlines()
     assert lines[0].split() == ["version", "passed", "1.0"]
@@ -209,7 +266,7 @@ def test_the_table_names_each_check_and_counts_them() -> None:
 @needs_git
 def test_steps_are_chosen_by_name_and_a_failure_is_the_exit_status(monkeypatch, capsys) -> None:
     steps = {name: (lambda release, s=state: iter([Finding(s.value, s, "so")])) for name, state in
-             {"good": Verdict.PASSED, "bad": Verdict.FAILED, "later": Verdict.UNTRIED}.items()}  # fmt: skip
+             {"good": CheckState.PASSED, "bad": CheckState.FAILED, "later": CheckState.UNTRIED}.items()}  # fmt: skip
     monkeypatch.setattr(check, "STEPS", steps)
     for chosen, status in (("good,later", 0), ("good,bad", 1)):
         monkeypatch.setattr(sys, "argv", ["check", "--steps", chosen])
@@ -219,6 +276,41 @@ def test_steps_are_chosen_by_name_and_a_failure_is_the_exit_status(monkeypatch, 
     with pytest.raises(SystemExit):
         check.main()
     assert "there is no step 'god'; there are: good, bad, later" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("program", "complaint"),
+    [
+        ("print('why'); raise SystemExit(3)", "exited with 3:\nwhy"),
+        ("import time; print('begun', flush=True); time.sleep(60)", "was not done within 2 s:\nbegun"),
+    ],
+)
+def test_a_command_that_fails_or_hangs_is_named_with_its_output(tmp_path: Path, program: str, complaint: str) -> None:
+    with pytest.raises(CommandError) as failed:
+        run_tool([sys.executable, "-c", program], tmp_path, timeout=2)
+    assert complaint in str(failed.value) and f"run in {tmp_path}" in str(failed.value)
+    with pytest.raises(CommandError, match=r"no-such-program, run in .* cannot be started"):
+        run_tool(["no-such-program"], tmp_path)
+    with pytest.raises(CommandError, match=r"git log, run in .* exited with 128:\nfatal: not a git"):
+        ask_git(tmp_path, "log")
+
+
+@needs_git
+@pytest.mark.parametrize(
+    "error", [CommandError("git log exited with 1"), subprocess.TimeoutExpired("meson", 9), OSError("the disk is full")]
+)
+def test_a_step_that_ends_early_is_a_failure_and_others_follow(monkeypatch, capsys, error: Exception) -> None:
+    def end_early(release: check.Release):
+        yield Finding("one", CheckState.PASSED, "so")
+        raise error
+
+    steps = {"early": end_early, "good": lambda release: iter([Finding("two", CheckState.PASSED, "so")])}
+    monkeypatch.setattr(check, "STEPS", steps)
+    monkeypatch.setattr(sys, "argv", ["check", "--steps", "early,good", "cp311-x86_64", "aarch64"])
+    assert check.main() == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert f"early: FAILED: the step ended early: {error}" in lines and "two: so" in lines
+    assert lines[-1] == "repeat what failed by: make release-check STEPS=early WHEELS='cp311-x86_64 aarch64'"
 
 
 def test_make_runs_the_check_as_one_command() -> None:

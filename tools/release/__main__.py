@@ -22,12 +22,13 @@ from io import BytesIO
 from pathlib import Path
 
 from .archive import pack_wheel, read_metadata
+from .commands import CommandError, ask_git
 from .compilation import compile_target
-from .finding import Finding, Verdict
+from .finding import CheckState, Finding
 from .headers import NoHeadersError, find_headers
 from .inspection import BadWheelError, inspect_wheel
 from .materials import describe_materials
-from .targets import Target, select_targets
+from .targets import Target, add_names, select_targets
 
 ROOT = Path(__file__).parents[2]
 WORK = ROOT / "build" / "wheels"
@@ -44,27 +45,18 @@ class Revision:
         """Write the files of the commit into a directory that is made anew."""
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        with tarfile.open(fileobj=BytesIO(_ask_git("archive", "--format=tar", self.commit))) as files:
+        with tarfile.open(fileobj=BytesIO(ask_git(ROOT, "archive", "--format=tar", self.commit))) as files:
             files.extractall(folder)  # our own, from git
         return folder
 
 
 def read_revision() -> Revision:
     """Return the commit that is checked out."""
-    commit, epoch = _ask_git("log", "-1", "--format=%H %ct").decode().split()
-    changed = _ask_git("status", "--porcelain", "--untracked-files=no").decode().splitlines()
+    commit, epoch = ask_git(ROOT, "log", "-1", "--format=%H %ct").decode().split()
+    changed = ask_git(ROOT, "status", "--porcelain", "--untracked-files=no").decode().splitlines()
     if changed:
         print(f"{len(changed)} changed files are not committed; the wheels are of commit {commit[:12]}", flush=True)
     return Revision(commit, int(os.environ.get("SOURCE_DATE_EPOCH", epoch)))
-
-
-def _ask_git(*arguments: str) -> bytes:
-    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, timeout=60, check=False)
-    if done.returncode:
-        raise SystemExit(
-            f"git {' '.join(arguments)} failed, and wheels are built from a commit: {done.stderr.decode()}"
-        )
-    return done.stdout
 
 
 class Builder:
@@ -101,7 +93,7 @@ class Builder:
         headers = find_headers(target, WORK)
         print(f"{target.name}: compiles with headers of Python {headers.version} ({headers.origin})", flush=True)
         source = self._revision.unpack_files(work / "source")
-        native = _ask_git("rev-parse", f"{self._revision.commit}:engine_ext").decode().strip()
+        native = ask_git(ROOT, "rev-parse", f"{self._revision.commit}:engine_ext").decode().strip()
         cache = work / f"cython-{version('Cython')}" / native
         begun = time.monotonic()
         site = compile_target(
@@ -131,6 +123,7 @@ def write_sums(folder: Path) -> None:
     """Write the digests of all wheels, lists and archives of a directory, as `sha256sum --check` reads them."""
     files = sorted(path for kind in ("*.whl", "*.cdx.json", "*.tar.gz") for path in folder.glob(kind))
     lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files]
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "SHA256SUMS").write_text("".join(lines))
 
 
@@ -143,7 +136,7 @@ def remove_wheel(target: Target, folder: Path) -> None:
 
 
 def build_wheels(builder: Builder, targets: Sequence[Target], out: Path, twice: bool) -> Iterator[Finding]:
-    """Build wheels into `out`, which a wheel that is wrong leaves again, and yield an outcome for each.
+    """Build wheels into `out`, which a wheel that is wrong leaves again, and yield a finding for each.
 
     With `twice` each wheel is built twice, and the two are compared.
     """
@@ -154,11 +147,12 @@ def build_wheels(builder: Builder, targets: Sequence[Target], out: Path, twice: 
             write_sums(out)
             if twice:
                 builder.compare_builds(target, wheel)
-        except (NoHeadersError, BadWheelError, subprocess.CalledProcessError) as error:
+        except (NoHeadersError, BadWheelError, CommandError, subprocess.SubprocessError) as error:
             remove_wheel(target, out)  # an earlier one of this target, or one that is not fit
-            yield Finding(subject, Verdict.FAILED, str(error))
+            yield Finding(subject, CheckState.FAILED, str(error))
         else:
-            yield Finding(subject, Verdict.PASSED, f"{wheel.name}{', built twice with equal bytes' if twice else ''}")
+            again = ", built twice with equal bytes" if twice else ""
+            yield Finding(subject, CheckState.PASSED, f"{wheel.name}{again}")
         write_sums(out)
 
 
@@ -168,21 +162,25 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="directory for the wheels (default: dist)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="compilers that run at the same time")
     parser.add_argument("--twice", action="store_true", help="build each wheel twice, and compare")
-    parser.add_argument("names", nargs="*", help="wheels: cp311-x86_64, cp314t, aarch64, ... (default: all)")
+    add_names(parser)
     options = parser.parse_args()
     try:
         targets = select_targets(options.names)
     except ValueError as error:
         parser.error(str(error))
+    try:
+        builder = Builder(read_revision(), options.out, options.jobs)
+    except CommandError as error:
+        raise SystemExit(f"wheels are built from a commit, and git cannot tell which: {error}") from error
     failed = []
-    for outcome in build_wheels(
-        Builder(read_revision(), options.out, options.jobs), targets, options.out, options.twice
-    ):
-        print(outcome, flush=True)
-        if outcome.state is Verdict.FAILED:
-            failed.append(outcome.subject.removeprefix("wheel "))
+    for finding in build_wheels(builder, targets, options.out, options.twice):
+        print(finding, flush=True)
+        if finding.state is CheckState.FAILED:
+            failed.append(finding.subject.removeprefix("wheel "))
     missing = f"; missing: {', '.join(failed)}" if failed else ""
     print(f"{len(targets) - len(failed)} of {len(targets)} wheels in {options.out}{missing}")
+    if failed:
+        print(f"when the cause is mended: make wheels WHEELS='{' '.join(failed)}'")
     return int(bool(failed))
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 from packaging.version import Version
 
 from .archive import read_metadata
-from .finding import Finding, Verdict
+from .commands import ask_git
+from .finding import CheckState, Finding
 
 SUBJECT = "version"
 # Files that repeat the version because their format leaves no other way, and how it stands there.
@@ -20,7 +20,7 @@ _NEXT = re.compile(r"^This becomes (\d[\w.]*\w)", re.MULTILINE)
 
 
 def check_version(root: Path) -> Iterator[Finding]:
-    """Yield what is wrong with the version of a checkout, or one outcome that tells it.
+    """Yield what is wrong with the version of a checkout, or one finding that tells it.
 
     `meson.build` has the version. Of a development version the changelog's newest heading is "Unreleased", and its
     text names the version that it becomes. Of any other version the heading has that version and a date, and the
@@ -30,12 +30,12 @@ def check_version(root: Path) -> Iterator[Finding]:
     assert version is not None  # `read_metadata` takes it from meson.build
     compare = (_compare_changelog, _compare_copies, _compare_tags)
     wrong = [problem for each in compare for problem in each(root, version)] + _list_changed_files(root)
-    yield from (Finding(SUBJECT, Verdict.FAILED, problem) for problem in wrong)
+    yield from (Finding(SUBJECT, CheckState.FAILED, problem) for problem in wrong)
     if not wrong:
-        yield Finding(SUBJECT, Verdict.PASSED, f"{version}, in meson.build, CHANGELOG.md and {', '.join(COPIES)}")
+        yield Finding(SUBJECT, CheckState.PASSED, f"{version}, in meson.build, CHANGELOG.md and {', '.join(COPIES)}")
     if not version.is_devrelease and not _list_tags(root, "--points-at", "HEAD"):
         text = f"this commit has none yet; when all else passes: git tag -s v{version}"
-        yield Finding("tag", Verdict.UNTRIED, text)
+        yield Finding("tag", CheckState.UNTRIED, text)
 
 
 def _compare_changelog(root: Path, version: Version) -> Iterator[str]:
@@ -83,17 +83,10 @@ def _compare_tags(root: Path, version: Version) -> Iterator[str]:
 
 def _list_tags(root: Path, *options: str) -> list[str]:
     """Return the tags of versions that git lists."""
-    return [each for each in _ask_git(root, "tag", *options).split() if re.fullmatch(r"v\d\S*", each)]
+    return [each for each in ask_git(root, "tag", *options).decode().split() if re.fullmatch(r"v\d\S*", each)]
 
 
 def _list_changed_files(root: Path) -> list[str]:
-    changed = _ask_git(root, "status", "--porcelain", "--untracked-files=no").splitlines()
+    changed = ask_git(root, "status", "--porcelain", "--untracked-files=no").decode().splitlines()
     first = ", ".join(each[3:] for each in changed[:3])
     return [f"{len(changed)} changed files are not committed, and a release is of a commit: {first}"] * bool(changed)
-
-
-def _ask_git(root: Path, *arguments: str) -> str:
-    done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, timeout=60, check=False)
-    if done.returncode:
-        raise SystemExit(f"git {' '.join(arguments)} failed, and a release is of a commit: {done.stderr}")
-    return done.stdout

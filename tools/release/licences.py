@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from .archive import read_metadata
-from .finding import Finding, Verdict
+from .finding import CheckState, Finding
 
 ALLOWED = frozenset(
     "0BSD Apache-2.0 BSD-2-Clause BSD-3-Clause BSL-1.0 CC0-1.0 ISC LLVM-exception MIT MIT-CMU PSF-2.0 Public-Domain "
@@ -72,22 +72,27 @@ class Closure:
 
 
 def check_licences(root: Path) -> Iterator[Finding]:
-    """Yield what is wrong with the licences of dependencies, or one outcome that counts them."""
+    """Yield what is wrong with the licences of dependencies, or one finding that counts them."""
     project = read_metadata(root)
     closure = find_dependencies(project.name, project.optional_dependencies)
+    if canonicalize_name(project.name) in closure.missing:
+        text = f"{project.name} is not installed here, and nothing else tells its dependencies: pip install -e '.[dev]'"
+        yield Finding("licences", CheckState.UNTRIED, text)
+        return
     told = {name: read_licence(metadata.distribution(name)) for name in sorted(closure.packages)}
     counts: dict[str, int] = {}
     for licence in told.values():
         counts[licence] = counts.get(licence, 0) + 1
     refused = {name: licence for name, licence in told.items() if not is_accepted(name, licence)}
     for name, licence in refused.items():
-        yield Finding(f"licence of {name}", Verdict.FAILED, describe_refusal(name, licence))
+        yield Finding(f"licence of {name}", CheckState.FAILED, describe_refusal(name, licence))
     if not refused:
         exempt = [name for name, licence in told.items() if not is_allowed(licence)]
         kinds = ", ".join(f"{count} {licence or 'unknown'}" for licence, count in sorted(counts.items()))
-        yield Finding("licences", Verdict.PASSED, f"{len(told)} packages, by exemption: {', '.join(exempt)}; {kinds}")
+        text = f"{len(told)} packages, by exemption: {', '.join(exempt)}; {kinds}"
+        yield Finding("licences", CheckState.PASSED, text)
     for name, asked_by in sorted(closure.missing.items()):
-        yield Finding(f"licence of {name}", Verdict.UNTRIED, f"it is not installed here; {asked_by} asks for it")
+        yield Finding(f"licence of {name}", CheckState.UNTRIED, f"it is not installed here; {asked_by} asks for it")
 
 
 def find_dependencies(project: str, extras: Iterable[str]) -> Closure:
@@ -127,11 +132,18 @@ def read_licence(package: metadata.Distribution) -> str:
     named = {_find_name(each.rpartition("::")[2]) for each in classifiers} - {""}
     if named:
         return " AND ".join(sorted(named))
-    texts = [field_]
-    names = [path.name for path in package.files or () if path.parent.name in ("licenses", f"{package.name}.dist-info")]
-    texts += [package.read_text(f"licenses/{name}") or "" for name in names if name.upper().startswith("LICEN")]
+    texts = [field_, *_read_texts(package)]
     beginnings = (" ".join(text.strip().splitlines()[:_TITLE]) for text in texts)
     return next(filter(None, map(_find_name, beginnings)), "")
+
+
+def _read_texts(package: metadata.Distribution) -> Iterator[str]:
+    """Yield the texts of licences in a package's `.dist-info`: there, below `licenses`, and those that it names."""
+    named = package.metadata.get_all("License-File") or []
+    listed = [path.relative_to(path.parts[0]) for path in package.files or () if path.parts[0].endswith(".dist-info")]
+    found = [path.as_posix() for path in listed if re.match(r"licen[cs]e|copying", path.name, re.IGNORECASE)]
+    for name in dict.fromkeys([*found, *named, *(f"licenses/{name}" for name in named)]):
+        yield package.read_text(name) or ""
 
 
 def _read_field(package: metadata.Distribution, name: str) -> str:

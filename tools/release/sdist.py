@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from io import BytesIO
 from pathlib import Path
 
 from .archive import read_metadata
-from .finding import Finding, Verdict
+from .commands import CommandError, ask_git, run_tool
+from .finding import CheckState, Finding
+from .targets import Target
 
 SUBJECT = "sdist"
+_METADATA = "metadata"
 _MADE = "PKG-INFO"  # the metadata, the one file that is not in git
 
 
@@ -33,18 +34,17 @@ def check_sdist(root: Path, work: Path, out: Path, commit: str, epoch: int) -> I
         again = _build_archive(root, work / "in another directory", commit, epoch)
         if archive.read_bytes() != again.read_bytes():
             raise BadSdistError(f"two builds of {archive.name} differ; compare {archive} with {again}")
-        count = compare_files(archive, _read_commit(root, commit))
-    except (BadSdistError, subprocess.CalledProcessError) as error:
-        output = getattr(error, "stdout", None)
-        yield Finding(SUBJECT, Verdict.FAILED, f"{error}{f': {output[-2000:]}' if output else ''}")
+        count = compare_files(archive, read_commit(root, commit))
+    except (BadSdistError, CommandError) as error:
+        yield Finding(SUBJECT, CheckState.FAILED, str(error))
         return
     out.mkdir(parents=True, exist_ok=True)
-    for old in out.glob("*.tar.gz"):
+    for old in out.glob("enginerun-*.tar.gz"):
         old.unlink()
     shutil.copy2(archive, out / archive.name)
     size = archive.stat().st_size / 1e6
     text = f"{archive.name}, {size:.1f} MB: {count} files, each as git has it; two builds have equal bytes"
-    yield Finding(SUBJECT, Verdict.PASSED, text)
+    yield Finding(SUBJECT, CheckState.PASSED, text)
 
 
 def compare_files(archive: Path, committed: dict[str, bytes]) -> int:
@@ -72,6 +72,29 @@ def compare_files(archive: Path, committed: dict[str, bytes]) -> int:
     return len(found)
 
 
+def compare_wheels(root: Path, commit: str, out: Path, targets: Sequence[Target]) -> Iterator[Finding]:
+    """Yield whether the wheels in `out` describe themselves as the archive of the same commit there does.
+
+    An archive of another revision, or none, is no failure: nothing was compared.
+    """
+    version = read_metadata(root).version
+    archive = out / f"enginerun-{version}.tar.gz"
+    try:
+        compare_files(archive, read_commit(root, commit))
+    except (BadSdistError, OSError) as error:
+        text = f"no archive of this commit is in {out}, so no wheel was compared with it; add the step sdist: {error}"
+        yield Finding(_METADATA, CheckState.UNTRIED, text)
+        return
+    wheels = [path for target in targets for path in out.glob(f"enginerun-{version}-{target.tag}.whl")]
+    for wheel in wheels:
+        try:
+            compare_metadata(archive, wheel)
+        except BadSdistError as error:
+            yield Finding(f"{_METADATA} of {wheel.name}", CheckState.FAILED, str(error))
+            return
+    yield Finding(_METADATA, CheckState.PASSED, f"{len(wheels)} wheels describe themselves as {archive.name} does")
+
+
 def compare_metadata(archive: Path, wheel: Path) -> None:
     """Raise `BadSdistError` if an archive of sources and a wheel describe themselves differently."""
     with tarfile.open(archive) as files:
@@ -84,15 +107,15 @@ def compare_metadata(archive: Path, wheel: Path) -> None:
 
 
 def _build_archive(root: Path, work: Path, commit: str, epoch: int) -> Path:
-    """Build the archive from a clone of its own; raise CalledProcessError if a tool fails."""
+    """Build the archive from a clone of its own; raise `CommandError` if a tool fails."""
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     clone = work / "clone"
-    _run_tool(["git", "clone", "--quiet", "--shared", "--no-checkout", root, clone], work)
-    _run_tool(["git", "-c", "advice.detachedHead=false", "checkout", "--quiet", commit], clone)
+    run_tool(["git", "clone", "--quiet", "--shared", "--no-checkout", root, clone], work)
+    run_tool(["git", "-c", "advice.detachedHead=false", "checkout", "--quiet", commit], clone)
     command: list[str | Path] = [sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir"]
     command += [work / "dist", clone]
-    _run_tool(command, work, SOURCE_DATE_EPOCH=str(epoch))
+    run_tool(command, work, SOURCE_DATE_EPOCH=str(epoch))
     [archive] = (work / "dist").iterdir()
     version = read_metadata(clone).version
     if archive.name != f"enginerun-{version}.tar.gz":
@@ -100,18 +123,8 @@ def _build_archive(root: Path, work: Path, commit: str, epoch: int) -> Path:
     return archive
 
 
-def _run_tool(command: list[str | Path], folder: Path, **variables: str) -> None:
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    subprocess.run(
-        command, cwd=folder, env={**os.environ, "PATH": path, **variables}, text=True, timeout=900, check=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
-
-
-def _read_commit(root: Path, commit: str) -> dict[str, bytes]:
-    done = subprocess.run(
-        ["git", "archive", "--format=tar", commit], cwd=root, capture_output=True, timeout=120, check=True
-    )
-    with tarfile.open(fileobj=BytesIO(done.stdout)) as files:
+def read_commit(root: Path, commit: str) -> dict[str, bytes]:
+    """Return the files of a commit by their paths; raise `CommandError` if git fails."""
+    with tarfile.open(fileobj=BytesIO(ask_git(root, "archive", "--format=tar", commit))) as files:
         members = [(each.name, files.extractfile(each)) for each in files.getmembers() if not each.isdir()]
         return {name: data.read() for name, data in members if data is not None}

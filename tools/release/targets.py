@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass
 
 PYTHONS = ("3.11", "3.12", "3.13", "3.14", "3.14t", "3.15")
@@ -62,6 +63,15 @@ def _list_targets(pythons: tuple[str, ...]) -> dict[str, Target]:
 
 TARGETS = _list_targets(PYTHONS)
 OTHER_TARGETS = _list_targets(OTHER_PYTHONS)
+
+
+def add_names(parser: argparse.ArgumentParser) -> None:
+    """Add the names of wheels to the arguments of a command; they are read as `names`."""
+    parser.add_argument(
+        "names", nargs="*", metavar="WHEEL",
+        help="a wheel (cp311-x86_64), a Python (cp314t, for both machines) or a machine (aarch64, for all Pythons); "
+        "default: every wheel of a release",
+    )  # fmt: skip
 
 
 def select_targets(names: list[str]) -> list[Target]:

@@ -1,10 +1,13 @@
 """Try wheels in a bare Debian without compiler and headers, from `pip install` to two ranks that train.
 
-    python -m tools.release.trial [--dist dist] [cp311-x86_64 aarch64 ...]
+    python -m tools.release.trial                   # each wheel of a release that lies in dist
+    python -m tools.release.trial cp311-x86_64      # one of them; cp314t and aarch64 choose several
+    python -m tools.release.trial --quick aarch64   # without the tests that take long in the emulator
 
-Where torch can be had as a CPU build (for Python 3.11: the version in constraints.txt) the script of the README trains,
-else two ranks reduce arrays of NumPy. Wheels for aarch64 run under QEMU, with tests of the kernels and of the protocol.
-That shows neither speed nor the processor's order of memory.
+Two ranks reduce arrays of NumPy, and threads of them at once. For Python 3.11 on x86-64 the script of the README
+trains, too, with the torch of constraints.txt. Wheels for aarch64 run under QEMU, with the tests of the kernels and of
+the protocol. That shows neither speed nor the processor's order of memory. Needed are user namespaces, and Debian's apt
+or the Python itself. docs/how-to/wheels.md says how long it takes.
 """
 
 from __future__ import annotations
@@ -21,8 +24,8 @@ from pathlib import Path
 
 from .bare_root import BareRoot, LeftOutError
 from .debian import NoDebianError
-from .finding import Finding, Verdict
-from .targets import Target, select_targets
+from .finding import CheckState, Finding, format_table
+from .targets import Target, add_names, select_targets
 
 ROOT = Path(__file__).parents[2]
 WORK = ROOT / "build" / "wheels"
@@ -85,14 +88,21 @@ from tests.unit.kernel_library import build
 
 build(Path(sys.argv[2]))
 """
-# Tests that drive the protocol hardest, of those that need neither torch nor a compiler.
+# Tests that drive the protocol hardest, of those that need no torch.
 _PROTOCOL = (
     "tests/parallel/test_allreduce.py", "tests/parallel/test_drawn.py", "tests/parallel/test_join.py",
     "tests/parallel/test_names.py", "tests/parallel/test_process_sets.py", "tests/parallel/test_threads.py",
 )  # fmt: skip
-_WITHOUT_COMPILER = "not native_call"
+# Patterns of names of tests that are left out of these, and why.
+_LEFT_OUT = {
+    "native_call": "compiles a library in the root, where there is no compiler",
+}
 # Ends after the first step of training, for the time from `pip install` to there.
 _FIRST_STEP = ("        optimizer.step()\n", "        optimizer.step()\n        raise SystemExit\n")
+
+
+_EMULATOR_SLOWNESS = 5
+"""Factor for the time that a command may take in the emulator, and for all deadlines of tests there."""
 
 
 class FailedTrialError(Exception):
@@ -102,8 +112,9 @@ class FailedTrialError(Exception):
 class WheelTrial:
     """Trial of one wheel; raises `LeftOutError` if it cannot run on this machine."""
 
-    def __init__(self, target: Target, wheel: Path) -> None:
+    def __init__(self, target: Target, wheel: Path, quick: bool) -> None:
         self._target = target
+        self._quick = quick
         self._wheel = wheel
         self._root = BareRoot(target, WORK)
         self._folder = WORK / "trials" / target.name
@@ -148,9 +159,11 @@ class WheelTrial:
                 raise FailedTrialError(f"the import of the engine did not turn the interpreter's lock on:\n{output}")
             yield "the import turned the interpreter's lock on"
             yield self._check_refusal()
-        if self._emulated:
+        if self._emulated and self._quick:
+            yield "the tests of the kernels and of the protocol were left out (--quick)"
+        elif self._emulated:
             yield self._check_kernels(pip)
-            yield self._check_protocol()
+            yield from self._check_protocol()
 
     def _run_ranks(self, script: str, ranks: int) -> str:
         """Run a script of the trial on ranks that enginerun starts, and return the output; each has to be done."""
@@ -188,17 +201,23 @@ class WheelTrial:
             raise FailedTrialError(f"the kernels do not compile:\n{done.stderr[-4000:]}")
         return f"the tests of the kernels: {self._run_tests('tests/unit/test_kernels.py')}"
 
-    def _check_protocol(self) -> str:
+    def _check_protocol(self) -> Iterator[str]:
         """Run tests of the protocol on the other machine: on 2 ranks, and with ranks that are threads of a process."""
-        told = self._run_tests(*_PROTOCOL, "--only-ranks", "2", "-k", _WITHOUT_COMPILER, timeout=3000)
-        return f"the tests of the protocol on 2 ranks: {told}"
+        chosen = " and ".join(f"not {pattern}" for pattern in _LEFT_OUT)
+        for file in _PROTOCOL:
+            yield f"{file} on 2 ranks: {self._run_tests(file, '--only-ranks', '2', '-k', chosen)}"
+        reasons = "; ".join(f"{pattern}: {reason}" for pattern, reason in _LEFT_OUT.items())
+        yield f"left out of these tests, as deselected, were those with such a name: {reasons}"
 
-    def _run_tests(self, *arguments: str, timeout: float = 600) -> str:
-        """Run tests of this repository with the wheel, and return pytest's last line."""
-        pytest = ["/env/bin/python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "timeout=0"]
-        pytest += ["-o", "faulthandler_timeout=0", "--rootdir", "/repository", "-c", "/repository/pyproject.toml"]
-        arguments = tuple(f"/repository/{each}" if each.startswith("tests/") else each for each in arguments)
-        return self._run(*pytest, *arguments, timeout=timeout).strip().splitlines()[-1]
+    def _run_tests(self, file: str, *options: str) -> str:
+        """Run a file of this repository's tests with the wheel, and return pytest's last line.
+
+        pytest writes no cache into the repository, and dumps no stacks before the tests' own deadlines, which are
+        longer in the emulator.
+        """
+        command = ["/env/bin/python", "-m", "pytest", "-v", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=0"]
+        command += ["--rootdir", "/repository", "-c", "/repository/pyproject.toml", f"/repository/{file}", *options]
+        return self._run(*command, timeout=1200).strip().splitlines()[-1].strip("= ")
 
     def _download_packages(self, *packages: str) -> None:
         """Fetch what the wheel needs for its Python into the wheelhouse, with this machine's pip."""
@@ -226,9 +245,17 @@ class WheelTrial:
             WORK / "wheelhouse" / self._target.name: "/wheelhouse",
             ROOT: "/repository",
         }
-        variables = {"OMP_NUM_THREADS": "1", "KERNELS_LIBRARY": "/trial/kernels.so", "PYTHONDONTWRITEBYTECODE": "1"}
-        slower = 5 if self._emulated else 1
-        return self._root.run(command, binds, timeout * slower, **variables)
+        slowness = _EMULATOR_SLOWNESS if self._emulated else 1
+        variables = {
+            "OMP_NUM_THREADS": "1", "KERNELS_LIBRARY": "/trial/kernels.so", "PYTHONDONTWRITEBYTECODE": "1",
+            "TESTS_SLOWNESS": str(slowness),
+        }  # fmt: skip
+        try:
+            return self._root.run(command, binds, timeout * slowness, **variables)
+        except subprocess.TimeoutExpired as error:
+            shown = (error.stdout or b"").decode(errors="replace")[-4000:]
+            what = f"{' '.join(command)} was not done within {error.timeout:g} s"
+            raise FailedTrialError(f"{what}:\n{shown}") from error
 
     def _run(self, *command: str, timeout: float = 300) -> str:
         done = self._try_command(*command, timeout=timeout)
@@ -243,45 +270,51 @@ def read_readme_script() -> str:
     return "".join(line[1:] + "\n" for line in diff.splitlines() if not line.startswith("-"))
 
 
-def try_wheels(targets: Sequence[Target], dist: Path) -> Iterator[Finding]:
-    """Try the wheels of a directory, and yield an outcome for each; the lines of each trial are printed."""
+def try_wheels(targets: Sequence[Target], dist: Path, quick: bool = False) -> Iterator[Finding]:
+    """Try the wheels of a directory, and yield a finding for each; the lines of each trial are printed.
+
+    With `quick`, the tests are left out that take long in an emulator.
+    """
     for target in targets:
         subject = f"trial of {target.name}"
         wheels = list(dist.glob(f"*-{target.tag}.whl"))
         if not wheels:
-            yield Finding(subject, Verdict.UNTRIED, f"there is no such wheel in {dist}")
+            yield Finding(subject, CheckState.UNTRIED, f"there is no such wheel in {dist}")
             continue
         worked = []
         try:
-            for line in WheelTrial(target, max(wheels, key=lambda path: path.stat().st_mtime)).carry_out():
+            for line in WheelTrial(target, max(wheels, key=lambda path: path.stat().st_mtime), quick).carry_out():
                 print(f"{target.name}: {line}", flush=True)
                 worked.append(line)
         except (LeftOutError, NoDebianError) as error:
-            yield Finding(subject, Verdict.UNTRIED, str(error))
+            yield Finding(subject, CheckState.UNTRIED, str(error))
         except (FailedTrialError, subprocess.SubprocessError) as error:
-            yield Finding(subject, Verdict.FAILED, str(error))
+            yield Finding(subject, CheckState.FAILED, str(error))
         else:
-            yield Finding(subject, Verdict.PASSED, "; ".join(worked))
+            yield Finding(subject, CheckState.PASSED, "; ".join(worked))
 
 
 def main() -> int:
     """Try the wheels that are there; return 1 if one fails or none is there."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="directory of the wheels (default: dist)")
-    parser.add_argument("names", nargs="*", help="wheels: cp311-x86_64, cp314t, aarch64, ... (default: all there)")
+    parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="directory with the wheels (default: dist)")
+    parser.add_argument(
+        "--quick", action="store_true", help="in the emulator, leave out the tests of the kernels and of the protocol"
+    )
+    add_names(parser)
     options = parser.parse_args()
     try:
         targets = select_targets(options.names)
     except ValueError as error:
         parser.error(str(error))
-    outcomes = []
-    for outcome in try_wheels(targets, options.dist):
-        outcomes.append(outcome)
-        if outcome.state is not Verdict.PASSED:
-            print(outcome, flush=True)
-    tried, failed = (sum(each.state is state for each in outcomes) for state in (Verdict.PASSED, Verdict.FAILED))
-    print(f"{tried} wheels work in a bare root, {failed} do not")
-    return int(bool(failed or not tried))
+    findings = []
+    for finding in try_wheels(targets, options.dist, options.quick):
+        findings.append(finding)
+        if finding.state is not CheckState.PASSED:
+            print(finding, flush=True)
+    print(f"\n{format_table(findings)}")
+    states = {finding.state for finding in findings}
+    return int(CheckState.FAILED in states or CheckState.PASSED not in states)
 
 
 if __name__ == "__main__":
