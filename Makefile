@@ -221,8 +221,11 @@ WHEELS ?=
 wheels: $(VENV)/.wheel-tools ## Build the last commit's wheels into dist: for glibc 2.28, x86-64 and aarch64, one for each Python
 	@$(BIN)/python -m tools.release $(WHEELS)
 
-# STEPS names some of them: version, licences, sdist, site, upgrade, wheels, trials. Trials need namespaces for users and, for
-# aarch64, Debian's qemu-user-static. A table at the end names what failed, and what could not be tried here.
+# STEPS names some of them: version, licences, sdist, site, upgrade, wheels, trials. A table at the end names what failed, and
+# what could not be tried here. Trials need user namespaces (`unshare --user`) and Debian's apt; nothing has to be installed.
+# Wheels for aarch64 also need binfmt_misc in these namespaces (Linux 6.7) for QEMU, which apt fetches from Debian 13 (qemu-user).
+# They show there that the wheel loads, that its kernels compute the right values, and that ranks agree; neither how fast it is
+# nor whether the order of its memory accesses is right on such a processor.
 .PHONY: release-check
 release-check: $(VENV)/.wheel-tools $(VENV)/.installed-dev $(VENV)/.installed-docs $(VENV)/.installed-bench ## Check a release: version, licences, sdist, site, upgrade, wheels
 	@$(BIN)/python -m tools.release.check $(if $(STEPS),--steps $(STEPS)) $(WHEELS)
