@@ -1,7 +1,8 @@
-"""The conda recipe of the examples, as rattler-build reads and renders it. No package is built from it here."""
+"""The conda recipe of the examples, as rattler-build reads, renders and builds it: from stand-ins for a channel."""
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from pathlib import Path
@@ -9,8 +10,12 @@ from typing import Any
 
 import pytest
 
-builder = pytest.importorskip("rattler_build", reason="needs the dev extra")
-PlatformConfig = pytest.importorskip("rattler_build.tool_config").PlatformConfig
+pytest.importorskip("rattler_build", reason="needs the dev extra")
+
+import rattler_build as builder
+from rattler_build.tool_config import PlatformConfig
+
+from . import conda_channel
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "examples" / "deploy" / "conda" / "recipe.yaml"
@@ -36,6 +41,21 @@ def test_recipe_makes_a_package_for_each_python(platform: str) -> None:
     (version,) = re.findall(r"^  version: '(.+)',$", (ROOT / "meson.build").read_text(), re.MULTILINE)
     assert {each["package"]["version"] for each in packages} == {version}
     assert {each["about"]["license"] for each in packages} == {PROJECT["project"]["license"]}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)  # a whole build of the engine
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="the stand-ins are for x86-64")
+def test_recipe_builds_a_package_that_passes_its_own_tests(tmp_path: Path) -> None:
+    channel = conda_channel.write_channel(tmp_path)
+    variants = re.sub(r"python: .*", f'python: ["{conda_channel.VERSION}.*"]', VARIANTS)
+    config = builder.RenderConfig(platform=PlatformConfig(target_platform="linux-64"))
+    (variant,) = builder.Stage0Recipe.from_file(str(RECIPE)).render(builder.VariantConfig.from_yaml(variants), config)
+    built = variant.run_build(channels=[channel], output_dir=tmp_path / "output")
+    package = builder.Package.from_file(built.packages[0])
+    assert package.depends == ["numpy >=1.26", "python >=3.11"]
+    results = package.run_tests(channel=[channel])
+    assert len(results) == 2 and all(each.success for each in results), [each.output for each in results]
 
 
 def names_and_bounds(requirements: list[str]) -> dict[str, str]:
