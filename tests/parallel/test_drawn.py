@@ -20,7 +20,7 @@ EXAMPLES = int(os.environ.get("DRAWN_EXAMPLES", "0"))
 
 
 @pytest.mark.sample(1)
-@pytest.mark.timeout(120 + EXAMPLES)
+@pytest.mark.timeout(300 + EXAMPLES)
 @pytest.mark.parametrize("size", [pytest.param(2, marks=[pytest.mark.slow] * (not EXAMPLES)), 4, 3])
 def test_drawn_programs(size: int) -> None:
     seen: Counter[str] = Counter()
