@@ -23,8 +23,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-SLOTS = 4  # chunks of an entry in flight at once: the number of slots in engine_ext/shared/layout.h
+SLOTS = 8  # chunks of an entry in flight at once: the number of slots between hosts
 MOST_TENSORS = 8192  # maximum tensors in one entry: BATCH_ITEMS of layout.h
+CODED_CHUNKS = 4  # minimum chunks of an entry that travels in 8 bits
 LAG = SLOTS // 2  # chunks by which a host of a chain is behind the previous one
 LEAST_CHUNKS = 2  # minimum chunks of a direct exchange, unless they get smaller than SMALLEST_CHUNK
 CHUNKS_A_LEG = 4  # minimum chunks for each leg of a chain, unless they get smaller than SMALLEST_CHUNK
@@ -332,10 +333,10 @@ def _cross_network(batch: Batch, late: float, free: float, rules: Rules, cluster
 
 
 def _direct_chunk(batch: Batch, rules: Rules) -> int:
-    """Return the bytes of a chunk of an entry that passes along no chain; fp8 has chunks for all slots."""
+    """Return the bytes of a chunk of an entry that passes along no chain."""
     if batch.kind != "allreduce":
         return rules.chunk_bytes
-    least = SLOTS if batch.compression == "fp8" else LEAST_CHUNKS
+    least = CODED_CHUNKS if batch.compression == "fp8" else LEAST_CHUNKS
     return max(SMALLEST_CHUNK, min(rules.chunk_bytes, int(batch.nbytes) // least))
 
 

@@ -248,20 +248,25 @@ cdef void add_range(Executor* x, uint64_t n, uint64_t leg, int k, Part mine, uin
 
 
 cdef void hand_on(Executor* x, uint64_t n, uint64_t leg, int k) noexcept nogil:
-    """Copy this rank's part of the result from the previous host's slots to its own."""
+    """Copy this rank's part of the result from the previous host's slots to its own. On the last leg nobody else reads it there, so
+    each rank takes the whole result from those slots to its tensors."""
     cdef Part mine = part_of(x, n, leg, k, own_host(x), x.crews.place_of[x.rank]), other
     cdef int before = (own_host(x) + x.crews.hosts - 1) % x.crews.hosts, place
     cdef uint64_t low, high
+    cdef const char* result
     for place in range(crew_size(x.crews, before)):
         other = part_of(x, n, leg, k, before, place)
+        result = slot(x, member(x.crews, before, place), n - LAG) + result_at(x, k)
+        if leg == last_leg(x.crews) and other.low < other.high:
+            copy_range(x, result, other.low, other.low, other.high)
+            continue
         low, high = max(mine.low, other.low), min(mine.high, other.high)
         if low < high:
-            x.kernels.copy(slot(x, x.rank, n) + result_at(x, k) + (low - mine.low),
-                           slot(x, member(x.crews, before, place), n - LAG) + result_at(x, k) + (low - other.low), high - low)
+            x.kernels.copy(slot(x, x.rank, n) + result_at(x, k) + (low - mine.low), result + (low - other.low), high - low)
 
 
 cdef void copy(Executor* x, uint64_t n) noexcept nogil:
-    """Copy to the tensors the results that the ranks of this host have made or received."""
+    """Copy to the tensors the results that the ranks of this host have made or handed on."""
     cdef uint64_t leg
     cdef Part part
     cdef int k, place
@@ -270,7 +275,7 @@ cdef void copy(Executor* x, uint64_t n) noexcept nogil:
         leg = first_leg(x, k)
         made = leg + 1 == <uint64_t>x.crews.hosts
         leg += 0 if made else <uint64_t>x.crews.hosts
-        if not is_due(x, n, leg):
+        if leg == last_leg(x.crews) or not is_due(x, n, leg):
             continue
         for place in range(x.reduction.count):
             part = part_of(x, n, leg, k, own_host(x), place)
