@@ -266,8 +266,8 @@ cdef void add_range(Executor* x, uint64_t n, uint64_t leg, int k, Part mine, uin
 
 
 cdef void hand_on(Executor* x, uint64_t n, uint64_t leg, int k) noexcept nogil:
-    """Copy this rank's part of the result from the previous host's slots to its own. On the last leg nobody else reads it there, so
-    each rank takes the whole result from those slots to its tensors."""
+    """Copy this rank's part of the result from the previous host's slots to its own. On the last leg nobody else reads it there,
+    so each rank takes the whole result from those slots to its tensors."""
     cdef Part mine = part_of(x, n, leg, k, own_host(x), x.crews.place_of[x.rank]), other
     cdef int before = (own_host(x) + x.crews.hosts - 1) % x.crews.hosts, place
     cdef uint64_t low, high
