@@ -95,7 +95,9 @@ def run(settings: ScalingSettings) -> Path:
         for model in MODELS
         for count, published in model.efficiency.items()
     ]
-    studied = sensitivity.study({(model.name, batch): make_step(model, batch) for model in MODELS for batch in BATCHES})
+    studied = sensitivity.study_choices(
+        {(model.name, batch): make_step(model, batch) for model in MODELS for batch in BATCHES}
+    )
     seconds = round(time.perf_counter() - begun, 1)
     found = {"results": results, "effective_bandwidth": effective, "sensitivity": studied, "seconds": seconds}
     return records.write("scaling", asdict(settings), before, found)

@@ -99,7 +99,7 @@ def find_worst_error(foreseen: list[float]) -> float:
     return max(errors, key=abs)
 
 
-def study(steps: dict[tuple[str, int], Step]) -> dict[str, Any]:
+def study_choices(steps: dict[tuple[str, int], Step]) -> dict[str, Any]:
     """Compute efficiencies for each of `CHOICES`, and count the combinations of `GRID` that reproduce all figures."""
     choices = {name: foresee_published(chosen, steps) for name, chosen in CHOICES.items()}
     grid = [Assumptions(**dict(zip(GRID, values, strict=True))) for values in product(*GRID.values())]
@@ -109,7 +109,7 @@ def study(steps: dict[tuple[str, int], Step]) -> dict[str, Any]:
 
 
 def build_table(content: dict[str, Any]) -> Table:
-    """Return the table of what `study` has found."""
+    """Return the table of what `study_choices` has found."""
     published = list(list_published())
     table = Table(
         "Efficiency foreseen for Horovod's jobs by what is not published, in per cent",

@@ -29,7 +29,7 @@ class LocalSteps:
     delay: int = 0  # inner steps between a synchronisation's begin and its outer step, less than `every`
 
 
-def compresses(compression: str, dtype: str) -> bool:
+def does_compress(compression: str, dtype: str) -> bool:
     """Return whether tensors of a dtype travel compressed (`wire_compresses` of engine_ext/shared/layout.h)."""
     if compression == "fp8":
         return dtype in _FLOATS
@@ -40,7 +40,7 @@ def compress_tensor(tensor: Tensor, compression: str) -> Tensor:
     """Return a tensor as it travels with another compression than its own; fp8 takes allreduces alone."""
     if tensor.dtype not in _FLOATS or tensor.kind not in ("allreduce", "reducescatter"):
         return tensor
-    applies = compresses(compression, tensor.dtype) and (compression != "fp8" or tensor.kind == "allreduce")
+    applies = does_compress(compression, tensor.dtype) and (compression != "fp8" or tensor.kind == "allreduce")
     chosen = compression if applies else "none"
     own = _FLOATS[tensor.dtype]
     elements = tensor.nbytes / _TRAVELLING.get(tensor.compression, own)

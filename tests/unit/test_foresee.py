@@ -241,7 +241,7 @@ def test_a_batch_has_what_its_tensors_have() -> None:
 
 
 def test_waits_for_late_ranks_of_the_host_pass_while_bytes_travel() -> None:
-    """Of 10 ms in the host 2 ms are work. After half of it the first of two chunks takes 8 ms, then the other."""
+    """An entry takes 10 ms in the host, 2 ms of it work. Two chunks of 8 ms begin after half of that."""
     one = Tensor(0.080, 0.090, 0.100, 2e6, work=0.002)
     added = predict(Step(0.1, (one,), ((0.090, 0.100),)), replace(RULES, chunk_bytes=1 << 20), 2, LINK).seconds - 0.1
     assert added == pytest.approx(0.001 + 2 * 8e-3 + 2e-4 - 0.010)
