@@ -55,6 +55,7 @@ LAYOUTS: dict[str, Make] = {
     "bfloat16": lambda rank: plain(3001)(rank).bfloat16(),
     "a parameter": lambda rank: torch.nn.Parameter(plain(5, 6)(rank)).data,
     "negated lazily": lambda rank: torch.complex(plain(9)(rank), plain(9)(rank)).conj().imag,
+    "negated lazily, contiguous": lambda rank: torch.complex(plain(1)(rank), plain(1)(rank) + 3).conj().imag,
     "fourteen dimensions": lambda rank: plain(*(1, 2) * 6, 3, 1)(rank),
 }
 
