@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -183,6 +184,14 @@ def test_the_script_that_wheels_are_tried_with_is_that_of_the_readme() -> None:
     first = script.replace(*trial._FIRST_STEP)
     assert first != script and "raise SystemExit" in first
     compile(first, "first.py", "exec")
+
+
+def test_emulated_tests_need_no_torch_and_each_pattern_leaves_some_out() -> None:
+    """A file that needs torch would be skipped as a whole, and a stale pattern would leave out nothing."""
+    texts = [(ROOT / file).read_text() for file in trial._TESTS]
+    assert not any("needs_torch" in text for text in texts)
+    for pattern in trial._LEFT_OUT:
+        assert any(re.search(rf"def \w*{pattern.split()[0]}", text) for text in texts), pattern
 
 
 def test_python_without_its_lock_is_refused_with_the_mend() -> None:
