@@ -22,7 +22,9 @@ from engine_ext.coordinator.coordinator cimport (
     coordinator_deadline, coordinator_step, coordinator_set_knobs, coordinator_unseen, waiting,
 )
 from engine_ext.data.executor cimport executor_needs
-from engine_ext.hosts.network cimport network_held, network_relay, network_rest, network_send_failure_cause, network_unseen
+from engine_ext.hosts.network cimport (
+    network_held, network_read, network_relay, network_rest, network_send_failure_cause, network_stop_reading, network_unseen,
+)
 from engine_ext.operations.kinds cimport kind_name
 from engine_ext.operations.op cimport OP_DONE, OP_IN_TURN, OP_PATIENT, fails
 from engine_ext.platform.atomics cimport (
@@ -416,6 +418,7 @@ cdef int driver_call(State* e, Target* target, Op* op, uint64_t ns) noexcept nog
             if not coordinates(&e.segment):
                 notify_leader(e, id, op.nbytes, True)
             drive_until(e, &goal, tick)
+        network_stop_reading(e.network)
         ended = e.entry_ended           # the time just now, if an entry has completed it
         give_back(e)
         add32(&e.waiters, <uint32_t>-1)
@@ -534,6 +537,9 @@ cdef void drive_until(State* e, const Goal* goal, uint64_t tick) noexcept nogil:
         if e.spin_ns:
             if spin_end == 0:
                 spin_end = now_ns() + e.spin_ns
+            if e.network != NULL and is_small(e, goal) and network_read(e.network):
+                spin_end = 0
+                continue
             spin_pause()                # one pause for each look: some processors take 50 ns for it
             spins += 1
             if spins % LOOK_AT_CLOCK or now_ns() < spin_end:
@@ -546,6 +552,7 @@ cdef void drive_until(State* e, const Goal* goal, uint64_t tick) noexcept nogil:
             if now_ns() < spin_end:
                 continue
         spin_end = 0
+        network_stop_reading(e.network)
         door = door_count(&mine.door[SLEEP_WAITER])
         announce_sleep(e, SLEEP_WAITER, door)
         full_fence(FENCE_CALLER)                                # announced before the look; pairs with the fence in wake()
@@ -581,6 +588,7 @@ cdef int driver_wait(State* e, const Goal* goal, uint64_t ns) noexcept nogil:
         if not load32_acquire(&e.stop) and cas32(&e.role, Role.ENGINE_ASLEEP, Role.WAITER):
             store32_relaxed(&e.segment.mine.asleep, 0)
             drive_until(e, goal, tick)
+            network_stop_reading(e.network)
             give_back(e)
         elif not is_goal_met(e, goal):
             door_sleep(&e.local_door, door, remaining_ns(tick))

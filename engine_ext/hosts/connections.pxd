@@ -10,6 +10,11 @@ from engine_ext.shared.segment cimport Segment
 from engine_ext.transport.lanes cimport Lane, Lanes
 from engine_ext.transport.link cimport Link
 
+cdef enum:                  # values of Network.reader
+    READER_NONE
+    READER_THREAD           # the network thread
+    READER_CALLER           # the holder of the driver's role
+
 cdef struct Network:
     Segment* segment        # the segment of its engine
     Network* world          # of a process set: the world's network; of the world: itself
@@ -18,17 +23,21 @@ cdef struct Network:
     Link* links             # malloc'ed: the links of lanes, then those of trunks
     int lane_count          # number of links of lanes
     int count               # number of links
-    bint* lost              # by link: whether its end has been noticed; the network thread alone
+    bint* lost              # by link: whether its end has been noticed; the reader alone
     uint64_t* ended         # by link, a bit: nothing more comes on it
-    uint64_t* news          # by link, a bit: it has something to take in, or takes bytes again; one more bit for the bell
+    uint64_t* news          # by link, a bit: it has something to take in, or takes bytes again; the reader alone, as `ended`
+    bint more               # whether a bit of `news` is set; the reader alone
     Lane* list              # malloc'ed: the lanes
     Lane** to               # by host: the lane for the slots that this rank offers to that host
     Lane** of               # by rank: the lane to it; NULL: none
-    char* ahead             # malloc'ed: AHEAD bytes for what was received ahead; the network thread alone
+    char* ahead             # malloc'ed: AHEAD bytes for what was received ahead; the reader alone
     Lanes lanes             # the transport over the lanes
     Relay relay
     bint leads              # whether this rank has trunks, or coordinates
-    int epoll
+    uint32_t reader         # atomic: READER_*, who takes in what comes
+    uint32_t wanted         # atomic: 1 while the network thread wants to read and found a caller reading
+    int epoll               # reports events of links to the reader
+    int sleeper             # the network thread's: reports events of `epoll` and of `bell`
     int bell                # eventfd that wakes the network thread
     uint32_t sent_any         # atomic: 1: something was sent on a link since the thread last looked for acknowledgements
     uint32_t starved        # atomic: 1: the system had no memory for a call on a link, so the thread tries all links again soon
@@ -39,9 +48,9 @@ cdef struct Network:
     uint32_t stop           # atomic: 1 once the thread has to end
     bint threaded           # whether `thread` has to be joined
     pthread_t thread
-    int lost_peer           # a rank with a connection that has ended without FRAME_LEFT; -1: none
+    int lost_peer           # a rank with a connection that has ended without FRAME_LEFT; -1: none; the reader alone
     uint32_t idle_polls     # polls of the carrier since a message last arrived
-    uint64_t news_since     # since when there is news that no thread waits for: nanoseconds, monotonic; 0: there is none
+    uint64_t news_since     # since when there is news that no thread waits for: nanoseconds; 0: there is none; the reader alone
     uint64_t lost_at        # when `lost_peer` was set: nanoseconds, monotonic
 
 cdef int connections_open(Network* network, Segment* segment, const int* lanes, int sockets, const int* trunks) noexcept nogil

@@ -37,7 +37,8 @@ cdef int connections_open(Network* network, Segment* segment, const int* lanes, 
     cdef int most = (sockets + 1) * segment.size, k, status = Status.OK
     memset(network, 0, sizeof(Network))
     network.segment, network.lost_peer = segment, -1
-    network.epoll, network.bell = epoll_create1(EPOLL_CLOEXEC), eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
+    network.epoll, network.sleeper = epoll_create1(EPOLL_CLOEXEC), epoll_create1(EPOLL_CLOEXEC)
+    network.bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
     network.links = <Link*>calloc(most, sizeof(Link))
     network.lost = <bint*>calloc(most, sizeof(bint))
     network.news = <uint64_t*>calloc(most // 64 + 1, 8)
@@ -53,7 +54,7 @@ cdef int connections_open(Network* network, Segment* segment, const int* lanes, 
     for k in range(segment.size):
         if trunks[k] >= 0:
             status |= add_link(network, trunks[k], k)
-    if (network.epoll < 0 or network.bell < 0 or network.news == NULL or network.list == NULL or network.to == NULL
+    if (network.epoll < 0 or network.sleeper < 0 or network.bell < 0 or network.news == NULL or network.list == NULL or network.to == NULL
             or network.of == NULL or network.ended == NULL or network.ahead == NULL or status != Status.OK):
         return Status.NO_MEMORY
     for k in range(network.lane_count // sockets):
@@ -127,6 +128,8 @@ cdef bint connections_close(Network* network) noexcept nogil:
         relay_close(&network.relay)
     if network.epoll >= 0:
         close(network.epoll)
+    if network.sleeper >= 0:
+        close(network.sleeper)
     if network.bell >= 0:
         close(network.bell)
     free(network.links)
@@ -138,7 +141,7 @@ cdef bint connections_close(Network* network) noexcept nogil:
     free(network.ended)
     free(network.ahead)
     memset(&closed, 0, sizeof(Network))
-    closed.epoll = closed.bell = -1         # it may be closed again
+    closed.epoll = closed.sleeper = closed.bell = -1        # it may be closed again
     closed.closed = True
     network[0] = closed                     # network threads of process sets still look, and never see it open again
     return over
@@ -151,9 +154,10 @@ cdef void connections_forked(Network* network) noexcept nogil:
     for k in range(network.count):
         close(network.links[k].fd)
     close(network.epoll)
+    close(network.sleeper)
     close(network.bell)
     network.count = network.lane_count = 0          # the child's own children may have other files under these numbers
-    network.epoll = network.bell = -1
+    network.epoll = network.sleeper = network.bell = -1
 
 
 # ---- traffic ----------------------------------------------------------------------------------------------------------------

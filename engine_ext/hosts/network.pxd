@@ -4,6 +4,8 @@ from libc.stdint cimport uint64_t
 from engine_ext.hosts.connections cimport Network
 
 cdef int network_start(Network* network) noexcept nogil
+cdef bint network_read(Network* network) noexcept nogil
+cdef void network_stop_reading(Network* network) noexcept nogil
 cdef void network_relay(Network* network) noexcept nogil
 cdef void network_rest(Network* network) noexcept nogil
 cdef uint64_t network_held(const Network* network) noexcept nogil

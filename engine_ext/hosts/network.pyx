@@ -11,11 +11,11 @@ from libc.stdint cimport uint32_t
 from libc.stdio cimport snprintf
 from libc.string cimport memcpy, strerror
 
-from engine_ext.hosts.connections cimport connections_delivered
+from engine_ext.hosts.connections cimport READER_CALLER, READER_NONE, READER_THREAD, connections_delivered
 from engine_ext.hosts.relay cimport NEWS, NO_NEWS, URGENT_NEWS, relay_open, relay_tell, relay_unseen
 from engine_ext.operations.kinds cimport describe_ranks, fit
 from engine_ext.platform.atomics cimport (
-    add32, load32_acquire, load32_relaxed, load_acquire, load_relaxed, now_ns, store32_release,
+    add32, cas32, load32_acquire, load32_relaxed, load_acquire, load_relaxed, now_ns, store32_release,
 )
 from engine_ext.platform.clock cimport age_ns, overdue_ns
 from engine_ext.platform.posix cimport engine_thread_start, nanosleep, timespec, write
@@ -30,7 +30,10 @@ from engine_ext.transport.link cimport (
 
 cdef extern from "platform/sockets.h" nogil:
     int engine_socket_watch(int epoll, int fd, uint32_t number)
-    void engine_socket_wait(int epoll, uint64_t* news, uint64_t* ended, int milliseconds)
+    int engine_socket_nest(int sleeper, int epoll)
+    void engine_socket_hush(int sleeper, int epoll, bint quiet)
+    bint engine_socket_sleep(int sleeper, int milliseconds)
+    int engine_socket_look(int epoll, uint64_t* news, uint64_t* ended)
 
 cdef enum:
     GRACE_NS = 1000000000       # wait for a better cause than "a connection ended"
@@ -68,7 +71,9 @@ cdef int network_start(Network* network) noexcept nogil:
         status = engine_socket_watch(network.epoll, network.links[k].fd, <uint32_t>k)
         if status < 0:
             return -status
-    status = engine_socket_watch(network.epoll, network.bell, <uint32_t>network.count)
+    status = engine_socket_nest(network.sleeper, network.epoll)
+    if status == 0:
+        status = engine_socket_watch(network.sleeper, network.bell, 1)
     if status == 0:
         status = -engine_thread_start(&network.thread, network_thread, network)
     network.threaded = status == 0
@@ -81,31 +86,77 @@ cdef void* network_thread(void* argument) noexcept nogil:
     """Run the network thread until `stop` is set."""
     cdef Network* network = <Network*>argument
     cdef timespec pause
-    cdef int k
-    cdef bint more = False, busy = False
+    cdef int wait = -1
+    cdef bint busy = False, collects = False, again = False, called
     pause.tv_sec, pause.tv_nsec = 0, TOGETHER_NS
     while not load32_acquire(&network.stop):
         if network.lanes.carrier != NULL:
             busy = not lanes_doze(&network.lanes)
             if busy:
                 poll_carrier(network)
-        if network.news_since and network.segment.hosts > MANY_HOSTS and not more and not busy:
+        if collects and not busy:
             nanosleep(&pause, NULL)
-        engine_socket_wait(network.epoll, network.news, network.ended, 0 if more or busy else longest_wait(network))
+        called = not again and engine_socket_sleep(network.sleeper, 0 if busy else wait)
         if network.lanes.carrier != NULL:
             lanes_wake(&network.lanes)
+        if not cas32(&network.reader, READER_NONE, READER_THREAD):
+            again = False
+            wait = STARVED_MS if called else -1
+            store32_release(&network.wanted, called)
+            continue
+        store32_release(&network.wanted, 0)
         retry_starved(network)
-        more = False
-        for k in range(network.count):
-            if network.news[k // 64] >> k % 64 & 1:
-                network.news[k // 64] &= ~(<uint64_t>1 << k % 64)
-                if serve_link(network, k):
-                    network.news[k // 64] |= <uint64_t>1 << k % 64
-                    more = True
+        again = read_links(network)         # until there is nothing left: each event is reported once
         wake_for_news(network)
         check_acks(network)
         report_lost_peer(network)
+        wait = longest_wait(network)
+        collects = network.news_since != 0 and network.segment.hosts > MANY_HOSTS and not network.more
+        store32_release(&network.reader, READER_NONE)
     return NULL
+
+
+cdef bint read_links(Network* network) noexcept nogil:
+    """Take in what has come on all links. Return whether anything has. The caller is the reader."""
+    cdef int k
+    if engine_socket_look(network.epoll, network.news, network.ended) <= 0 and not network.more:
+        return False
+    network.more = False
+    for k in range(network.count):
+        if network.news[k // 64] >> k % 64 & 1:
+            network.news[k // 64] &= ~(<uint64_t>1 << k % 64)
+            if serve_link(network, k):
+                network.news[k // 64] |= <uint64_t>1 << k % 64
+                network.more = True
+    return True
+
+
+cdef bint network_read(Network* network) noexcept nogil:
+    """Become the reader, unless this thread already is, and take in what has come. Return whether anything has. The caller holds
+    the driver's role, and calls network_stop_reading before it sleeps or gives the role back."""
+    cdef bint any
+    if load32_relaxed(&network.reader) != READER_CALLER:
+        if (network.lanes.carrier != NULL or load32_relaxed(&network.wanted)
+                or not cas32(&network.reader, READER_NONE, READER_CALLER)):
+            return False
+        engine_socket_hush(network.sleeper, network.epoll, True)
+    any = read_links(network)
+    if any:
+        wake_for_news(network)
+    return any
+
+
+cdef void network_stop_reading(Network* network) noexcept nogil:
+    """Have the network thread read again, if this thread, the holder of the driver's role, reads."""
+    cdef uint64_t one = 1
+    cdef bint timed
+    if network == NULL or load32_relaxed(&network.reader) != READER_CALLER:
+        return
+    timed = network.more or network.news_since != 0 or network.lost_peer >= 0
+    store32_release(&network.reader, READER_NONE)
+    engine_socket_hush(network.sleeper, network.epoll, False)
+    if timed:
+        write(network.bell, &one, 8)
 
 
 cdef void poll_carrier(Network* network) noexcept nogil:

@@ -62,16 +62,43 @@ static inline int engine_socket_watch(int epoll, int fd, uint32_t number) {
   return epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) ? -errno : 0;
 }
 
-/* Wait for events of the watched sockets, for at most `milliseconds` (-1: no limit). Set bit `number` of `news`, in words of 64
- * bits, for each socket with an event. Set it in `ended` too if nothing more comes on the socket. Signals end the wait early. */
-static inline void engine_socket_wait(int epoll, uint64_t *news, uint64_t *ended, int milliseconds) {
+/* Note the events of the watched sockets since the last call: set bit `number` of `news`, in words of 64 bits, for each socket
+ * with an event. Set it in `ended` too if nothing more comes on the socket. Return the number of sockets with events, at most 64;
+ * then there may be more. */
+static inline int engine_socket_look(int epoll, uint64_t *news, uint64_t *ended) {
   struct epoll_event events[64];
-  int count = epoll_wait(epoll, events, 64, milliseconds);
+  int count = epoll_wait(epoll, events, 64, 0);
   for (int i = 0; i < count; i++) {
     uint32_t number = events[i].data.u32;
     news[number / 64] |= (uint64_t)1 << number % 64;
     if (events[i].events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) ended[number / 64] |= (uint64_t)1 << number % 64;
   }
+  return count;
+}
+
+/* Make `sleeper`, another epoll, report 0 once for each new event of `epoll`; return 0 or -errno. */
+static inline int engine_socket_nest(int sleeper, int epoll) {
+  struct epoll_event event;
+  memset(&event, 0, sizeof event);
+  event.events = EPOLLIN | EPOLLET;
+  return epoll_ctl(sleeper, EPOLL_CTL_ADD, epoll, &event) ? -errno : 0;
+}
+
+/* Have `sleeper` report no events of `epoll` (`quiet`), or report them again, at once if there are any. The system does this in one
+ * step: an event is either reported now or was there before. */
+static inline void engine_socket_hush(int sleeper, int epoll, int quiet) {
+  struct epoll_event event;
+  memset(&event, 0, sizeof event);
+  event.events = quiet ? 0 : EPOLLIN | EPOLLET;
+  epoll_ctl(sleeper, EPOLL_CTL_MOD, epoll, &event);
+}
+
+/* Sleep until `sleeper` reports something, for at most `milliseconds` (-1: no limit). Return whether something other than new
+ * events of the nested epoll may have ended the sleep: the bell, the time, or a signal. */
+static inline int engine_socket_sleep(int sleeper, int milliseconds) {
+  struct epoll_event events[2];
+  int count = epoll_wait(sleeper, events, 2, milliseconds);
+  return count != 1 || events[0].data.u32 != 0;
 }
 
 /* Make the system close an idle TCP connection whose peer system has not answered for `silence_ms`; it probes once a second.
