@@ -510,12 +510,22 @@ cdef void give_back(State* e) noexcept nogil:
         ring(&e.segment, e.segment.rank, SLEEP_ENGINE)
 
 
+cdef inline bint is_in_small_entry(const State* e) noexcept nogil:
+    """Return whether the entry in progress is small, or none is. Only the chunks of an all-to-all tell how long it is."""
+    return e.entry == NULL or (e.entry.bytes <= YIELD_BYTES and e.executor.end - e.executor.first <= YIELD_CHUNKS)
+
+
 cdef inline bint is_small(const State* e, const Goal* goal) noexcept nogil:
     """Return whether a caller waits for so little that the other ranks need the processor for less time than a sleep costs."""
-    if goal.op == NULL or goal.op.nbytes > YIELD_BYTES:
-        return False
-    # Only the chunks of an all-to-all tell how long it is.
-    return e.entry == NULL or (e.entry.bytes <= YIELD_BYTES and e.executor.end - e.executor.first <= YIELD_CHUNKS)
+    return goal.op != NULL and goal.op.nbytes <= YIELD_BYTES and is_in_small_entry(e)
+
+
+cdef bint drive_and_read(State* e) noexcept nogil:
+    """Do all that can be done now, as drive_once does; if that is nothing, take in what has come from other hosts. Return whether
+    anything was done."""
+    if not is_in_small_entry(e):
+        network_stop_reading(e.network)
+    return drive_once(e) or (e.spin_ns != 0 and is_in_small_entry(e) and network_read(e.network))
 
 
 cdef void drive_until(State* e, const Goal* goal, uint64_t tick) noexcept nogil:
@@ -528,7 +538,7 @@ cdef void drive_until(State* e, const Goal* goal, uint64_t tick) noexcept nogil:
     cdef uint64_t spin_end = 0, when
     cdef uint32_t door, moves = 0, spins = 0
     while not is_goal_met(e, goal) and not load32_acquire(&e.stop):     # pairs with engines_leave
-        if drive_once(e):
+        if drive_once(e) if e.network == NULL else drive_and_read(e):
             spin_end = 0
             moves += 1
             if moves % LOOK_AT_CLOCK == 0 and now_ns() >= tick:
@@ -537,9 +547,6 @@ cdef void drive_until(State* e, const Goal* goal, uint64_t tick) noexcept nogil:
         if e.spin_ns:
             if spin_end == 0:
                 spin_end = now_ns() + e.spin_ns
-            if e.network != NULL and is_small(e, goal) and network_read(e.network):
-                spin_end = 0
-                continue
             spin_pause()                # one pause for each look: some processors take 50 ns for it
             spins += 1
             if spins % LOOK_AT_CLOCK or now_ns() < spin_end:

@@ -54,8 +54,8 @@ cdef int connections_open(Network* network, Segment* segment, const int* lanes, 
     for k in range(segment.size):
         if trunks[k] >= 0:
             status |= add_link(network, trunks[k], k)
-    if (network.epoll < 0 or network.sleeper < 0 or network.bell < 0 or network.news == NULL or network.list == NULL or network.to == NULL
-            or network.of == NULL or network.ended == NULL or network.ahead == NULL or status != Status.OK):
+    if (network.epoll < 0 or network.sleeper < 0 or network.bell < 0 or network.news == NULL or network.list == NULL
+            or network.to == NULL or network.of == NULL or network.ended == NULL or network.ahead == NULL or status != Status.OK):
         return Status.NO_MEMORY
     for k in range(network.lane_count // sockets):
         add_lane(network, segment, k, sockets)

@@ -1,5 +1,5 @@
-"""Handlers of the frames that arrive over trunks: each is stored at the same place of this host's segment. The network thread
-alone calls them.
+"""Handlers of the frames that arrive over trunks: each is stored at the same place of this host's segment. The reader
+(connections.pxd) alone calls them.
 
 Not every frame is worth a wake-up. A submission on another host for which no thread waits can be looked at together with what
 other hosts send next.

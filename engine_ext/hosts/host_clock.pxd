@@ -7,7 +7,7 @@ from engine_ext.transport.link cimport Link, engine_times
 cdef struct HostClock:
     uint64_t asked_at       # atomic: when this host last asked: nanoseconds, monotonic
     uint32_t answers        # atomic: number of answers that have come, at most MOST_ANSWERS
-    uint64_t measured_at    # when the answer in use came: nanoseconds, monotonic; the network thread alone, as `error`
+    uint64_t measured_at    # when the answer in use came: nanoseconds, monotonic; the reader alone, as `error`
     uint64_t error          # half of that exchange's duration: nanoseconds
 
 cdef void host_clock_ask(HostClock* clock, Link* trunk) noexcept nogil

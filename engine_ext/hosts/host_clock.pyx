@@ -1,6 +1,6 @@
 """Compares the clock of this host with that of the coordinator's host, which may have booted at another time.
 
-The leader asks over its trunk, and the network thread of the coordinator's rank answers. That gives four times, two of either
+The leader asks over its trunk, and the reader of the coordinator's rank answers. That gives four times, two of either
 clock. The coordinator's clock is ahead by (received - asked + answered - came) / 2. That is wrong by at most half of the
 exchange's duration, so the shortest exchange counts. An older one loses what clocks may drift apart meanwhile.
 
@@ -46,7 +46,7 @@ cdef void host_clock_ask(HostClock* clock, Link* trunk) noexcept nogil:
 
 
 cdef void host_clock_answer(const engine_times* asked, Link* trunk) noexcept nogil:
-    """Answer a question at once. Called by the network thread of a rank of the coordinator's host."""
+    """Answer a question at once. Called by the reader of a rank of the coordinator's host."""
     cdef engine_frame frame
     cdef engine_times times
     memset(&frame, 0, sizeof(frame))
@@ -58,7 +58,7 @@ cdef void host_clock_answer(const engine_times* asked, Link* trunk) noexcept nog
 
 
 cdef bint host_clock_receive(HostClock* clock, Segment* segment, const engine_times* answer, Link* trunk) noexcept nogil:
-    """Take in an answer. Called by the network thread alone. False if it cannot be an answer."""
+    """Take in an answer. Called by the reader alone. False if it cannot be an answer."""
     cdef uint64_t now = now_ns(), took, error
     cdef uint32_t answers = min(load32_relaxed(&clock.answers) + 1, <uint32_t>MOST_ANSWERS)
     if answer.asked > load_relaxed(&clock.asked_at) or answer.asked > now or answer.answered < answer.received:

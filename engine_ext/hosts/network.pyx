@@ -2,6 +2,9 @@
 ranks of this host that it concerns. It never takes the GIL, and no thread waits for it. The holder of the driver's role sends
 what goes out; this thread sends on what a connection did not take at once.
 
+While a caller spins it takes in what comes in place of this thread: one of the two at a time is the reader
+(docs/architecture/protocol-hosts-small.md).
+
 A connection that ends is never mended. If the rank at its other end has not left, its end ends the world. For a trunk of the
 world that is at once, since a better cause would have been sent before. For another connection it is when no cause has come for a
 while.
@@ -86,7 +89,7 @@ cdef void* network_thread(void* argument) noexcept nogil:
     """Run the network thread until `stop` is set."""
     cdef Network* network = <Network*>argument
     cdef timespec pause
-    cdef int wait = -1
+    cdef uint64_t due = 0               # when the thread has to read by itself; 0: never
     cdef bint busy = False, collects = False, again = False, called
     pause.tv_sec, pause.tv_nsec = 0, TOGETHER_NS
     while not load32_acquire(&network.stop):
@@ -96,13 +99,14 @@ cdef void* network_thread(void* argument) noexcept nogil:
                 poll_carrier(network)
         if collects and not busy:
             nanosleep(&pause, NULL)
-        called = not again and engine_socket_sleep(network.sleeper, 0 if busy else wait)
+        called = not again and engine_socket_sleep(network.sleeper, 0 if busy else milliseconds_until(due))
         if network.lanes.carrier != NULL:
             lanes_wake(&network.lanes)
         if not cas32(&network.reader, READER_NONE, READER_THREAD):
             again = False
-            wait = STARVED_MS if called else -1
-            store32_release(&network.wanted, called)
+            if called:
+                due = now_ns() + STARVED_MS * 1000000
+                store32_release(&network.wanted, 1)     # no caller becomes the reader anew until this thread has read
             continue
         store32_release(&network.wanted, 0)
         retry_starved(network)
@@ -110,7 +114,7 @@ cdef void* network_thread(void* argument) noexcept nogil:
         wake_for_news(network)
         check_acks(network)
         report_lost_peer(network)
-        wait = longest_wait(network)
+        due = next_look(network)
         collects = network.news_since != 0 and network.segment.hosts > MANY_HOSTS and not network.more
         store32_release(&network.reader, READER_NONE)
     return NULL
@@ -135,13 +139,19 @@ cdef bint network_read(Network* network) noexcept nogil:
     """Become the reader, unless this thread already is, and take in what has come. Return whether anything has. The caller holds
     the driver's role, and calls network_stop_reading before it sleeps or gives the role back."""
     cdef bint any
-    if load32_relaxed(&network.reader) != READER_CALLER:
+    if load32_relaxed(&network.reader) == READER_CALLER:
+        if load32_relaxed(&network.wanted):
+            network_stop_reading(network)
+            return False
+    else:
         if (network.lanes.carrier != NULL or load32_relaxed(&network.wanted)
                 or not cas32(&network.reader, READER_NONE, READER_CALLER)):
             return False
         engine_socket_hush(network.sleeper, network.epoll, True)
     any = read_links(network)
-    if any:
+    if network.relay.news == NEWS and network.segment.rank == network.segment.leader:
+        network.relay.news, network.news_since = NO_NEWS, 0         # this thread drives, and looks at it next
+    elif any:
         wake_for_news(network)
     return any
 
@@ -186,15 +196,25 @@ cdef inline int watch_ms(const Network* network) noexcept nogil:
     return min(<int>WATCH_MS, <int>network.trunk_silence_ms // WATCHES)
 
 
-cdef int longest_wait(const Network* network) noexcept nogil:
-    """Return for how many milliseconds the network thread may sleep; -1: without limit."""
+cdef uint64_t next_look(const Network* network) noexcept nogil:
+    """Return when the network thread has to look again by itself: nanoseconds, monotonic; 0: never."""
+    cdef int wait
     if load32_acquire(&network.starved):
-        return STARVED_MS
-    if network.news_since:
-        return news_ms(network)
-    if network.lost_peer >= 0:
-        return GRACE_LOOK_MS
-    return watch_ms(network) if load32_relaxed(&network.watching) else -1
+        wait = STARVED_MS
+    elif network.news_since:
+        wait = news_ms(network)
+    elif network.lost_peer >= 0:
+        wait = GRACE_LOOK_MS
+    elif load32_relaxed(&network.watching):
+        wait = watch_ms(network)
+    else:
+        return 0
+    return now_ns() + <uint64_t>wait * 1000000
+
+
+cdef int milliseconds_until(uint64_t due) noexcept nogil:
+    """Return the milliseconds from now to `due`, rounded up; -1 for 0."""
+    return <int>((age_ns(due, now_ns()) + 999999) // 1000000) if due else -1
 
 
 cdef void retry_starved(Network* network) noexcept nogil:
@@ -202,6 +222,7 @@ cdef void retry_starved(Network* network) noexcept nogil:
     cdef int k
     if load32_relaxed(&network.starved):
         store32_release(&network.starved, 0)    # cleared before the tries, which may set it
+        network.more = True
         for k in range(network.count):
             network.news[k // 64] |= <uint64_t>1 << k % 64
 

@@ -64,7 +64,7 @@ cdef struct Relay:
     # On every host.
     HostClock clock         # used on another leader alone
     Receiver receiver
-    int news                # *_NEWS that the last frames have brought to ranks of this host; the network thread alone
+    int news                # *_NEWS that the last frames have brought to ranks of this host; the reader alone
 
 cdef bint relay_open(Relay* relay, Segment* segment) noexcept nogil
 cdef void relay_close(Relay* relay) noexcept nogil

@@ -84,8 +84,8 @@ static inline int engine_socket_nest(int sleeper, int epoll) {
   return epoll_ctl(sleeper, EPOLL_CTL_ADD, epoll, &event) ? -errno : 0;
 }
 
-/* Have `sleeper` report no events of `epoll` (`quiet`), or report them again, at once if there are any. The system does this in one
- * step: an event is either reported now or was there before. */
+/* Have `sleeper` report no events of `epoll` (`quiet`), or report them again, at once if there are any. The system does this in
+ * one step: an event is either reported now or was there before. */
 static inline void engine_socket_hush(int sleeper, int epoll, int quiet) {
   struct epoll_event event;
   memset(&event, 0, sizeof event);

@@ -1,7 +1,7 @@
 """The engine's waits and wake-ups as step lists, small enough to explore every interleaving (machine.py).
 
 Each function writes the steps of the function of that name in engine_ext (control/driver.pyx, control/engines.pyx,
-control/completion.pyx, shared/segment.pxd, control/execute.pyx, transport/shm.pyx, hosts/relay.pyx,
+control/completion.pyx, shared/segment.pxd, control/execute.pyx, transport/shm.pyx, hosts/relay.pyx, hosts/network.pyx,
 coordinator/frozen.pyx), access by access and with the same order of memory; change them together. A scenario puts a
 few threads around one window. Nothing here has a timeout: a wait that the engine would end by a tick never ends, so
 that a lost wake-up is a state in which nothing happens any more though there is something to do.
@@ -21,6 +21,7 @@ from .machine import Code, Explorer, Found, Memory, Program, Stores, Value, View
 ENGINE_ASLEEP, ENGINE, WAITER = 0, 1, 2  # state.pxd
 DOOR_ENGINE, DOOR_WAITER, DOORS, IN_ENTRY, CYCLE, COUNT_SHIFT = 1, 2, 3, 4, 8, 8  # layout.h
 NOTHING = 99  # transport.pxd: a stage that no other rank must reach
+READER_NONE, READER_THREAD, READER_CALLER = 0, 1, 2  # connections.pxd
 
 ENGINES = ("world.", "set.")  # of a process with two; one alone has no prefix
 OF_AN_ENGINE = {"role", "asleep", "door1", "door2", "tail", "cursor"}  # words that each engine of a process has
@@ -397,9 +398,89 @@ class Thread(EngineCode):
         self.store("broken", 1)
         self.label(out)
 
+    # ---- network.pyx. The kernel's part, under a lock of its own: epoll reports each event once, to who sleeps on it.
 
-# Helpers, and the two halves of driver_stop. Every other function of `Thread` is one of the engine.
-WITHOUT_COUNTERPART = {"no_work", "forget", "drive_after_fence", "begin_stop", "end_stop"}
+    def deliver(self) -> None:
+        """Bytes arrive at a socket: the kernel wakes the network thread, unless it has been hushed."""
+        out = self.fresh()
+        self.take("kernel", 0, 1)
+        self.add("bytes", 1)
+        self.load("quiet", "hushed")
+        self.jump_if(lambda r: r["quiet"], out)
+        self.add("events", 1)
+        self.futex_wake("events")
+        self.label(out)
+        self.store("kernel", 0, release=True)
+
+    def hush(self, quiet: int) -> None:
+        out = self.fresh()
+        self.take("kernel", 0, 1)
+        self.store("hushed", quiet)
+        if not quiet and "HUSH_LOOKS" not in self.without:
+            self.load("there", "bytes")
+            self.load("taken", "taken")
+            self.jump_if(lambda r: r["there"] == r["taken"], out)
+            self.add("events", 1)
+            self.futex_wake("events")
+        self.label(out)
+        self.store("kernel", 0, release=True)
+        self.forget("there", "taken")
+
+    def read_links(self) -> None:
+        """Only one thread at a time may be here. `seen` stands for the words that are stored for other ranks."""
+        alone = self.fresh()
+        self.load("other", "inside")
+        self.jump_if(lambda r: not r["other"], alone)
+        self.store("both", 1)
+        self.label(alone)
+        self.store("inside", 1)
+        self.take("kernel", 0, 1)
+        self.load("there", "bytes")
+        self.load("taken", "taken")
+        self.store("taken", lambda r: r["there"])
+        self.store("kernel", 0, release=True)
+        self.let("moved", lambda r: int(r["there"] != r["taken"]))
+        self.store("seen", lambda r: r["there"], release=True)
+        self.store("inside", 0)
+        self.forget("other", "there", "taken")
+
+    def become_reader(self, who: int, otherwise: str) -> None:
+        if "READER" not in self.without:
+            self.cas("mine", "reader", READER_NONE, who)
+            self.jump_if(lambda r: not r["mine"], otherwise)
+
+    def network_thread(self) -> None:
+        loop, again = self.fresh(), self.fresh()
+        self.label(loop)
+        self.futex_wait("events", lambda r: r["count"])
+        self.take("kernel", 0, 1)
+        self.load("count", "events")
+        self.store("kernel", 0, release=True)
+        self.become_reader(READER_THREAD, loop)
+        self.label(again)
+        self.read_links()
+        self.jump_if(lambda r: r["moved"], again)
+        self.store("reader", READER_NONE, release=True)
+        self.jump(loop)
+
+    def network_read(self, otherwise: str) -> None:
+        self.become_reader(READER_CALLER, otherwise)
+        self.hush(1)
+        self.read_links()
+
+    def network_stop_reading(self) -> None:
+        if "HUSH_BEHIND" in self.without:
+            self.hush(0)
+        self.store("reader", READER_NONE, release=True)
+        if "HUSH_BEHIND" not in self.without:
+            self.hush(0)
+
+
+# Helpers, the kernel's steps, and the two halves of driver_stop. Every other function of `Thread` is one of the engine.
+WITHOUT_COUNTERPART = {
+    *("no_work", "forget", "drive_after_fence", "begin_stop", "end_stop"),
+    *("deliver", "hush", "become_reader"),
+}
 
 
 @dataclass(frozen=True)
@@ -774,11 +855,32 @@ def passes(without: frozenset[str]) -> Scenario:
     return Scenario(words, [Program.of(name, code) for name, code in threads.items()], judge)
 
 
+def reader(without: frozenset[str]) -> Scenario:
+    """A caller reads the links twice, each time for a while, and leaves; bytes arrive at any time."""
+    peer, caller, network = Thread(without), Thread(without), Thread(without)
+    for _ in range(2):
+        peer.deliver()
+        out = caller.fresh()
+        caller.network_read(out)
+        caller.network_stop_reading()
+        caller.label(out)
+    network.network_thread()
+
+    def judge(words: dict[str, int], asleep: dict[str, str | None]) -> str:
+        if words["both"]:
+            return "two threads read the links at once"
+        return "" if words["seen"] == words["bytes"] else "the network thread sleeps though bytes have come"
+
+    words = dict.fromkeys(("kernel", "bytes", "hushed", "events", "taken", "seen", "inside", "both", "reader"), 0)
+    threads = {"peer": peer, "caller": caller, "network": network}
+    return Scenario(words, [Program.of(name, code) for name, code in threads.items()], judge)
+
+
 SCENARIOS: dict[str, Callable[[frozenset[str]], Scenario]] = {
     scenario.__name__: scenario
     for scenario in (
         *(entries, sets, call, give_back, two_waiters, role, stages, submissions, cycle, stop, stop_waiter),
-        *(clock, streamed, passes),
+        *(clock, streamed, passes, reader),
     )
 }
 # Omissions of a mutant, and the scenarios that must find it, under at least one of the memory models.
@@ -817,6 +919,9 @@ RULES = {
     "WAIT_BEHIND": ("passes",),  # a rank's wait for all is sent after its submissions
     "WAIT_AGAIN": ("passes",),  # a leader checks for changes made while it read
     "WAIT_OFF": ("passes",),  # an earlier wait for all is revoked first
+    "READER": ("reader",),  # whoever reads the links has become the reader by a compare-and-swap
+    "HUSH_BEHIND": ("reader",),  # the network thread hears of events again behind the end of the caller's reading
+    "HUSH_LOOKS": ("reader",),  # the kernel then reports what is there already
 }
 
 
