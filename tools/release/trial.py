@@ -255,7 +255,7 @@ class WheelTrial:
         slowness = _EMULATOR_SLOWNESS if self._emulated else 1
         variables = {
             "OMP_NUM_THREADS": "1", "KERNELS_LIBRARY": "/trial/kernels.so", "PYTHONDONTWRITEBYTECODE": "1",
-            "TESTS_SLOWNESS": str(slowness),
+            "TESTS_SLOWNESS": str(slowness), "ENGINE_START_TIMEOUT": str(60 * slowness),
         }  # fmt: skip
         try:
             return self._root.run(command, binds, timeout * slowness, **variables)
