@@ -347,6 +347,12 @@ def _widen_chunk(chunk: int, batch: Batch, rules: Rules, legs: int) -> int:
     return max(chunk, min(2 * rules.chunk_bytes, SLOT_BYTES, int(batch.nbytes) // (legs * OVERLAP_CHUNKS)))
 
 
+def _find_largest_chain_chunk(batch: Batch, cluster: Cluster) -> int:
+    """Return the bytes of the largest chunk of a chain that fits a slot: what is packed, sums, and results."""
+    travelling = _GROWTH.get(batch.wire, 1) + (1 if cluster.hosts > 2 else 0)
+    return int(SLOT_BYTES * cluster.ranks / (cluster.ranks - 1 + travelling))
+
+
 def _cross_chain(batch: Batch, late: float, free: float, rules: Rules, cluster: Cluster) -> tuple[float, float]:
     """Return the same as `_cross_network` for an entry whose sums go along a chain of hosts.
 
@@ -356,7 +362,7 @@ def _cross_chain(batch: Batch, late: float, free: float, rules: Rules, cluster: 
     """
     network, legs = cluster.network, _count_legs(cluster.hosts)
     chunk = max(SMALLEST_CHUNK, min(rules.chunk_bytes, int(batch.nbytes) // (legs * CHUNKS_A_LEG)))
-    chunk = _widen_chunk(chunk, batch, rules, legs)
+    chunk = min(_widen_chunk(chunk, batch, rules, legs), _find_largest_chain_chunk(batch, cluster))
     chunks = max(1, math.ceil(batch.nbytes / chunk))
     both = max(0, chunks - LAG * cluster.hosts) if cluster.hosts > 2 else 0
     nbytes = batch.nbytes * chain_share(cluster.hosts, batch.wire)

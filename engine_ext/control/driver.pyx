@@ -37,10 +37,11 @@ from engine_ext.platform.doors cimport DOOR_EVERYBODY, door_count, door_ring, do
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock, pthread_self
 from engine_ext.shared.layout cimport (
     SLEEP_COUNT_SHIFT, SLEEP_CYCLE, SLEEP_ENGINE, SLEEP_IN_ENTRY, SLEEP_RELAY, SLEEP_STUCK, SLEEP_WAITER, UNNAMED, Status,
-    rank_page,
+    engine_entry, rank_page,
 )
 from engine_ext.shared.segment cimport (
-    bit, claimed, coordinates, relays, ring, ring_both, to_coordinator_time, wake, wake_others, wake_unfenced, world_left,
+    bit, claimed, coordinates, relays, ring, ring_both, schedule_next, to_coordinator_time, wake, wake_others, wake_unfenced,
+    world_left,
 )
 
 cdef extern from "platform/cpu.h" nogil:
@@ -520,12 +521,11 @@ cdef inline bint is_small(const State* e, const Goal* goal) noexcept nogil:
     return goal.op != NULL and goal.op.nbytes <= YIELD_BYTES and is_in_small_entry(e)
 
 
-cdef bint drive_and_read(State* e) noexcept nogil:
-    """Do all that can be done now, as drive_once does; if that is nothing, take in what has come from other hosts. Return whether
-    anything was done."""
-    if not is_in_small_entry(e):
-        network_stop_reading(e.network)
-    return drive_once(e) or (e.spin_ns != 0 and is_in_small_entry(e) and network_read(e.network))
+cdef inline bint may_read(State* e) noexcept nogil:
+    """Return whether a caller that spins takes in what other hosts send. Not in a large entry, nor before one begins: for these a
+    second thread is worth its switches."""
+    cdef const engine_entry* ahead = schedule_next(&e.segment) if e.network != NULL and e.entry == NULL else NULL
+    return e.network != NULL and e.spin_ns != 0 and is_in_small_entry(e) and (ahead == NULL or ahead.bytes <= YIELD_BYTES)
 
 
 cdef void drive_until(State* e, const Goal* goal, uint64_t tick) noexcept nogil:
@@ -538,7 +538,9 @@ cdef void drive_until(State* e, const Goal* goal, uint64_t tick) noexcept nogil:
     cdef uint64_t spin_end = 0, when
     cdef uint32_t door, moves = 0, spins = 0
     while not is_goal_met(e, goal) and not load32_acquire(&e.stop):     # pairs with engines_leave
-        if drive_once(e) if e.network == NULL else drive_and_read(e):
+        if e.network != NULL and not may_read(e):
+            network_stop_reading(e.network)
+        if drive_once(e):
             spin_end = 0
             moves += 1
             if moves % LOOK_AT_CLOCK == 0 and now_ns() >= tick:
@@ -547,7 +549,8 @@ cdef void drive_until(State* e, const Goal* goal, uint64_t tick) noexcept nogil:
         if e.spin_ns:
             if spin_end == 0:
                 spin_end = now_ns() + e.spin_ns
-            spin_pause()                # one pause for each look: some processors take 50 ns for it
+            if not (may_read(e) and network_read(e.network)):
+                spin_pause()            # one pause for each look: some processors take 50 ns for it
             spins += 1
             if spins % LOOK_AT_CLOCK or now_ns() < spin_end:
                 continue

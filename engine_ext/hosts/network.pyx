@@ -139,13 +139,11 @@ cdef bint network_read(Network* network) noexcept nogil:
     """Become the reader, unless this thread already is, and take in what has come. Return whether anything has. The caller holds
     the driver's role, and calls network_stop_reading before it sleeps or gives the role back."""
     cdef bint any
-    if load32_relaxed(&network.reader) == READER_CALLER:
-        if load32_relaxed(&network.wanted):
-            network_stop_reading(network)
-            return False
-    else:
-        if (network.lanes.carrier != NULL or load32_relaxed(&network.wanted)
-                or not cas32(&network.reader, READER_NONE, READER_CALLER)):
+    if network.lanes.carrier != NULL or load32_relaxed(&network.wanted) or load32_relaxed(&network.starved):
+        network_stop_reading(network)       # the network thread has to look
+        return False
+    if load32_relaxed(&network.reader) != READER_CALLER:
+        if not cas32(&network.reader, READER_NONE, READER_CALLER):
             return False
         engine_socket_hush(network.sleeper, network.epoll, True)
     any = read_links(network)
@@ -162,7 +160,7 @@ cdef void network_stop_reading(Network* network) noexcept nogil:
     cdef bint timed
     if network == NULL or load32_relaxed(&network.reader) != READER_CALLER:
         return
-    timed = network.more or network.news_since != 0 or network.lost_peer >= 0
+    timed = network.more or network.news_since != 0 or network.lost_peer >= 0 or load32_relaxed(&network.starved) != 0
     store32_release(&network.reader, READER_NONE)
     engine_socket_hush(network.sleeper, network.epoll, False)
     if timed:

@@ -112,7 +112,7 @@ cdef bint lay_out_slot(Executor* x) noexcept nogil:
     # A rank packs no part of its own, unless it may have to write the identity there.
     c.piece = piece if x.needs_pack else piece - piece // PIECE_ALIGNMENT // <uint64_t>x.crews.largest * PIECE_ALIGNMENT
     c.sums = c.growth * c.part if passes_both(x) else 0
-    return <uint64_t>c.turns * (c.piece + c.sums + max(c.growth, <uint64_t>1) * c.part) <= SLOT_BYTES
+    return <uint64_t>c.turns * (c.piece + c.sums + (1 if c.sums else c.growth) * c.part) <= SLOT_BYTES
 
 
 cdef bint chain_start(Executor* x, int turns) noexcept nogil:
