@@ -16,8 +16,7 @@ this host reads its own words in the opposite order.
 Each message costs the coordinator's rank time. So a submission for which no thread waits yet may wait for the next ones: a leader
 sends such news at most every quarter of a cycle, in a large world at most once a cycle.
 
-relay_tell belongs to the holder of the driver's role; the handlers of what arrives (frame_handlers.pyx) belong to the network
-thread.
+relay_tell belongs to the holder of the driver's role; the handlers of what arrives (frame_handlers.pyx) belong to the reader.
 """
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset

@@ -16,10 +16,10 @@ cdef struct Lane:               # all traffic between this rank and a rank of an
     Link* links                 # array of its connections
     int count                   # number of connections, 1 to MAX_SOCKETS
     bint carries                # whether this rank receives for its host what the peer offers
-    bint ended                  # the peer has said that it is done, and all has arrived; the network thread alone
-    uint32_t answered           # atomic: number of the last ping that the peer has answered; the network thread writes it
+    bint ended                  # the peer has said that it is done, and all has arrived; the reader alone
+    uint32_t answered           # atomic: number of the last ping that the peer has answered; the reader writes it
     engine_failure_cause failure_cause  # why the world has ended, as the peer knows it; valid once `cause_known` is 1
-    uint32_t cause_known        # atomic: 1 once `failure_cause` has come; the network thread writes it
+    uint32_t cause_known        # atomic: 1 once `failure_cause` has come; the reader writes it
     # outgoing: the holder of the driver's role
     int next                    # number of the connection that carries the next bytes of a slot
     uint32_t used               # bit k: connection k has carried bytes since this rank last sent its progress
@@ -27,7 +27,7 @@ cdef struct Lane:               # all traffic between this rank and a rank of an
     uint64_t sent               # atomic: number of these that have been sent; the network thread writes it
     uint32_t failed             # atomic: 1 once the carrier cannot go on with this lane; the network thread writes it
     bint left                   # this rank has said that it is done
-    # incoming, by connection: the network thread alone
+    # incoming, by connection: the reader alone
     Progress[MAX_SOCKETS] reported  # the peer's progress as this connection last reported it: all bytes up to there have come
     Progress[MAX_SOCKETS] due   # progress that this connection will report behind its bytes; not above `reported`: no bytes due
     Announced* coming           # ring of messages that are announced and have not arrived; NULL: there is no carrier

@@ -1,8 +1,8 @@
 """The transport of ranks on several hosts (transport.pxd says what it promises).
 
 Every host has a slot and a page for each rank of the world. Those of ranks on other hosts are *shadows*. What such a rank offers
-comes over a lane. The network thread of the rank that *carries* it writes it to the same place of the shadow slot, and then that
-rank's progress to the shadow page. So ranks wait and read as on one host. Every promise follows from the order of bytes on one
+comes over a lane. The reader (connections.pxd) of the rank that *carries* it writes it to the same place of the shadow slot, and
+then that rank's progress to the shadow page. So ranks wait and read as on one host. Every promise follows from the order of bytes on one
 connection: what a rank wrote to its slot comes before the progress that includes it.
 
 A lane may have several connections, since one does not fill a fast network. A large offer is cut, and each connection carries a
@@ -258,7 +258,7 @@ cdef bint lanes_answered(const Lanes* t, int rank, uint32_t number) noexcept nog
     return load32_acquire(&t.of[rank].answered) == number or link_state(t.of[rank].links) != OPEN
 
 
-# ---- incoming frames: the network thread alone -------------------------------------------------------------------------------
+# ---- incoming frames: the reader alone --------------------------------------------------------------------------------------
 
 cdef char* find_target(void* owner, Link* link, const engine_frame* frame) noexcept nogil:
     """Return the address for a frame's payload, `link.small` for one without; NULL: the frame is not allowed here."""

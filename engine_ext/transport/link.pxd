@@ -46,15 +46,15 @@ cdef struct Link:
     int fd
     int peer                # the rank at the other end
     int state               # atomic: OPEN, ENDED or -errno
-    bint peer_ended         # the other side has said that it is done; the network thread alone
+    bint peer_ended         # the other side has said that it is done; the reader alone
     int unsent              # atomic: -errno of a send that failed; 0: none has
     uint64_t out_bytes      # atomic: bytes that the system has taken from this side; written under the lock
     uint64_t owed_since     # monotonic ns: when an acknowledgement was first seen to be owed; 0: none; the network thread alone
-    uint64_t in_bytes       # atomic: bytes received; written by the network thread alone
+    uint64_t in_bytes       # atomic: bytes received; written by the reader alone
     uint32_t* sent_any        # atomic: set to 1 when something is sent on any connection of the owner, who shares the word
     uint32_t* starved       # atomic: set to 1 when the system lacks memory for a call on any connection of the owner, likewise
     uint64_t out_starved    # monotonic ns: since when the system lacks memory to send; 0: it has some; under the lock
-    uint64_t in_starved     # monotonic ns: since when it lacks memory to receive; 0: it has some; the network thread alone
+    uint64_t in_starved     # monotonic ns: since when it lacks memory to receive; 0: it has some; the reader alone
     # outgoing: any thread, under the lock
     pthread_mutex_t lock
     bint mute               # frames are dropped from now on; what comes in tells why
@@ -62,7 +62,7 @@ cdef struct Link:
     uint32_t room           # its capacity in frames, a power of 2
     uint32_t head           # number of the oldest frame, since the start
     uint32_t tail           # number after the newest frame
-    # incoming: the network thread alone
+    # incoming: the reader alone
     engine_frame coming     # header of the frame that is being received
     uint64_t came           # bytes of it received so far, of header and payload together
     char* target            # address for its payload

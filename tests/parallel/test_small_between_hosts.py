@@ -53,7 +53,7 @@ def test_every_caller_gets_the_sum_of_its_own_turn(hosts: tuple[int, ...], spin_
 
 
 @layouts
-def test_data_of_a_call_that_failed_is_not_taken_for_that_of_the_next(hosts: tuple[int, ...]) -> None:
+def test_a_call_after_a_failed_one_has_its_own_data(hosts: tuple[int, ...]) -> None:
     """Rank 1 submits another shape at times: all fail, and the next call has other data."""
 
     def program(rank: int) -> None:
