@@ -23,7 +23,7 @@ from engine_ext.operations.kinds cimport kind_name
 from engine_ext.platform.atomics cimport load_acquire, now_ns, store32_relaxed, store_relaxed, store_release
 from engine_ext.platform.posix cimport PAGE, ftruncate, pthread_mutex_lock, pthread_mutex_unlock, write
 from engine_ext.shared.counters cimport LATE_NAMES
-from engine_ext.shared.layout cimport ALGORITHM_NAMES, ENTRY_BATCH, ENTRY_SKIP, KIND_BARRIER, WIRE_NAMES
+from engine_ext.shared.layout cimport ALGORITHM_NAMES, ENTRY_BATCH, ENTRY_SKIP, WIRE_NAMES
 from engine_ext.shared.segment cimport ahead_ns, arrival_last, arrival_late_us, arrival_wait_us, clocked, coordinates
 
 from engine_ext.errors import EngineError
@@ -163,7 +163,7 @@ cdef void draw_entry(Lines* lines, const EntryRecord* entry) noexcept nogil:
     n += <size_t>snprintf(lines.data + lines.used + n, LINE - n,
                           ',"args":{"entry":%llu,"tensors":%u,"bytes":%llu,"algorithm":"%s"', sequence, entry.items,
                           nbytes, ALGORITHM_NAMES[entry.algorithm])
-    if entry.type == ENTRY_BATCH and entry.kind != KIND_BARRIER:
+    if entry.type == ENTRY_BATCH and nbytes:       # a barrier has no dtype
         n += <size_t>snprintf(lines.data + lines.used + n, LINE - n, ',"dtype":"%s"', ENGINE_DTYPE_NAMES[entry.dtype])
     if entry.wire:
         n += <size_t>snprintf(lines.data + lines.used + n, LINE - n, ',"compression":"%s"', WIRE_NAMES[entry.wire])

@@ -2,8 +2,8 @@
 
 Every host has a slot and a page for each rank of the world. Those of ranks on other hosts are *shadows*. What such a rank offers
 comes over a lane. The reader (connections.pxd) of the rank that *carries* it writes it to the same place of the shadow slot, and
-then that rank's progress to the shadow page. So ranks wait and read as on one host. Every promise follows from the order of bytes on one
-connection: what a rank wrote to its slot comes before the progress that includes it.
+then that rank's progress to the shadow page. So ranks wait and read as on one host. Every promise follows from the order of bytes
+on one connection: what a rank wrote to its slot comes before the progress that includes it.
 
 A lane may have several connections, since one does not fill a fast network. A large offer is cut, and each connection carries a
 part. The sender's progress goes over every connection that has carried bytes since it last sent it. It always goes over the
