@@ -11,13 +11,10 @@ from .model import Network, Prediction, Rules, Step, Tensor, predict
 COMPRESSIONS = ("none", "fp16", "bf16", "fp8")
 PERIODS = 10
 """Synchronisations of a parameter in a prediction with a delay, where one may still travel when the next begins."""
-_FLOATS = {
-    "float16": 2,
-    "bfloat16": 2,
-    "float32": 4,
-    "float64": 8,
-}  # bytes of an element, if a compression may shorten it
-_TRAVELLING = {"fp16": 2, "bf16": 2, "fp8": 1}  # likewise, of an element that travels compressed
+# Bytes of an element, if a compression may shorten it.
+_FLOATS = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+# Bytes of an element that travels compressed.
+_TRAVELLING = {"fp16": 2, "bf16": 2, "fp8": 1}
 
 
 @dataclass(frozen=True)

@@ -419,7 +419,6 @@ cdef int driver_call(State* e, Target* target, Op* op, uint64_t ns) noexcept nog
             if not coordinates(&e.segment):
                 notify_leader(e, id, op.nbytes, True)
             drive_until(e, &goal, tick)
-        network_stop_reading(e.network)
         ended = e.entry_ended           # the time just now, if an entry has completed it
         give_back(e)
         add32(&e.waiters, <uint32_t>-1)
@@ -497,6 +496,7 @@ cdef void give_back(State* e) noexcept nogil:
         coordinates(&e.segment) and (waiting(&e.coordinator) or e.coordinator.append_again))
     cdef uint64_t cursor = e.segment.mine.cursor
     cdef uint32_t count = door_count(&e.segment.mine.door[SLEEP_ENGINE])
+    network_stop_reading(e.network)
     # The engine thread sleeps at this count, or at an earlier one and is about to wake up. It may also sleep at a later one, when
     # a ring for an earlier sleep comes only now. Nobody would ring for this announcement then, so this thread rings.
     announce_sleep(e, SLEEP_ENGINE, count)
@@ -524,8 +524,8 @@ cdef inline bint is_small(const State* e, const Goal* goal) noexcept nogil:
 cdef inline bint may_read(State* e) noexcept nogil:
     """Return whether a caller that spins takes in what other hosts send. Not in a large entry, nor before one begins: for these a
     second thread is worth its switches."""
-    cdef const engine_entry* ahead = schedule_next(&e.segment) if e.network != NULL and e.entry == NULL else NULL
-    return e.network != NULL and e.spin_ns != 0 and is_in_small_entry(e) and (ahead == NULL or ahead.bytes <= YIELD_BYTES)
+    cdef const engine_entry* ahead = schedule_next(&e.segment) if e.entry == NULL else NULL
+    return e.spin_ns != 0 and is_in_small_entry(e) and (ahead == NULL or ahead.bytes <= YIELD_BYTES)
 
 
 cdef void drive_until(State* e, const Goal* goal, uint64_t tick) noexcept nogil:
@@ -537,8 +537,10 @@ cdef void drive_until(State* e, const Goal* goal, uint64_t tick) noexcept nogil:
     cdef rank_page* mine = e.segment.mine
     cdef uint64_t spin_end = 0, when
     cdef uint32_t door, moves = 0, spins = 0
+    cdef bint reads             # whether this thread takes in what other hosts send, while it spins
     while not is_goal_met(e, goal) and not load32_acquire(&e.stop):     # pairs with engines_leave
-        if e.network != NULL and not may_read(e):
+        reads = e.network != NULL and may_read(e)
+        if not reads and e.network != NULL:
             network_stop_reading(e.network)
         if drive_once(e):
             spin_end = 0
@@ -549,7 +551,7 @@ cdef void drive_until(State* e, const Goal* goal, uint64_t tick) noexcept nogil:
         if e.spin_ns:
             if spin_end == 0:
                 spin_end = now_ns() + e.spin_ns
-            if not (may_read(e) and network_read(e.network)):
+            if not (reads and network_read(e.network)):
                 spin_pause()            # one pause for each look: some processors take 50 ns for it
             spins += 1
             if spins % LOOK_AT_CLOCK or now_ns() < spin_end:
@@ -598,7 +600,6 @@ cdef int driver_wait(State* e, const Goal* goal, uint64_t ns) noexcept nogil:
         if not load32_acquire(&e.stop) and cas32(&e.role, Role.ENGINE_ASLEEP, Role.WAITER):
             store32_relaxed(&e.segment.mine.asleep, 0)
             drive_until(e, goal, tick)
-            network_stop_reading(e.network)
             give_back(e)
         elif not is_goal_met(e, goal):
             door_sleep(&e.local_door, door, remaining_ns(tick))

@@ -137,7 +137,7 @@ cdef bint read_links(Network* network) noexcept nogil:
 
 cdef bint network_read(Network* network) noexcept nogil:
     """Become the reader, unless this thread already is, and take in what has come. Return whether anything has. The caller holds
-    the driver's role, and calls network_stop_reading before it sleeps or gives the role back."""
+    the driver's role, which give_back ends with the reading, and calls network_stop_reading before it sleeps."""
     cdef bint any
     if network.lanes.carrier != NULL or load32_relaxed(&network.wanted) or load32_relaxed(&network.starved):
         network_stop_reading(network)       # the network thread has to look
