@@ -137,8 +137,7 @@ class Config:
         512 << 10,
         "bytes",
         Bytes(4 << 10, 1 << 20, "512K"),
-        "Bytes in one pipeline chunk, in which tensors pass through shared memory (4 KiB to 1 MiB); large allreduces "
-        "between hosts take up to twice as much, at most 1 MiB.",
+        "Bytes in one pipeline chunk, in which tensors pass through shared memory (4 KiB to 1 MiB).",
         option=Option("SIZE"),
         knob=Knob(host=True),
     )

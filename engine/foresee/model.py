@@ -23,14 +23,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-SLOTS = 8  # chunks of an entry in flight at once: the number of slots between hosts
+SLOTS = 4  # chunks of an entry in flight at once: the number of slots in engine_ext/shared/layout.h
 MOST_TENSORS = 8192  # maximum tensors in one entry: BATCH_ITEMS of layout.h
-CODED_CHUNKS = 4  # minimum chunks of an entry that travels in 8 bits
 LAG = SLOTS // 2  # chunks by which a host of a chain is behind the previous one
 LEAST_CHUNKS = 2  # minimum chunks of a direct exchange, unless they get smaller than SMALLEST_CHUNK
 CHUNKS_A_LEG = 4  # minimum chunks for each leg of a chain, unless they get smaller than SMALLEST_CHUNK
-OVERLAP_CHUNKS = 8  # minimum chunks for each leg that are twice as large as the setting
-SMALLEST_CHUNK, SLOT_BYTES = 1 << 16, 1 << 20
+SMALLEST_CHUNK = 1 << 16
 AUTO_BYTES = 1 << 20  # bytes per leg below which no chain is chosen
 ONE_SHOT_BYTES = 1 << 15  # bytes of all ranks together up to which every rank sends everything to all others
 FP8_SCALED = 65 / 64  # bytes that travel for each element as fp8, with the scales of blocks of 64
@@ -334,23 +332,11 @@ def _cross_network(batch: Batch, late: float, free: float, rules: Rules, cluster
 
 
 def _direct_chunk(batch: Batch, rules: Rules) -> int:
-    """Return the bytes of a chunk of an entry that passes along no chain."""
+    """Return the bytes of a chunk of an entry that passes along no chain; fp8 has chunks for all slots."""
     if batch.kind != "allreduce":
         return rules.chunk_bytes
-    least = CODED_CHUNKS if batch.compression == "fp8" else LEAST_CHUNKS
-    chunk = max(SMALLEST_CHUNK, min(rules.chunk_bytes, int(batch.nbytes) // least))
-    return chunk if batch.compression == "fp8" else _widen_chunk(chunk, batch, rules, 1)
-
-
-def _widen_chunk(chunk: int, batch: Batch, rules: Rules, legs: int) -> int:
-    """Return the larger chunk that a large allreduce between hosts has."""
-    return max(chunk, min(2 * rules.chunk_bytes, SLOT_BYTES, int(batch.nbytes) // (legs * OVERLAP_CHUNKS)))
-
-
-def _find_largest_chain_chunk(batch: Batch, cluster: Cluster) -> int:
-    """Return the bytes of the largest chunk of a chain that fits a slot: what is packed, sums, and results."""
-    travelling = _GROWTH.get(batch.wire, 1) + (1 if cluster.hosts > 2 else 0)
-    return int(SLOT_BYTES * cluster.ranks / (cluster.ranks - 1 + travelling))
+    least = SLOTS if batch.compression == "fp8" else LEAST_CHUNKS
+    return max(SMALLEST_CHUNK, min(rules.chunk_bytes, int(batch.nbytes) // least))
 
 
 def _cross_chain(batch: Batch, late: float, free: float, rules: Rules, cluster: Cluster) -> tuple[float, float]:
@@ -362,7 +348,6 @@ def _cross_chain(batch: Batch, late: float, free: float, rules: Rules, cluster: 
     """
     network, legs = cluster.network, _count_legs(cluster.hosts)
     chunk = max(SMALLEST_CHUNK, min(rules.chunk_bytes, int(batch.nbytes) // (legs * CHUNKS_A_LEG)))
-    chunk = min(_widen_chunk(chunk, batch, rules, legs), _find_largest_chain_chunk(batch, cluster))
     chunks = max(1, math.ceil(batch.nbytes / chunk))
     both = max(0, chunks - LAG * cluster.hosts) if cluster.hosts > 2 else 0
     nbytes = batch.nbytes * chain_share(cluster.hosts, batch.wire)

@@ -34,7 +34,6 @@ cdef struct Chain:          # state of an entry whose sums pass from host to hos
     int turns               # number of pieces of a chunk, each of which starts at another host; 1: all start at the first host
     uint64_t growth         # bytes of an accumulator for each byte that is reduced
     uint64_t piece          # bytes of a slot for one packed piece
-    uint64_t sums           # bytes of a slot between the sums and the result of a part: 0: they have one place
     uint64_t part           # bytes of a slot for a rank's part of a piece, as it travels
     uint64_t chunks         # number of chunks of the logical buffer
 

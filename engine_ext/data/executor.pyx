@@ -13,7 +13,7 @@ from engine_ext.kernels.kernels cimport (
 )
 from engine_ext.platform.atomics cimport now_ns, store_relaxed
 from engine_ext.platform.clock cimport age_ns, patience_at
-from engine_ext.shared.layout cimport Status
+from engine_ext.shared.layout cimport SLOTS, Status
 
 
 cdef enum:
@@ -62,7 +62,7 @@ cdef void executor_start(Executor* x, const Steps* steps, uint64_t chunks) noexc
     x.end = x.first + chunks
     x.uncopied = x.end if steps.copy == NULL else 0
     x.pack_gate = x.reduce_gate = 0
-    x.reduce_lag = x.crews.slots            # no restriction: step() packs no chunk earlier than that either
+    x.reduce_lag = SLOTS            # no restriction: step() packs no chunk earlier than that either
     x.sums = x.takes_nothing = False
     x.culprit = -1
     x.active = True
@@ -88,7 +88,7 @@ cdef void executor_needs(Executor* x) noexcept nogil:
     cdef Progress others
     others.packed = x.passed.reduced + 1 if may_reduce(x) and needs_packed else UINT64_MAX
     others.reduced = x.passed.copied + 1 if x.passed.copied < x.passed.reduced else UINT64_MAX
-    others.copied = x.passed.packed + 1 - x.crews.slots if may_pack(x) and x.passed.packed >= x.crews.slots else UINT64_MAX
+    others.copied = x.passed.packed + 1 - SLOTS if may_pack(x) and x.passed.packed >= SLOTS else UINT64_MAX
     x.transport.needs(x.transport, &others)
 
 
@@ -137,8 +137,7 @@ cdef bint step(Executor* x) noexcept nogil:
             x.passed.reduced += 1
             return True
     if may_pack(x):
-        if x.steps.in_place or x.passed.packed < x.crews.slots or reached(
-                x, Stage.COPIED, x.passed.packed + 1 - x.crews.slots):
+        if x.steps.in_place or x.passed.packed < SLOTS or reached(x, Stage.COPIED, x.passed.packed + 1 - SLOTS):
             pass_chunk(x, Stage.PACKED, x.passed.packed - x.first)
             x.passed.packed += 1
             return True

@@ -5,7 +5,6 @@ chunk, and all ranks copy it from there. *Shared*: tensors lie in the arena, whe
 of every tensor in place and writes it to all ranks' tensors. On several hosts sums may pass from host to host instead
 (chain.pyx), travel block-scaled (blocks.pyx), or be made by the lanes' carrier.
 """
-from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memset
 
 from engine_ext.data.executor cimport (
@@ -29,9 +28,6 @@ from engine_ext.shared.layout cimport (
 )
 from engine_ext.transport.arena cimport arena_address
 
-cdef enum:
-    OVERLAP_CHUNKS = 8         # least chunks of an entry between hosts that are twice as large as on one
-
 cdef Steps ONE_SHOT = Steps(pack_all, reduce_all, NULL, offer_all, False, True)
 cdef Steps TWO_SHOT = Steps(pack_parts, reduce_part, copy_parts, offer_parts, False, True)
 cdef Steps SHARED = Steps(pack_shared, reduce_shared, copy_shared, NULL, True, True)
@@ -54,8 +50,6 @@ cdef void choose(engine_entry* entry, const engine_knobs* knobs, const Crews* cr
         entry.algorithm, entry.chunk = ALGORITHM_ONE_SHOT, SLOT_BYTES
     elif not choose_carrier_sum(entry, knobs, crews) and not choose_chain(entry, knobs, crews):
         choose_two_shot(entry, knobs, crews)
-        if crews.hosts > 1:         # a chunk costs wake-ups on all hosts; but several are needed to overlap their stages
-            entry.chunk = max(entry.chunk, <uint32_t>min(2 * <uint64_t>knobs.chunk_bytes, entry.bytes // OVERLAP_CHUNKS))
 
 
 cdef bint plan(Executor* x, Op** batch, const engine_entry* entry) noexcept nogil:

@@ -14,9 +14,9 @@ has one byte for each element. So pieces begin, and chunks are cut, only between
 
 *Blocks*: a chunk is cut into a share for each host, and a share into a part for each rank of a host. In the first *leg* a rank
 sums the values of its host's ranks in its part of every share, and sends these sums to the share's host. In the second leg the
-ranks of that host add all hosts' sums of their parts, and send the result to all. The second leg follows half as many chunks
-later as there are slots, in the same stages, like legs of a chain (chain.pyx says why slots are free in time). If each host has
-one rank, the first leg needs no other rank's values and is done while packing, so the second one follows at once.
+ranks of that host add all hosts' sums of their parts, and send the result to all. The second leg follows LAG chunks later, in
+the same stages, like legs of a chain (chain.pyx says why slots are free in time). If each host has one rank, the first leg needs
+no other rank's values and is done while packing, so the second one follows at once.
 
 *One-shot*, for small entries, and for groups that also have other dtypes: every rank offers its float32 values, and each rank
 does all five steps. No block is cut, because tensors begin at multiples of ENGINE_BLOCK float32.
@@ -37,16 +37,17 @@ from engine_ext.kernels.kernels cimport (
 from engine_ext.operations.operation cimport CHUNK_UNIT, ONE_SHOT_BYTES, chunks_of_plan, give_target, is_coded_whole
 from engine_ext.shared.crews cimport crew_size, member
 from engine_ext.shared.layout cimport (
-    ALGORITHM_BLOCKS, ALGORITHM_ONE_SHOT, COORDINATOR, SLOT_BYTES, WIRE_FP8, wire_compresses,
+    ALGORITHM_BLOCKS, ALGORITHM_ONE_SHOT, COORDINATOR, SLOT_BYTES, SLOTS, WIRE_FP8, wire_compresses,
 )
 from engine_ext.transport.transport cimport Stage
 
 cdef enum:
+    LAG = SLOTS // 2            # chunks by which the second leg follows the first
     STRETCH = 1024              # elements that are processed at once, so that they stay in the nearest cache
     STRETCH_BLOCKS = STRETCH // 64
     FLOAT_BYTES = 4
     NAN_SCALE = 255             # the scale of a block that is NaN (kernels_blocks.h)
-    CHUNKS = 4                  # least number of chunks, so that their stages overlap
+    CHUNKS = SLOTS              # least number of chunks, so that all slots are in use
 
 cdef Steps BLOCKS = Steps(pack, reduce, copy, offer_parts, False, True)
 cdef Steps ONE_SHOT = Steps(pack_all, reduce_all, NULL, offer_all, False, True)
@@ -133,7 +134,7 @@ cdef void blocks_start(Executor* x) noexcept nogil:
     """Begin the entry that the plan describes, by blocks."""
     while not lay_out_slot(x):
         x.chunk -= CHUNK_UNIT
-    x.blocks.lag = x.crews.slots // 2 if x.crews.largest > 1 else 0
+    x.blocks.lag = LAG if x.crews.largest > 1 else 0
     x.blocks.chunks = chunks_of_plan(x)
     executor_start(x, &BLOCKS, x.blocks.chunks + x.blocks.lag if x.blocks.chunks else 0)
     if x.blocks.lag:

@@ -13,7 +13,7 @@ ranks have reduced that one. By then the sums of the previous host have arrived,
 previous host reduces into the same slot again only after this host has reduced too, since LAG is half of SLOTS.
 
 A slot holds the bytes that the rank has packed for ranks of its own host, then the sums of its part, then the result of its
-part; with two hosts in a chain, the sums or the result. A part is the range of a piece that one rank of a host reduces.
+part. A part is the range of a piece that one rank of a host reduces.
 """
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 
@@ -34,7 +34,6 @@ from engine_ext.transport.transport cimport Stage
 cdef enum:
     LAG = SLOTS // 2            # chunks of the entry between two legs of a chunk
     CHUNKS_A_LEG = 4            # least chunks for each leg, so that a host is idle during few of them
-    OVERLAP_CHUNKS = 8          # least chunks for each leg that are twice as large as on one host
     AUTO_BYTES = 1 << 20        # least bytes for each leg: below it the chain's length costs more than it saves
 
 cdef Steps STEPS = Steps(pack, reduce, copy, offer_parts, False, True)
@@ -89,8 +88,7 @@ cdef bint choose_chain(engine_entry* entry, const engine_knobs* knobs, const Cre
             crews.consecutive and entry.bytes >= legs * <uint64_t>AUTO_BYTES and moves_less(entry, crews)):
         return False
     entry.algorithm = ALGORITHM_RING if knobs.between_hosts == BETWEEN_RING else ALGORITHM_CHAIN
-    entry.chunk = <uint32_t>max(min(<uint64_t>knobs.chunk_bytes, entry.bytes // (legs * CHUNKS_A_LEG)),
-                                min(2 * <uint64_t>knobs.chunk_bytes, entry.bytes // (legs * OVERLAP_CHUNKS)))
+    entry.chunk = <uint32_t>min(<uint64_t>knobs.chunk_bytes, entry.bytes // (legs * CHUNKS_A_LEG))
     return True
 
 
@@ -99,20 +97,12 @@ cdef inline uint64_t most_of(uint64_t nbytes, int shares) noexcept nogil:
     return (nbytes // PIECE_ALIGNMENT // <uint64_t>shares + 2) * PIECE_ALIGNMENT
 
 
-cdef inline bint passes_both(const Executor* x) noexcept nogil:
-    """Return whether some rank offers sums and results: of two hosts in a chain, the first offers sums and the last results."""
-    return x.chain.turns > 1 or x.crews.hosts > 2
-
-
 cdef bint lay_out_slot(Executor* x) noexcept nogil:
     """Lay out the slot of a chunk of `chunk` bytes; return whether it fits a slot."""
     cdef Chain* c = &x.chain
-    cdef uint64_t piece = most_of(x.chunk, c.turns)
-    c.part = most_of(piece, x.crews.smallest)
-    # A rank packs no part of its own, unless it may have to write the identity there.
-    c.piece = piece if x.needs_pack else piece - piece // PIECE_ALIGNMENT // <uint64_t>x.crews.largest * PIECE_ALIGNMENT
-    c.sums = c.growth * c.part if passes_both(x) else 0
-    return <uint64_t>c.turns * (c.piece + c.sums + (1 if c.sums else c.growth) * c.part) <= SLOT_BYTES
+    c.piece = most_of(x.chunk, c.turns)
+    c.part = most_of(c.piece, x.crews.smallest)
+    return <uint64_t>c.turns * (c.piece + (c.growth + 1) * c.part) <= SLOT_BYTES
 
 
 cdef bint chain_start(Executor* x, int turns) noexcept nogil:
@@ -176,13 +166,7 @@ cdef inline uint64_t sums_at(const Executor* x, int k) noexcept nogil:
 
 cdef inline uint64_t result_at(const Executor* x, int k) noexcept nogil:
     """Return the offset in a slot of the result of a part of piece k."""
-    return packed_at(x, x.chain.turns) + <uint64_t>x.chain.turns * x.chain.sums + <uint64_t>k * x.chain.part
-
-
-cdef inline uint64_t packed_from(const Executor* x, const Part* own, uint64_t low) noexcept nogil:
-    """Return the offset, among what a rank has packed of a piece, of byte `low`; `own` is the rank's own part, which is left
-    out."""
-    return low - own.begin - (own.high - own.low if low >= own.high and not x.needs_pack else 0)
+    return sums_at(x, x.chain.turns) + <uint64_t>k * x.chain.part
 
 
 # ---- the stages --------------------------------------------------------------------------------------------------------------
@@ -203,7 +187,7 @@ cdef void pack(Executor* x, uint64_t n) noexcept nogil:
         if first.low < mine.low:
             pack_range(x, into, mine.begin, first.low, mine.low)
         if mine.high < last.high:
-            pack_range(x, into + packed_from(x, &mine, mine.high), mine.high, mine.high, last.high)
+            pack_range(x, into, mine.begin, mine.high, last.high)
         if x.needs_pack and mine.low < mine.high:
             identity_of_absent(x, into, mine.begin, mine.low, mine.high)
 
@@ -239,15 +223,13 @@ cdef void add_range(Executor* x, uint64_t n, uint64_t leg, int k, Part mine, uin
     cdef Cut cut = cut_range(&x.plan, low, high)
     cdef char* into = slot(x, x.rank, n)
     cdef const char* before
-    cdef Part own
     cdef int place, rank
     if low >= high:
         return
     while next_piece(&x.plan, &cut):
         for place in range(x.reduction.count):
             rank = member(x.crews, own_host(x), place)
-            own = part_of(x, n, leg, k, own_host(x), place)
-            x.sources[place] = slot(x, rank, n) + packed_at(x, k) + packed_from(x, &own, cut.low)
+            x.sources[place] = slot(x, rank, n) + packed_at(x, k) + (cut.low - mine.begin)
         x.reduction.unscaled = ENGINE_NO_SOURCE
         if cut.piece.source != NULL:
             x.reduction.unscaled = x.crews.place_of[x.rank]
@@ -266,25 +248,20 @@ cdef void add_range(Executor* x, uint64_t n, uint64_t leg, int k, Part mine, uin
 
 
 cdef void hand_on(Executor* x, uint64_t n, uint64_t leg, int k) noexcept nogil:
-    """Copy this rank's part of the result from the previous host's slots to its own. On the last leg nobody else reads it there,
-    so each rank takes the whole result from those slots to its tensors."""
+    """Copy this rank's part of the result from the previous host's slots to its own."""
     cdef Part mine = part_of(x, n, leg, k, own_host(x), x.crews.place_of[x.rank]), other
     cdef int before = (own_host(x) + x.crews.hosts - 1) % x.crews.hosts, place
     cdef uint64_t low, high
-    cdef const char* result
     for place in range(crew_size(x.crews, before)):
         other = part_of(x, n, leg, k, before, place)
-        result = slot(x, member(x.crews, before, place), n - LAG) + result_at(x, k)
-        if leg == last_leg(x.crews) and other.low < other.high:
-            copy_range(x, result, other.low, other.low, other.high)
-            continue
         low, high = max(mine.low, other.low), min(mine.high, other.high)
         if low < high:
-            x.kernels.copy(slot(x, x.rank, n) + result_at(x, k) + (low - mine.low), result + (low - other.low), high - low)
+            x.kernels.copy(slot(x, x.rank, n) + result_at(x, k) + (low - mine.low),
+                           slot(x, member(x.crews, before, place), n - LAG) + result_at(x, k) + (low - other.low), high - low)
 
 
 cdef void copy(Executor* x, uint64_t n) noexcept nogil:
-    """Copy to the tensors the results that the ranks of this host have made or handed on."""
+    """Copy to the tensors the results that the ranks of this host have made or received."""
     cdef uint64_t leg
     cdef Part part
     cdef int k, place
@@ -293,7 +270,7 @@ cdef void copy(Executor* x, uint64_t n) noexcept nogil:
         leg = first_leg(x, k)
         made = leg + 1 == <uint64_t>x.crews.hosts
         leg += 0 if made else <uint64_t>x.crews.hosts
-        if leg == last_leg(x.crews) or not is_due(x, n, leg):
+        if not is_due(x, n, leg):
             continue
         for place in range(x.reduction.count):
             part = part_of(x, n, leg, k, own_host(x), place)

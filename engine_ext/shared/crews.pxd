@@ -1,12 +1,10 @@
 """Crews: the ranks that share a host, for each host."""
-from libc.stdint cimport uint64_t
 
 cdef struct Crews:
     int size                    # number of ranks
     int hosts                   # number of hosts
     int largest                 # number of ranks of the host that has the most
     int smallest                # number of ranks of the host that has the fewest
-    uint64_t slots              # number of slots of a rank that are in use: a power of 2
     bint summing                # whether the ranks' carrier can sum (transport/carrier.h)
     bint consecutive            # whether the ranks of each host follow one another: then rank order is the order of hosts
     int* host_of                # malloc'ed, by rank: the number of its host; hosts are numbered by their lowest ranks

@@ -44,8 +44,7 @@ enum {
   REASON_BYTES = 1024,         /* longest text beside an abort */
   MAX_GROUP = 1 << 20,         /* most tensors of a group */
   FAILURE_BYTES = 384,         /* most bytes of a text about a call that failed on a rank */
-  SLOTS = 8,                   /* slots of one rank: number of chunks that it may be ahead of the slowest, on several hosts */
-  LOCAL_SLOTS = 4,             /* the same on one host, where so few stay in the caches */
+  SLOTS = 4,                   /* slots of one rank: number of chunks that it may be ahead of the slowest */
   SLOT_BYTES = 1 << 20,        /* bytes of one slot: the largest chunk */
   MAX_SOCKETS = 8,             /* most connections of one lane, between two ranks on different hosts */
   DOORS = 4,                   /* doors of a rank, by index: SLEEP_ENGINE, SLEEP_WAITER, DOOR_THREAD; 0 is not used */
@@ -306,8 +305,8 @@ static inline uint64_t *segment_schedule(segment_header *h) { return (uint64_t *
 static inline rank_page *segment_page(segment_header *h, int rank) {
   return (rank_page *)((char *)h + PAGES_OFFSET + (size_t)rank * sizeof(rank_page));
 }
-/* Return slot `number` of a rank. */
-static inline char *segment_slot(segment_header *h, int rank, uint64_t number) {
-  return (char *)h + PAGES_OFFSET + h->size * sizeof(rank_page) + ((size_t)rank * SLOTS + number) * SLOT_BYTES;
+/* Return the slot in which a rank offers its chunk number `chunk`. */
+static inline char *segment_slot(segment_header *h, int rank, uint64_t chunk) {
+  return (char *)h + PAGES_OFFSET + h->size * sizeof(rank_page) + ((size_t)rank * SLOTS + chunk % SLOTS) * SLOT_BYTES;
 }
 #endif

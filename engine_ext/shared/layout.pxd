@@ -4,8 +4,8 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 cdef extern from "engine_ext/shared/layout.h" nogil:
     enum:
         ENGINE_PROTOCOL, MAX_RANKS, COORDINATOR, MAX_DIMS, IDS, ID_WORDS, RING_WORDS, BATCH_ITEMS, REQUEST_BYTES, NAME_BYTES
-        REASON_BYTES, FAILURE_BYTES, MAX_GROUP, SLOTS, LOCAL_SLOTS, SLOT_BYTES, MAX_SOCKETS, DOOR_THREAD, DIM_SPARSE
-        DIM_MOVED, DIM_DIGEST, DIM_FAULT
+        REASON_BYTES, FAILURE_BYTES, MAX_GROUP, SLOTS, SLOT_BYTES, MAX_SOCKETS, DOOR_THREAD, DIM_SPARSE, DIM_MOVED
+        DIM_DIGEST, DIM_FAULT
         UNNAMED, STUCK_SHIFT, ARRIVAL_LAST_BITS, ARRIVAL_WAIT_BITS
         KIND_ALLREDUCE, KIND_BROADCAST, KIND_ALLGATHER, KIND_BARRIER, KIND_ALLTOALL, KIND_REDUCESCATTER, KINDS
         ALGORITHM_ONE_SHOT, ALGORITHM_TWO_SHOT, ALGORITHM_SHARED, ALGORITHM_SCATTER, ALGORITHM_ADASUM
@@ -112,7 +112,7 @@ cdef extern from "engine_ext/shared/layout.h" nogil:
     coordinator_page* segment_coordinator(segment_header* h)
     uint64_t* segment_schedule(segment_header* h)
     rank_page* segment_page(segment_header* h, int rank)
-    char* segment_slot(segment_header* h, int rank, uint64_t number)
+    char* segment_slot(segment_header* h, int rank, uint64_t chunk)
 
 # The status of a call of the native engine: 0 or negative. It is used by every plane, and never sent between processes.
 cdef enum Status:

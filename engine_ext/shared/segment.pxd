@@ -9,7 +9,7 @@ from engine_ext.platform.doors cimport door_ring
 from engine_ext.shared.crews cimport Crews
 from engine_ext.shared.layout cimport (
     ARRIVAL_LAST_BITS, ARRIVAL_WAIT_BITS, CAUSE_LEFT, COORDINATOR, DOOR_THREAD, SLEEP_COUNT_SHIFT, SLEEP_DOORS, SLEEP_ENGINE,
-    SLEEP_WAITER, coordinator_page, engine_entry, rank_page, segment_header, segment_slot,
+    SLEEP_WAITER, coordinator_page, engine_entry, rank_page, segment_header,
 )
 
 cdef enum:
@@ -69,10 +69,6 @@ cdef inline bint nearby(const Segment* segment, int rank) noexcept nogil:
 cdef inline bint claimed(const Segment* segment) noexcept nogil:
     """Return whether a failure is claimed on this host that the coordinator's host has not judged yet."""
     return segment.claim != segment.abort and load_acquire(segment.claim) != 0 and load_acquire(segment.abort) == 0
-
-cdef inline char* slot_of(const Segment* segment, int rank, uint64_t n) noexcept nogil:
-    """Return the slot in which `rank` offers its chunk number `n`."""
-    return segment_slot(segment.header, rank, n & (segment.crews.slots - 1))
 
 cdef inline int place_of(const Segment* segment, int number) noexcept nogil:
     """Return the rank here of a rank of the world; -1: it is not a member."""

@@ -11,7 +11,7 @@ from engine_ext.platform.posix cimport (
 )
 from engine_ext.shared.crews cimport crew_size
 from engine_ext.shared.layout cimport (
-    ENGINE_PROTOCOL, ENTRY_PAD, LOCAL_SLOTS, REASON_BYTES, RING_WORDS, SEGMENT_MAGIC, SLOTS, engine_layout, segment_bytes,
+    ENGINE_PROTOCOL, ENTRY_PAD, REASON_BYTES, RING_WORDS, SEGMENT_MAGIC, engine_layout, segment_bytes,
     segment_coordinator, segment_page, segment_schedule,
 )
 
@@ -266,7 +266,6 @@ cdef bint crews_open(Crews* crews, const int* host_of, int size) noexcept nogil:
                 count += 1
         crews.first[h + 1] = crews.first[h] + count
         crews.largest, crews.smallest = max(crews.largest, count), min(crews.smallest, count)
-    crews.slots = SLOTS if crews.hosts > 1 else LOCAL_SLOTS
     return True
 
 

@@ -27,8 +27,8 @@ from engine_ext.platform.atomics cimport (
 )
 from engine_ext.platform.posix cimport write
 from engine_ext.shared.crews cimport Crews, crew_size, member
-from engine_ext.shared.layout cimport CAUSE_NONE, CAUSES, REASON_BYTES, SLOT_BYTES, rank_page
-from engine_ext.shared.segment cimport nearby, slot_of, wake, wake_others
+from engine_ext.shared.layout cimport CAUSE_NONE, CAUSES, REASON_BYTES, SLOT_BYTES, rank_page, segment_slot
+from engine_ext.shared.segment cimport nearby, wake, wake_others
 from engine_ext.transport.carrier cimport (
     ENGINE_CARRIER_BUSY, ENGINE_CARRIER_DONE, ENGINE_CARRIER_FAILED, ENGINE_CARRIER_MESSAGES, engine_carrier,
 )
@@ -44,7 +44,7 @@ cdef uint64_t ONE = 1
 cdef enum:
     PART_BYTES = 64 << 10       # least part of a slot for which another connection is used
     LINE = 64                   # bytes of a cache line; parts are multiples of it
-    MESSAGE_BYTES = 16 << 10    # least message for any carrier, so that a rank's slots hold at most ENGINE_CARRIER_MESSAGES
+    MESSAGE_BYTES = 16 << 10    # least message for any carrier, so that a rank's slots hold fewer than ENGINE_CARRIER_MESSAGES
     SUMMING_NOTHING = 0         # no sum was begun, or the last is done
     SUMMING_GOES_ON = 1
     SUMMING_FAILED = 2
@@ -104,14 +104,14 @@ cdef void send_slot_part(Lanes* t, Lane* lane, int number, uint64_t n, uint64_t 
     cdef engine_frame frame
     memset(&frame, 0, sizeof(frame))
     frame.type, frame.bytes, frame.offset, frame.position = FRAME_SLOT, <uint32_t>nbytes, <uint32_t>begin, n
-    link_queue(&lane.links[number], &frame, slot_of(t.memory.segment, t.memory.segment.rank, n) + begin)
+    link_queue(&lane.links[number], &frame, segment_slot(t.memory.segment.header, t.memory.segment.rank, n) + begin)
     lane.used |= <uint32_t>1 << number
 
 
 cdef bint send_message(Lanes* t, Lane* lane, uint64_t n, uint64_t begin, uint64_t nbytes) noexcept nogil:
     """Give bytes of this rank's slot to the carrier, and announce them. False: it takes no more now."""
     cdef const Segment* segment = t.memory.segment
-    cdef const char* source = slot_of(segment, segment.rank, n) + begin
+    cdef const char* source = segment_slot(segment.header, segment.rank, n) + begin
     cdef engine_frame frame
     if load32_relaxed(&lane.failed) or lane.given - load_acquire(&lane.sent) >= ENGINE_CARRIER_MESSAGES:
         return False
@@ -280,7 +280,7 @@ cdef char* find_target(void* owner, Link* link, const engine_frame* frame) noexc
     if frame.position < load_relaxed(&segment.pages[link.peer].copied):
         return NULL
     if frame.type == FRAME_SLOT and <uint64_t>frame.offset + frame.bytes <= SLOT_BYTES:
-        return slot_of(segment, link.peer, frame.position) + frame.offset
+        return segment_slot(segment.header, link.peer, frame.position) + frame.offset
     if (frame.type == FRAME_MESSAGE and frame.bytes == 0 and t.carrier != NULL and link == lane.links
             and 0 < frame.rank <= SLOT_BYTES and <uint64_t>frame.offset + <uint64_t>frame.rank <= SLOT_BYTES):
         return <char*>link.small
@@ -357,7 +357,7 @@ cdef bint receive_message(Lanes* t, Lane* lane, const engine_frame* frame) noexc
     allows. Then later messages are ignored, since the carrier would take them for this one."""
     cdef const Segment* segment = t.memory.segment
     cdef int peer = lane.links.peer
-    cdef void* target = slot_of(segment, peer, frame.position) + frame.offset
+    cdef void* target = segment_slot(segment.header, peer, frame.position) + frame.offset
     if load32_relaxed(&lane.failed) or lane.announced - lane.arrived == ENGINE_CARRIER_MESSAGES:
         return False
     lane.coming[lane.announced % ENGINE_CARRIER_MESSAGES].tells = False

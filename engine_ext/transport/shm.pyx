@@ -8,8 +8,8 @@ from libc.string cimport memset
 from engine_ext.platform.atomics cimport (
     FENCE_STAGE, full_fence, load32_relaxed, load_acquire, load_relaxed, store_relaxed, store_release,
 )
-from engine_ext.shared.layout cimport SLEEP_IN_ENTRY, rank_page
-from engine_ext.shared.segment cimport Segment, slot_of, wake_unfenced
+from engine_ext.shared.layout cimport SLEEP_IN_ENTRY, rank_page, segment_slot
+from engine_ext.shared.segment cimport Segment, wake_unfenced
 from engine_ext.transport.transport cimport Progress, Stage, Transport
 
 
@@ -27,7 +27,7 @@ cdef inline Segment* segment_of(Transport* t) noexcept nogil:
 
 
 cdef char* slot(Transport* t, int rank, uint64_t n) noexcept nogil:
-    return slot_of(segment_of(t), rank, n)
+    return segment_slot(segment_of(t).header, rank, n)
 
 
 cdef void publish(Transport* t, const Progress* mine) noexcept nogil:

@@ -8,7 +8,7 @@ Every implementation promises:
 
 - **Order.** When `reached(stage, n)` is true, everything can be read that any rank wrote and offered before it published n chunks
   of that stage: its slots, and its part of the arena if there is one. A slot holds chunk n from when its owner has published n
-  as packed until all ranks have published n as copied. Then the owner writes chunk n + `slots` to it. Progress only grows.
+  as packed until all ranks have published n as copied. Then the owner writes chunk n + SLOTS to it. Progress only grows.
 - **Fences.** A wake-up is never lost. A rank that has stored its `needs` and checks once more, after a full fence, either sees
   what another rank has published since, or is woken by it. The caller fences after `needs`; `publish` fences before it looks
   for ranks that sleep (docs/architecture/protocol.md, I8).

@@ -179,14 +179,14 @@ def test_what_one_allreduce_costs_along_a_chain() -> None:
     once = 8e-9 * (1 << 23)
     two = predict(one, chosen, 2, fast, 4)
     assert two.nbytes == 1 << 23
-    assert two.seconds - 0.1 == pytest.approx(once * (1 + 8 / 16) - 1e-4)
-    # Four hosts, six legs, 24 chunks: hosts in the middle send sums and results, 8 rounds long both at once.
+    assert two.seconds - 0.1 == pytest.approx(once * (1 + 4 / 16) - 1e-4)
+    # Four hosts, six legs, 24 chunks: hosts in the middle send sums and results, 16 rounds long both at once.
     four = predict(one, chosen, 4, fast, 4)
     assert four.nbytes == 2 << 23
-    assert four.seconds - 0.1 == pytest.approx(once * (8 * 2 + 24 + 24 - 8) / 24 - 1e-4, rel=0.02)
-    # At high latency each round takes a quarter of a trip; a direct exchange carries 2.5 times as much.
+    assert four.seconds - 0.1 == pytest.approx(once * (16 * 2 + 24 + 12 - 16) / 24 - 1e-4, rel=0.02)
+    # At high latency each round takes half a trip; a direct exchange carries 2.5 times as much.
     assert predict(one, chosen, 2, Network(math.inf, 10e-3), 4).seconds - 0.1 == pytest.approx(
-        2 * 10e-3 + (16 + 8) * 2.5e-3 - 1e-4
+        2 * 10e-3 + (16 + 4) * 5e-3 - 1e-4
     )
     assert predict(one, replace(chosen, between_hosts="direct"), 2, fast, 4).nbytes == 2.5 * (1 << 23)
 
@@ -223,14 +223,14 @@ def test_what_passes_while_the_program_computes_costs_nothing() -> None:
 
 def test_what_is_done_after_the_end_of_a_step_counts_too() -> None:
     beyond = Step(0.1, (Tensor(0.099, 0.099, 0.101, 1e6),), ())
-    assert predict(beyond, RULES, 2, LINK).seconds - 0.1 == pytest.approx(8e-3 + 4e-4 - 2e-3 * 7 / 8)
+    assert predict(beyond, RULES, 2, LINK).seconds - 0.1 == pytest.approx(8e-3 + 4e-4 - 2e-3 * 15 / 16)
 
 
 def test_a_long_way_bounds_how_many_chunks_are_under_way() -> None:
-    """50 chunks in windows of 8, each a round of two trips: the link is idle most of the time."""
+    """100 chunks in windows of 4, each a round of two trips: the link is idle most of the time."""
     far = Network(math.inf, 10e-3)
     one = Step(0.1, (Tensor(0.05, 0.05, 0.05, 100 * RULES.chunk_bytes),), ((0.05, 0.05),))
-    assert predict(one, RULES, 2, far).seconds - 0.1 == pytest.approx(2 * 10e-3 + 49 * 20e-3 / 8 + 20e-3)
+    assert predict(one, RULES, 2, far).seconds - 0.1 == pytest.approx(2 * 10e-3 + 99 * 20e-3 / 4 + 20e-3)
 
 
 def test_a_batch_has_what_its_tensors_have() -> None:
