@@ -67,7 +67,7 @@ def disagree(callback: Any) -> None:
     """Submit another operation under the gradients' name, which all ranks then refuse; end this rank's `fit`."""
     prefix = f"{callback.model.optimizer._engine._prefix}."
     known = engine.session.runtime.current_engine().definitions()
-    [name] = [each["name"] for each in known if re.search(rf"{re.escape(prefix)}(kernel|bias)", each["name"])]
+    [name] = [each["name"] for each in known if re.search(rf"{re.escape(prefix)}.*(kernel|bias)", each["name"])]
     event()
     try:
         engine.allreduce(np.ones(3), name=name)
