@@ -109,11 +109,11 @@ class Worlds:
             engine.barrier("between tests")
 
 
-def run(cases: list[Case]) -> None:
-    """Run tests on this rank, and write the outcome of each as soon as it is over."""
+def run(cases: list[Case], first: int) -> None:
+    """Run tests on this rank, those from number `first` on, and write the outcome of each as soon as it is over."""
     worlds = Worlds()
     with open(f"{OUTCOMES}.{os.environ['RANK']}", "w", buffering=1) as told:
-        for number, case in enumerate(cases):
+        for number, case in enumerate(cases[first:], first):
             told.write(json.dumps([number, BEGUN, ""]) + "\n")
             worlds.enter(case)
             over = False

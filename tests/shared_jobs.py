@@ -1,8 +1,8 @@
 """pytest plugin for tests on ranks (on_ranks.py): their ids, their order, and the jobs that they share.
 
 A job starts with its first test, and gets all chosen tests at once. The outcome of a test is reported under the test's
-id as soon as all ranks have written it. When a job ends too early, or a test takes too long, the remaining tests fail
-and name that test.
+id as soon as all ranks have written it. When a job ends too early, or a test takes too long, that test fails, and new
+ranks go on with the next one; but only so often, since a broken engine would end each of them.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from .workers import find_part
 
 STALLED = {"ENGINE_STALL_LIMIT": f"{45 * SLOWNESS:g}"}  # a missing rank becomes an error, in time for the report
 START = 300  # seconds for a job's first test, during which ranks import their frameworks
+STARTS = 4  # times that a job is started, before its remaining tests fail
 Key = tuple[str, Ranks]
 
 
@@ -54,6 +55,7 @@ class SharedJob:
         self.numbers = {nodeid: number for number, nodeid in enumerate(self.ids)}
         self.ranks = ranks
         self.over = ""  # why there will be no more outcomes
+        self._starts = 0
         self._job: Job | None = None
         self._read = [0] * ranks.size  # bytes of each rank's file
         self._begun = 0  # the last test that a rank has begun
@@ -62,29 +64,41 @@ class SharedJob:
     def outcomes(self, nodeid: str, limit: float) -> list[tuple[str, str]]:
         """Wait for a test's outcomes by rank, at most `limit` seconds; raise `RanksFailed` if the job ends before."""
         number = self.numbers[nodeid]
-        if self.over:
-            raise RanksFailed(self.over)
-        if self._job is None:
-            env = {**STALLED, **dict(self.ranks.env)}
-            self._job = start_ranks(self.ranks.size, on_ranks.run, self.cases, env=env, python=self.ranks.python)
         try:
-            until(lambda: self._told(number) or self._ended(), f"{nodeid} is done", limit)
+            if not self._has_told(number, limit) and self._begun < number:
+                self._end(f"the job that this test shares has ended in {self.ids[self._begun]}")  # which has failed
+                self._has_told(number, limit)
             if not self._told(number):
                 raise NotWithin("the job has ended")
             if number == len(self.cases) - 1:
                 self._finish()
         except NotWithin as error:
+            assert self._job is not None
             told = failures([outcomes.get(number) for outcomes in self._outcomes])
             where = self.ids[self._begun]
             if not self._ended():
                 self._job.dump()
             report = f"{told}{error}; the last test that a rank has begun is {where}\n{self._job.result()}"
-            self.close(f"the job that this test shares has ended in {where}")
+            self._end(f"the job that this test shares has ended in {where}")
             raise RanksFailed(report) from None
         except BaseException:
-            self.close(f"the job that this test shares was ended in {self.ids[self._begun]}")
+            self._end(f"the job that this test shares was ended in {self.ids[self._begun]}")
             raise
         return [self._outcomes[rank][number] for rank in range(self.ranks.size)]
+
+    def _has_told(self, number: int, limit: float) -> bool:
+        """Start ranks if none run, and wait until a test is done or they have ended; return whether it is done."""
+        if self.over:
+            raise RanksFailed(self.over)
+        if self._job is None:
+            self._starts += 1
+            self._begun, self._read = number, [0] * self.ranks.size
+            env = {**STALLED, **dict(self.ranks.env)}
+            self._job = start_ranks(
+                self.ranks.size, on_ranks.run, self.cases, number, env=env, python=self.ranks.python
+            )
+        until(lambda: self._told(number) or self._ended(), f"{self.ids[number]} is done", limit)
+        return self._told(number)
 
     def _told(self, number: int) -> bool:
         """Read new outcomes, and return whether all ranks have written that of a test."""
@@ -118,13 +132,19 @@ class SharedJob:
             job.allow(30.0)
             job.finish()
 
-    def close(self, why: str) -> None:
-        """End the ranks."""
-        self.over = self.over or why
+    def _end(self, why: str) -> None:
+        """End the ranks; the next test starts others, unless that was done too often."""
+        if self._starts == STARTS:
+            self.over = self.over or f"{why}, the last of {STARTS} that were started"
         job, self._job = self._job, None
         if job is not None:
             with job:
                 pass
+
+    def close(self, why: str) -> None:
+        """End the ranks, and start no more."""
+        self.over = self.over or why
+        self._end(why)
 
 
 def failures(outcomes: list[tuple[str, str] | None]) -> str:

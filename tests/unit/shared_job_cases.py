@@ -36,3 +36,9 @@ def kills_rank_1(rank: int) -> None:
 def never_ends(rank: int) -> None:
     if rank == 1:
         linger()
+
+
+def ends_the_world(rank: int) -> None:
+    if rank == 1:
+        engine.abort("this is rank 1")
+    engine.barrier()

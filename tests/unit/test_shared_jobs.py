@@ -1,4 +1,4 @@
-"""Jobs that tests share: a failure fails one test, and the end of a job all tests that it had not finished."""
+"""Jobs that tests share: a failure, or the end of a job, fails one test, and the others go on."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 
 from ..on_ranks import FAILED, PASSED, Case, Ranks, on_ranks, spare
 from ..ranks import RanksFailed
-from ..shared_jobs import Jobs, SharedJob
+from ..shared_jobs import STARTS, Jobs, SharedJob
 from . import shared_job_cases
-from .shared_job_cases import fails_in_parts, fails_on_rank_1, kills_rank_1, never_ends, passes
+from .shared_job_cases import ends_the_world, fails_in_parts, fails_on_rank_1, kills_rank_1, never_ends, passes
 
 
 @pytest.fixture
@@ -46,13 +46,20 @@ def test_a_failure_is_told_with_rank_and_traceback_and_the_others_go_on(share: C
 
 
 @pytest.mark.slow
-def test_a_job_that_dies_fails_what_it_had_not_finished(share: Callable[..., SharedJob]) -> None:
-    job = share(passes, kills_rank_1, passes)
+def test_a_job_that_dies_fails_one_test_and_new_ranks_go_on(share: Callable[..., SharedJob]) -> None:
+    job = share(passes, kills_rank_1, passes, passes)
     assert [outcome for outcome, _ in job.outcomes("0 passes", 60)] == [PASSED] * 2
     with pytest.raises(RanksFailed, match=r"(?s)has begun is 1 kills_rank_1.*exit code 137"):
         job.outcomes("1 kills_rank_1", 60)
-    with pytest.raises(RanksFailed, match=r"^the job that this test shares has ended in 1 kills_rank_1$"):
-        job.outcomes("2 passes", 60)
+    for nodeid in ("2 passes", "3 passes"):
+        assert [outcome for outcome, _ in job.outcomes(nodeid, 60)] == [PASSED] * 2
+
+
+@pytest.mark.slow
+def test_a_world_that_ends_fails_one_test_and_new_ranks_go_on(share: Callable[..., SharedJob]) -> None:
+    job = share(ends_the_world, passes)
+    assert FAILED in [outcome for outcome, _ in job.outcomes("0 ends_the_world", 60)]
+    assert [outcome for outcome, _ in job.outcomes("1 passes", 60)] == [PASSED] * 2
 
 
 @pytest.mark.slow
@@ -61,8 +68,21 @@ def test_a_test_that_never_ends_is_ended(share: Callable[..., SharedJob]) -> Non
     job.outcomes("0 passes", 60)
     with pytest.raises(RanksFailed, match=r"(?s)not within 5.0 s: 1 never_ends is done.*in never_ends"):
         job.outcomes("1 never_ends", 5.0)
-    with pytest.raises(RanksFailed, match="has ended in 1 never_ends"):
-        job.outcomes("2 passes", 60)
+    assert [outcome for outcome, _ in job.outcomes("2 passes", 60)] == [PASSED] * 2
+
+
+@pytest.mark.slow
+def test_ranks_that_always_die_are_not_started_for_ever(share: Callable[..., SharedJob]) -> None:
+    job = share(*[kills_rank_1] * (STARTS + 2))
+    for at in range(STARTS):
+        with pytest.raises(RanksFailed, match="exit code 137"):
+            job.outcomes(f"{at} kills_rank_1", 60)
+    for at in range(STARTS, STARTS + 2):
+        with pytest.raises(
+            RanksFailed,
+            match=f"^the job that this test shares has ended in {STARTS - 1} kills_rank_1, the last of {STARTS}",
+        ):
+            job.outcomes(f"{at} kills_rank_1", 60)
 
 
 @pytest.mark.parametrize(
