@@ -19,8 +19,8 @@ from engine_ext.control.table cimport table_dismiss, table_finish
 from engine_ext.control.turns cimport turns_hand, turns_want
 from engine_ext.data.executor cimport fill_identity
 from engine_ext.gpu.device cimport (
-    DEVICE_EXCHANGE, DEVICE_GATHER, DEVICE_NAME, DEVICE_OUTSTANDING, DEVICE_REDUCE, DEVICE_SCATTER, device_item, device_mark,
-    device_part, device_queue, device_row, device_sample,
+    DEVICE_ALLGATHER, DEVICE_ALLREDUCE, DEVICE_ALLTOALL, DEVICE_NAME, DEVICE_OUTSTANDING, DEVICE_REDUCESCATTER, device_item,
+    device_mark, device_part, device_queue, device_row, device_sample,
 )
 from engine_ext.kernels.kernels cimport ENGINE_DTYPES, ENGINE_SUM, ENGINE_UINT8, dtype_bytes
 from engine_ext.operations.kinds cimport operation_of
@@ -64,7 +64,7 @@ cdef device_item* make_item(const State* e, const engine_entry* entry) noexcept 
         rows += op.meta.group + <size_t>ENGINE_DTYPES if op.meta.group else 1
     rows *= <size_t>e.segment.size if operation.parts else 1
     # A single rank gets the whole.
-    item.work = DEVICE_REDUCE if operation.parts and e.segment.size == 1 else operation.work
+    item.work = DEVICE_ALLREDUCE if operation.parts and e.segment.size == 1 else operation.work
     item.parts = <device_part*>calloc(rows, sizeof(device_part))
     item.sources = <device_row*>calloc(rows, sizeof(device_row))
     item.targets = <device_row*>calloc(rows, sizeof(device_row))
@@ -177,13 +177,13 @@ cdef void fill_item(const State* e, device_item* item, const engine_entry* entry
             add_group(item, op, entry.meta.wire)
             part = NULL
             continue
-        if part == NULL and item.work == DEVICE_REDUCE:
+        if part == NULL and item.work == DEVICE_ALLREDUCE:
             part = add_part(item, op.meta.dtype, wire_dtype(entry.meta.wire, op.meta.dtype), entry.meta.op)
         elif part == NULL:
             part = add_part(item, ENGINE_UINT8, ENGINE_UINT8, ENGINE_SUM)       # a broadcast moves bytes
         part.bytes = (part.bytes + ALIGNMENT - 1) & ~<uint64_t>(ALIGNMENT - 1)
         add_row(item, part, op.source, op.target, op.nbytes)
-    if item.n_parts == 1 and item.n_rows == <int>entry.items and item.work == DEVICE_REDUCE and not entry.meta.group:
+    if item.n_parts == 1 and item.n_rows == <int>entry.items and item.work == DEVICE_ALLREDUCE and not entry.meta.group:
         item.parts[0].place = common_place(e, item, entry.items)
 
 
@@ -192,10 +192,10 @@ cdef bint plan_item(const State* e, device_item* item, const engine_entry* entry
     item.op, item.prescale, item.postscale = entry.meta.op, entry.meta.prescale, entry.meta.postscale
     item.root = place_of(&e.segment, entry.meta.root)
     item.lacking = entry.flags & ENTRY_NEEDS_PACK != 0
-    if item.work == DEVICE_GATHER or item.work == DEVICE_EXCHANGE:
+    if item.work == DEVICE_ALLGATHER or item.work == DEVICE_ALLTOALL:
         item.unallocated = not load32_relaxed(&e.batch[0].flags) & OP_STAND_IN
         return add_moves(e, item, entry)
-    if item.work == DEVICE_SCATTER:
+    if item.work == DEVICE_REDUCESCATTER:
         fill_scatter(e, item, entry)
     else:
         fill_item(e, item, entry)

@@ -3,10 +3,10 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, malloc, realloc
 from libc.string cimport memcpy, memset
 
-from engine_ext.gpu.device cimport DEVICE_EXCHANGE, device_transfer
+from engine_ext.gpu.device cimport DEVICE_ALLTOALL, device_transfer
 from engine_ext.kernels.kernels cimport ENGINE_DTYPES, dtype_bytes
+from engine_ext.operations.allgather cimport allgather_memory
 from engine_ext.operations.broadcast cimport broadcast_memory
-from engine_ext.operations.gather cimport gather_memory
 from engine_ext.operations.kinds cimport operation_of
 from engine_ext.operations.op cimport OP_STAND_IN, Member, Op
 from engine_ext.operations.operation cimport bytes_of_row
@@ -41,7 +41,7 @@ cdef bint sizes_send(State* e, const engine_entry* entry) noexcept nogil:
         memcpy(sizes, splits, count * sizeof(int64_t))
     else:
         memset(sizes, 0, count * sizeof(int64_t))
-    return gather_memory(&e.executor, entry.chunk, <char*>sizes, count * sizeof(int64_t), <char*>e.sizes)
+    return allgather_memory(&e.executor, entry.chunk, <char*>sizes, count * sizeof(int64_t), <char*>e.sizes)
 
 
 cdef bint sizes_receive(State* e, const engine_entry* entry) noexcept nogil:
@@ -113,9 +113,9 @@ cdef bint add_moves(const State* e, device_item* item, const engine_entry* entry
     cdef uint32_t group = entry.meta.group, k
     cdef uint64_t size = <uint64_t>e.segment.size, row_bytes = <uint64_t>bytes_of_row(&entry.meta)
     op.row_counts = <int64_t*>malloc((<uint64_t>group * (size + 1) if group else size) * sizeof(int64_t))
-    if op.row_counts == NULL or not make_moves(item, max(group, <uint32_t>1), size, item.work == DEVICE_EXCHANGE):
+    if op.row_counts == NULL or not make_moves(item, max(group, <uint32_t>1), size, item.work == DEVICE_ALLTOALL):
         return False
-    if item.work == DEVICE_EXCHANGE:
+    if item.work == DEVICE_ALLTOALL:
         fill_exchange(e, item.transfers, op, row_bytes)
     elif group == 0:
         fill_rows(e, item.transfers, op, entry_rows(entry), row_bytes)

@@ -76,17 +76,17 @@ typedef struct device_transfer {
 
 /* Kinds of work of an item. Items from DEVICE_TURN on have no ticket. */
 enum {
-  DEVICE_REDUCE,   /* every rank gets the reduction of all ranks' tensors */
-  DEVICE_SPREAD,   /* every rank gets the tensors of `root` */
-  DEVICE_SCATTER,  /* every rank gets its part of the reduction; for each dtype in turn, there is one part for each rank */
-  DEVICE_GATHER,   /* every rank gets the rows of all ranks: transfers */
-  DEVICE_EXCHANGE, /* every rank gets the rows that each rank sends it: one transfer */
-  DEVICE_TURN,     /* the lane's own: among the world's items, the place of the next item of a process set */
-  DEVICE_CONNECT,  /* the lane's own: connect the ranks of a process set */
-  DEVICE_PART,     /* the lane's own: end the communicator of a process set */
-  DEVICE_FREEZE,   /* the lane's own: allocate what a frozen pass needs */
-  DEVICE_UNITE,    /* the lane's own: connect the ranks of a frozen pass */
-  DEVICE_REPEAT    /* the lane's own: enqueue a frozen pass on the program's stream */
+  DEVICE_ALLREDUCE,     /* every rank gets the reduction of all ranks' tensors */
+  DEVICE_BROADCAST,     /* every rank gets the tensors of `root` */
+  DEVICE_REDUCESCATTER, /* every rank gets its part of the reduction; for each dtype in turn, there is one part for each rank */
+  DEVICE_ALLGATHER,     /* every rank gets the rows of all ranks: transfers */
+  DEVICE_ALLTOALL,      /* every rank gets the rows that each rank sends it: one transfer */
+  DEVICE_TURN,          /* the lane's own: among the world's items, the place of the next item of a process set */
+  DEVICE_CONNECT,       /* the lane's own: connect the ranks of a process set */
+  DEVICE_PART,          /* the lane's own: end the communicator of a process set */
+  DEVICE_FREEZE,        /* the lane's own: allocate what a frozen pass needs */
+  DEVICE_UNITE,         /* the lane's own: connect the ranks of a frozen pass */
+  DEVICE_REPEAT         /* the lane's own: enqueue a frozen pass on the program's stream */
 };
 
 /* The items of a process set. The world's schedule gives each its turn among the items of the world and of other sets. */
@@ -107,7 +107,7 @@ struct device_item {
   uint64_t ticket;  /* number that the lane gives in its order: 1 for the device's first item */
   uint64_t sequence, bytes; /* of the entry, for samples */
   int work;         /* DEVICE_* */
-  int root;         /* of DEVICE_SPREAD: a rank of the world, or of the set */
+  int root;         /* of DEVICE_BROADCAST: a rank of the world, or of the set */
   int op;           /* enum engine_op */
   int in_place;     /* 1: there is one row, which every rank has, and which travels in its own dtype: it needs no slab */
   int lacking;      /* 1: some rank has no tensors and no memory for the rows of transfers, which go to its slab instead */

@@ -55,11 +55,11 @@ cdef extern from "engine_ext/gpu/device.h" nogil:
         uint64_t* received
 
     enum:
-        DEVICE_REDUCE
-        DEVICE_SPREAD
-        DEVICE_SCATTER
-        DEVICE_GATHER
-        DEVICE_EXCHANGE
+        DEVICE_ALLREDUCE
+        DEVICE_BROADCAST
+        DEVICE_REDUCESCATTER
+        DEVICE_ALLGATHER
+        DEVICE_ALLTOALL
         DEVICE_CONNECT
         DEVICE_PART
 

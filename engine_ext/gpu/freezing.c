@@ -175,7 +175,7 @@ static int run_there(lane *l, frozen_pass *p) {
   l->device_tables = p->memory->device_tables;
   l->table_bytes = p->table_bytes;
   l->table_head = l->table_tail = 0; /* every repetition writes the same rows to the same place */
-  p->item.work = DEVICE_REDUCE;
+  p->item.work = DEVICE_ALLREDUCE;
   status = lane_run(l, &p->item);
   l->stream = stream;
   l->slab = slab;

@@ -369,11 +369,11 @@ static int scatter_parts(lane *l, const device_item *item, const device_part *pa
 
 static int run_part(lane *l, const device_item *item, const device_part *part) {
   if (part->bytes == 0) return 0;
-  return item->work == DEVICE_REDUCE ? sum_part(l, item, part) : spread_part(l, item, part);
+  return item->work == DEVICE_ALLREDUCE ? sum_part(l, item, part) : spread_part(l, item, part);
 }
 
 int lane_run(lane *l, const device_item *item) {
-  int scatters = item->work == DEVICE_SCATTER;
+  int scatters = item->work == DEVICE_REDUCESCATTER;
   if (item->n_transfers != 0) return lane_move(l, item);
   for (int k = 0; k < item->n_parts; k += scatters ? l->at->size : 1)
     STEP(scatters ? scatter_parts(l, item, &item->parts[k]) : run_part(l, item, &item->parts[k]));

@@ -121,7 +121,7 @@ static int exchange(lane *l, const device_item *item) {
 }
 
 int lane_move(lane *l, const device_item *item) {
-  return item->work == DEVICE_GATHER ? gather(l, item) : exchange(l, item);
+  return item->work == DEVICE_ALLGATHER ? gather(l, item) : exchange(l, item);
 }
 
 /* Use both ways of an allgather in one group, as items do. lane_warm_up uses sends and receives, as reductions need them. */

@@ -4,7 +4,7 @@ from libc.string cimport memset
 
 from engine_ext.data.executor cimport Steps, chunk_end, copy_range, executor_start, offer, pack_range, slot
 from engine_ext.data.plan cimport Cut, cut_range, next_piece, plan_clear
-from engine_ext.gpu.device cimport DEVICE_SPREAD
+from engine_ext.gpu.device cimport DEVICE_BROADCAST
 from engine_ext.operations.op cimport Op
 from engine_ext.operations.operation cimport (
     bytes_of_all, choose_two_shot, chunks_of_plan, give_target, plan_bytes, stand_in_tensor,
@@ -19,7 +19,7 @@ cdef Operation broadcast_row() noexcept:
     cdef Operation row
     memset(&row, 0, sizeof(row))
     row.moves = row.rooted = True
-    row.work = DEVICE_SPREAD
+    row.work = DEVICE_BROADCAST
     row.bytes, row.choose, row.stand_in, row.plan = bytes_of_all, choose_two_shot, stand_in_tensor, plan
     return row
 

@@ -12,13 +12,13 @@ from engine_ext.kernels.kernels cimport (
     ENGINE_BLOCK, ENGINE_DTYPES, ENGINE_DTYPE_NAMES, ENGINE_FLOAT32, ENGINE_FLOAT64, ENGINE_OP_NAMES, dtype_bytes,
 )
 from engine_ext.operations.adasum cimport adasum_row
+from engine_ext.operations.allgather cimport allgather_row
 from engine_ext.operations.allreduce cimport allreduce_row
+from engine_ext.operations.alltoall cimport alltoall_row
 from engine_ext.operations.broadcast cimport broadcast_row
-from engine_ext.operations.exchange cimport exchange_row
-from engine_ext.operations.gather cimport gather_row
 from engine_ext.operations.op cimport Op
 from engine_ext.operations.operation cimport SAYS_ALIGNED, choose_two_shot
-from engine_ext.operations.scatter cimport scatter_row
+from engine_ext.operations.reducescatter cimport reducescatter_row
 from engine_ext.shared.layout cimport (
     DIM_DIGEST, DIM_FAULT, DIM_MOVED, DIM_SPARSE, FAULT_INDEX, KINDS, KIND_ALLGATHER, KIND_ALLREDUCE, KIND_ALLTOALL,
     KIND_BARRIER, KIND_BROADCAST, KIND_NAMES, KIND_REDUCESCATTER, LAYOUT_NAMES, LAYOUT_ROWS, LAYOUT_SPARSE, MAX_DIMS,
@@ -44,10 +44,10 @@ cdef int fill_in(int kind, Operation row, int reduction=-1) except -1:
 fill_in(KIND_ALLREDUCE, allreduce_row())
 fill_in(KIND_ALLREDUCE, adasum_row(), ENGINE_ADASUM)
 fill_in(KIND_BROADCAST, broadcast_row())
-fill_in(KIND_ALLGATHER, gather_row())
+fill_in(KIND_ALLGATHER, allgather_row())
 fill_in(KIND_BARRIER, barrier_row())
-fill_in(KIND_ALLTOALL, exchange_row())
-fill_in(KIND_REDUCESCATTER, scatter_row())
+fill_in(KIND_ALLTOALL, alltoall_row())
+fill_in(KIND_REDUCESCATTER, reducescatter_row())
 
 
 cdef int expect_rows_of_all() except -1:

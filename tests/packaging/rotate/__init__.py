@@ -26,9 +26,9 @@ EDITS = {
     "engine_ext/shared/names.h": [('ROW(KIND_REDUCESCATTER, "reducescatter")', ' ROW(KIND_ROTATE, "rotate")')],
     "engine_ext/shared/layout.pxd": [(" KIND_REDUCESCATTER,", " KIND_ROTATE,")],
     "engine_ext/operations/kinds.pyx": [
-        ("cimport gather_row\n", "from engine_ext.operations.rotate cimport rotate_row\n"),
+        ("cimport allgather_row\n", "from engine_ext.operations.rotate cimport rotate_row\n"),
         (" KIND_REDUCESCATTER, ", "KIND_ROTATE, "),
-        ("scatter_row())\n", "fill_in(KIND_ROTATE, rotate_row())\n"),
+        ("reducescatter_row())\n", "fill_in(KIND_ROTATE, rotate_row())\n"),
     ],
     "engine_ext/meson.build": [("  'operations/operation',\n", "  'operations/rotate',\n")],
     "engine_ext/bindings/collectives.pyx": [

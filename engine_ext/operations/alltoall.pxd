@@ -1,4 +1,4 @@
 """All-to-all: every rank sends rows to each, and gets rows from each."""
 from engine_ext.operations.operation cimport Operation
 
-cdef Operation exchange_row() noexcept
+cdef Operation alltoall_row() noexcept

@@ -1,4 +1,4 @@
 """Reduce-scatter: rank r gets its part of the rows of the ranks' tensors, reduced."""
 from engine_ext.operations.operation cimport Operation
 
-cdef Operation scatter_row() noexcept
+cdef Operation reducescatter_row() noexcept

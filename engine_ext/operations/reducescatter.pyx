@@ -11,7 +11,7 @@ from engine_ext.data.executor cimport (
     Executor, Steps, compartment, executor_start, identity_of_absent, in_compartment, offer, pack_range, place, reduce_range,
 )
 from engine_ext.data.plan cimport plan_add
-from engine_ext.gpu.device cimport DEVICE_SCATTER
+from engine_ext.gpu.device cimport DEVICE_REDUCESCATTER
 from engine_ext.operations.op cimport OP_STAND_IN, Member, Op
 from engine_ext.operations.operation cimport bytes_of_all, bytes_of_row, choose_scatter
 from engine_ext.platform.atomics cimport load32_relaxed
@@ -22,11 +22,11 @@ from engine_ext.transport.transport cimport Stage
 cdef Steps STEPS = Steps(pack, reduce, NULL, offer_windows, False, False)
 
 
-cdef Operation scatter_row() noexcept:
+cdef Operation reducescatter_row() noexcept:
     cdef Operation row
     memset(&row, 0, sizeof(row))
     row.reduces = row.moves = row.alone = row.parts = row.tells_members = True
-    row.work = DEVICE_SCATTER
+    row.work = DEVICE_REDUCESCATTER
     row.bytes, row.choose, row.stand_in, row.plan = bytes_of_all, choose_scatter, stand_in, plan
     return row
 

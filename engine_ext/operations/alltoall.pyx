@@ -9,7 +9,7 @@ from libc.stdlib cimport calloc, malloc
 from libc.string cimport memcpy, memset
 
 from engine_ext.data.executor cimport Executor, Steps, compartment, executor_start, in_compartment, offer, place, slot
-from engine_ext.gpu.device cimport DEVICE_EXCHANGE
+from engine_ext.gpu.device cimport DEVICE_ALLTOALL
 from engine_ext.operations.op cimport Op
 from engine_ext.operations.operation cimport WRONG_ROW_COUNTS, bytes_of_row, choose_scatter, plan_bytes, stand_in_rows
 from engine_ext.platform.atomics cimport load_relaxed
@@ -22,13 +22,13 @@ cdef extern from "platform/memory.h" nogil:
 cdef Steps STEPS = Steps(pack, NULL, copy, offer_rows, False, False)
 
 
-cdef Operation exchange_row() noexcept:
+cdef Operation alltoall_row() noexcept:
     cdef Operation row
     memset(&row, 0, sizeof(row))
     row.moves = row.alone = row.uneven = True
     row.bytes, row.choose, row.stand_in = bytes_of_row, choose_scatter, stand_in
     row.plan, row.finish = plan, finish
-    row.work, row.count_sizes = DEVICE_EXCHANGE, count_sizes
+    row.work, row.count_sizes = DEVICE_ALLTOALL, count_sizes
     return row
 
 

@@ -12,7 +12,7 @@ from libc.string cimport memcpy, memset
 
 from engine_ext.data.executor cimport Steps, chunk_end, executor_start, offer, pack_range, slot
 from engine_ext.data.plan cimport PIECE_ALIGNMENT, plan_clear
-from engine_ext.gpu.device cimport DEVICE_GATHER
+from engine_ext.gpu.device cimport DEVICE_ALLGATHER
 from engine_ext.kernels.kernels cimport dtype_bytes
 from engine_ext.operations.op cimport Op
 from engine_ext.operations.operation cimport (
@@ -30,14 +30,14 @@ cdef extern from "platform/memory.h" nogil:
 cdef Steps STEPS = Steps(pack, NULL, copy, offer_rows, False, False)
 
 
-cdef Operation gather_row() noexcept:
+cdef Operation allgather_row() noexcept:
     cdef Operation row
     memset(&row, 0, sizeof(row))
     row.says = SAYS_ROWS
     row.moves = row.alone = row.uneven = True
     row.bytes, row.choose, row.stand_in = bytes_of_row, choose_two_shot, stand_in_rows
     row.plan, row.finish = plan, finish
-    row.work, row.count_sizes = DEVICE_GATHER, count_sizes
+    row.work, row.count_sizes = DEVICE_ALLGATHER, count_sizes
     return row
 
 
@@ -46,7 +46,7 @@ cdef int64_t count_sizes(const engine_meta* meta, int size) noexcept nogil:
     return 2 * <int64_t>meta.group
 
 
-cdef bint gather_memory(Executor* x, uint64_t chunk, char* own, uint64_t nbytes, char* all) noexcept nogil:
+cdef bint allgather_memory(Executor* x, uint64_t chunk, char* own, uint64_t nbytes, char* all) noexcept nogil:
     """Gather memory of the engine, equally long on all ranks, before an entry's own data; False without memory."""
     cdef int r
     plan_clear(&x.plan)
