@@ -18,18 +18,18 @@ from engine_ext.bindings.collectives cimport (
     reducescatter_op, send_op, size_barrier_op,
 )
 from engine_ext.bindings.devices cimport close_rooms, finish_device, make_rooms
-from engine_ext.bindings.direct cimport meet_directly, reduce_directly
-from engine_ext.bindings.handles cimport begin_in_turn, begin_op, wait_for_joins
+from engine_ext.bindings.handles cimport begin_in_turn, begin_op, meet_directly, reduce_directly, wait_for_joins
 from engine_ext.bindings.memory cimport Part, free_deferred, grow_arena, map_region, part_of
 from engine_ext.bindings.observing cimport (
     map_page, mark_step, mark_traffic, note_collection, note_input, record_steps, set_fields,
 )
 from engine_ext.bindings.refusals cimport expect_open, world_error
 from engine_ext.bindings.submit cimport TICK_NS, fail_call
-from engine_ext.control.completion cimport raise_event, claim_outwait
+from engine_ext.control.completion cimport raise_event
 from engine_ext.control.device_entries cimport use_device
 from engine_ext.control.driver cimport Goal, driver_wait, driver_wait_for_all
 from engine_ext.control.engines cimport engines_enter, engines_leave
+from engine_ext.control.failure cimport claim_outwait
 from engine_ext.control.monitor cimport monitor_wait
 from engine_ext.control.observers cimport (
     observers_close, observers_count, observers_forked, observers_leave_group, observers_name_group, observers_open,

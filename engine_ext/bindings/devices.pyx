@@ -9,8 +9,8 @@ from libc.stdlib cimport free, malloc
 
 from engine_ext.bindings.refusals cimport expect_open, world_error
 from engine_ext.bindings.view cimport HOST, view_anywhere
-from engine_ext.control.completion cimport claim_await, claim_outwait
 from engine_ext.control.driver cimport driver_answer
+from engine_ext.control.failure cimport claim_await, claim_outwait
 from engine_ext.gpu.device cimport DEVICE_WHY, device_item, device_mark
 from engine_ext.platform.atomics cimport load32_acquire, load_acquire, store32_release
 from engine_ext.platform.clock cimport age_ns, patience_look

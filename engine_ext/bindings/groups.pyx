@@ -7,7 +7,7 @@ from libc.stdlib cimport calloc, free, malloc, qsort
 
 from engine_ext.bindings.memory cimport Memory
 from engine_ext.bindings.view cimport expect_dense, view_anywhere
-from engine_ext.data.plan cimport PIECE_ALIGNMENT
+from engine_ext.data.executor cimport PIECE_ALIGNMENT
 from engine_ext.kernels.kernels cimport ENGINE_PLAIN, engine_kernels_get
 from engine_ext.operations.kinds cimport operation_of
 from engine_ext.operations.op cimport Member

@@ -1,4 +1,4 @@
-"""Handle: one submitted operation, as Python holds it, and waiting for it."""
+"""Handle: one submitted operation, as Python holds it, and waiting for it; and calls that wait without a handle."""
 from libc.stdint cimport uint64_t
 
 from engine_ext.control.state cimport State
@@ -27,3 +27,7 @@ cdef Handle begin_in_turn(object engine, State* e, Op* op, str name)
 
 cdef int wait_for(State* e, Op* op, bint urgent, uint64_t limit_ns) except -1
 cdef int wait_for_joins(State* e) except -1
+
+cdef bint reduce_directly(object engine, State* e, object tensor, object name, int op, object prescale,
+                          object postscale) except -1
+cdef int meet_directly(object engine, State* e, object name) except -1

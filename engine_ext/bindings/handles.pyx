@@ -1,21 +1,25 @@
-"""Handle: one submitted operation, as Python holds it, and waiting for it."""
+"""Handle: one submitted operation, as Python holds it, and waiting for it; and calls that wait without a handle."""
 cimport cython
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport uint32_t
 from libc.string cimport memset
 
+from engine_ext.bindings.collectives cimport barrier_op, direct_allreduce_op, expect_name
 from engine_ext.bindings.devices cimport has_passed, make_stream_wait, parts_in_rooms
 from engine_ext.bindings.groups cimport group_parts
 from engine_ext.bindings.memory cimport Memory, abandon_op, copy_memory, keep_alive, free_when_passed, take_memory
 from engine_ext.bindings.refusals cimport expect_open, make_mismatch_error, raise_refusal
-from engine_ext.bindings.submit cimport TICK_NS, between_ticks, catch_up, release, release_stuck, submit, submit_in_turn
+from engine_ext.bindings.submit cimport (
+    TICK_NS, between_ticks, catch_up, fail_call, release, release_stuck, submit, submit_in_turn, submit_when_room,
+)
 from engine_ext.control.driver cimport (
-    Goal, driver_await, driver_count_unnamed, driver_join, driver_note_done, driver_note_thread, driver_wait, driver_wait_for_all,
+    Goal, Target, driver_await, driver_count_unnamed, driver_join, driver_note_done, driver_note_thread, driver_wait,
+    driver_wait_for_all,
 )
 from engine_ext.control.native_calls cimport finishers_start
 from engine_ext.control.stall cimport stall_join
-from engine_ext.operations.kinds cimport operation_of
+from engine_ext.operations.kinds cimport kind_name, operation_of
 from engine_ext.operations.op cimport OP_ABANDONED, OP_ASIDE, OP_DONE, OP_IN_TURN
 from engine_ext.operations.operation cimport SAYS_ALIGNED
 from engine_ext.platform.atomics cimport add32, and32, load32_acquire, load32_relaxed, now_ns, or32, store_pointer, store_release
@@ -336,4 +340,75 @@ cdef int wait_for_joins(State* e) except -1:
     # The ranks have submitted different numbers of unnamed operations: all restart their counts together.
     for kind in range(KINDS):
         driver_count_unnamed(e, kind, 0)
+    return 0
+
+
+# ---- calls without a handle -------------------------------------------------------------------------------------------------
+
+# A blocking allreduce in place, and a barrier. They avoid every Python object that they can: making one takes as long as the
+# communication of a small tensor.
+
+cdef bint reduce_directly(object engine, State* e, object tensor, object name, int op, object prescale,
+                          object postscale) except -1:
+    """Try to allreduce a tensor in place; return whether it is done.
+
+    False: nothing was submitted. The caller then has to use the ordinary path, which takes all tensors and tells all ranks what
+    is wrong with an argument.
+    """
+    cdef Target target
+    cdef Op* brought
+    memset(&target, 0, sizeof(Target))
+    if type(prescale) is not float or type(postscale) is not float:
+        return False
+    if name is not None:
+        try:
+            target.text = expect_name(name, &target.text_bytes)
+        except (TypeError, ValueError):
+            return False
+    try:
+        brought = direct_allreduce_op(e, tensor, op, prescale, postscale)
+    except Exception:           # the ordinary path meets the same error
+        return False
+    if brought == NULL:
+        return False
+    driver_note_thread(e)
+    submit_and_wait(engine, e, brought, &target, tensor, name)
+    return True
+
+
+cdef int meet_directly(object engine, State* e, object name) except -1:
+    """Wait until every rank has come to this barrier."""
+    cdef Target target
+    memset(&target, 0, sizeof(Target))
+    if name is not None:
+        target.text = expect_name(name, &target.text_bytes)
+    submit_and_wait(engine, e, barrier_op(e, name, True), &target, None, name)
+    return 0
+
+
+cdef int submit_and_wait(object engine, State* e, Op* op, Target* target, object output, object name) except -1:
+    """Submit an operation and wait for it; raise what goes wrong with it."""
+    cdef Handle handle
+    try:
+        submit_when_room(e, target, op, True, name)
+    except BaseException as error:
+        if isinstance(error, MemoryError):          # of all other errors the engine itself tells the other ranks
+            fail_call(e, kind_name(op.meta.kind).decode(), name, f"MemoryError: {error}")
+        abandon_op(e, op)
+        raise
+    if load32_acquire(&op.flags) & OP_DONE and op.status == Status.OK:
+        try:
+            if op.rows:                 # a barrier behind which ranks align
+                catch_up(e, op.meta.dims)
+        finally:
+            free_when_passed(e, op)
+        return 0
+    try:
+        handle = Handle.__new__(Handle)
+    except BaseException:
+        abandon_op(e, op)
+        raise
+    handle.engine, handle.state, handle.output, handle.op = engine, e, output, op
+    handle.name = target.label[:target.text_bytes].decode() if name is None else name
+    handle.wait()
     return 0

@@ -2,8 +2,8 @@
 from libc.stdint cimport uint32_t
 
 from engine_ext.bindings.memory cimport free_deferred
-from engine_ext.control.completion cimport FAILURE_TEXT_BYTES
 from engine_ext.control.driver cimport Target
+from engine_ext.control.failure cimport FAILURE_TEXT_BYTES
 from engine_ext.control.state cimport State
 from engine_ext.operations.op cimport Op
 from engine_ext.platform.atomics cimport load_pointer

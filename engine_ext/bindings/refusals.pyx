@@ -7,8 +7,8 @@ from engine_ext.bindings.calls cimport (
     ENGINE_CALL_DUPLICATE, ENGINE_CALL_FAILED_WORLD, ENGINE_CALL_JOINED, ENGINE_CALL_MISMATCH, ENGINE_CALL_NOT_INITIALIZED,
     ENGINE_CALL_NO_MEMORY, ENGINE_CALL_OK,
 )
-from engine_ext.control.completion cimport describe_failure
 from engine_ext.control.driver cimport LABEL_BYTES, driver_label
+from engine_ext.control.failure cimport describe_failure
 from engine_ext.operations.kinds cimport describe_ranks
 from engine_ext.platform.atomics cimport load_acquire
 from engine_ext.shared.layout cimport Status

@@ -7,8 +7,9 @@ to the role's holder and needs no lock.
 from libc.stdint cimport int32_t
 from libc.string cimport memcpy, memset, strlen
 
-from engine_ext.control.completion cimport claim_await, claim_deadline, wake_waiters
+from engine_ext.control.completion cimport wake_waiters
 from engine_ext.control.execute cimport fail_everything, run_schedule
+from engine_ext.control.failure cimport claim_await, claim_deadline
 from engine_ext.control.native_calls cimport backlog_add, backlog_submit
 from engine_ext.control.observers cimport (
     observe_call_begins, observe_call_nears, observe_late_wake, observe_readiness, observe_sleep, observe_submission,

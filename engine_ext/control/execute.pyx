@@ -16,8 +16,8 @@ from engine_ext.control.table cimport (
     table_define, table_evict, table_finish, table_record, table_release, table_stand_in, table_toggle,
 )
 from engine_ext.control.turns cimport turns_give
-from engine_ext.coordinator.fusion cimport stores_measured
 from engine_ext.coordinator.names cimport names_find
+from engine_ext.coordinator.stores cimport stores_measured
 from engine_ext.data.executor cimport executor_progress
 from engine_ext.operations.kinds cimport operation_of
 from engine_ext.operations.op cimport OP_STAND_IN, OP_TAKEN, Op, Record, fails

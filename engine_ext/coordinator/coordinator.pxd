@@ -2,6 +2,7 @@
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uint8_t
 
 from engine_ext.coordinator.names cimport Names
+from engine_ext.coordinator.stores cimport StoreChooser
 from engine_ext.operations.kinds cimport can_be_coded, operation_of
 from engine_ext.platform.atomics cimport now_ns
 from engine_ext.platform.clock cimport patience, seconds_ns
@@ -80,16 +81,6 @@ cdef struct Turns:              # turns that one process set has requested from 
     Turns* next
     int number                  # number of the process set
     uint64_t wanted             # turns that it has requested and not been given
-
-cdef enum:
-    CLASSES = 48            # one size class for each power of two of a batch's bytes
-
-cdef struct StoreChooser:       # measurements of cached and streaming stores, by size class (fusion.pyx)
-    double best[CLASSES][2]     # by STORES_*: nanoseconds per byte, a decaying minimum; 0: never measured
-    uint64_t uses[CLASSES]
-    uint8_t favoured[CLASSES]   # the better kind at the last use
-    uint64_t gap[CLASSES]       # uses from the last trial of the other kind to the next; 0: there was none
-    uint64_t trial[CLASSES]     # the use that is that next trial
 
 cdef struct Recording:          # a timeline's recording, for which the coordinator chooses the entries
     uint32_t on                 # atomic: number of the recording in progress; 0: there is none

@@ -10,8 +10,8 @@ from libc.string cimport memcmp, memcpy, memset
 from engine_ext.coordinator.frozen cimport frozen_close, frozen_deadline, frozen_dissolve, frozen_free, frozen_hold
 from engine_ext.coordinator.fusion cimport close_batches
 from engine_ext.coordinator.lateness cimport observe_batch_opens, observe_found, observe_ready
+from engine_ext.coordinator.mismatch cimport MISMATCH_BYTES, absent, describe_mismatch, first_present, sent_by
 from engine_ext.coordinator.names cimport names_open
-from engine_ext.coordinator.reports cimport MISMATCH_BYTES, absent, describe_mismatch, first_present, sent_by
 from engine_ext.coordinator.requests cimport (
     eviction_begin, eviction_end, requests_clear, requests_close, requests_drain, requests_forget, requests_wait, turns_append,
     turns_close,

@@ -4,14 +4,13 @@ A batch never mixes tensors that one pass cannot reduce: kind, dtype, compressio
 be equal. Where compression is tuned, tensors travel by the knob in force when their entry is appended. Tensors that no rank has
 are listed in a SKIP entry and move no data. Gradients on GPUs have batches of their own (frozen.pyx).
 """
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uint8_t
 from libc.string cimport memcpy, memset
 
-from engine_ext.coordinator.coordinator cimport (
-    CLASSES, NameState, cycle_ns, is_frozen, stamp, time_of_step, waiting, wire_now,
-)
+from engine_ext.coordinator.coordinator cimport NameState, cycle_ns, is_frozen, stamp, time_of_step, waiting, wire_now
 from engine_ext.coordinator.lateness cimport observe_append, observe_batch_closes, observed_words
-from engine_ext.coordinator.reports cimport bringer
+from engine_ext.coordinator.mismatch cimport bringer
+from engine_ext.coordinator.stores cimport stores_choose
 from engine_ext.operations.kinds cimport operation_of
 from engine_ext.operations.operation cimport SAYS_ROWS, Operation, has_one_dtype, is_coded_whole, whole_chunk
 from engine_ext.platform.atomics cimport load32_relaxed, load_relaxed
@@ -20,7 +19,7 @@ from engine_ext.shared.counters cimport CLOSED_AWAITED, CLOSED_CYCLE_TIME, CLOSE
 from engine_ext.shared.layout cimport (
     ALGORITHM_BLOCKS, ALGORITHM_DEVICE, ALGORITHM_ONE_SHOT, ALGORITHM_SHARED, ALGORITHM_TWO_SHOT, BATCH_ITEMS, CAUSE_RAISED,
     ENTRY_ALIGN, ENTRY_BATCH, ENTRY_MEMBERS, ENTRY_NEEDS_PACK, ENTRY_SKIP, KINDS, SLOT_BYTES, STORES_AUTO, STORES_CACHED,
-    STORES_STREAMING, WIRE_FP8, engine_entry, entry_ids, entry_rows, rank_page,
+    WIRE_FP8, engine_entry, entry_ids, entry_rows, rank_page,
 )
 from engine_ext.shared.segment cimport abort_world, schedule_append, schedule_reserve
 
@@ -209,86 +208,3 @@ cdef bint close_batches(Coordinator* c) noexcept nogil:
         c.queue_count = kept
     observe_batch_closes(c, reason)
     return True
-
-
-# ---- kind of store ----------------------------------------------------------------------------------------------------------
-
-# The kind of store that a batch uses.
-#
-# The reader pays for a cached store, so only whole entries can be compared, and their times change while a virtual machine's
-# cores move about. Each size class keeps the best recent time per byte of both kinds. The better kind is used. The other is tried
-# again now and then, the less often the more often it has lost, and the slower it is: at 16 MiB it may take five times as long.
-# The remembered minimum drifts slowly towards what is measured, so a bad minute is forgotten, and one late rank does not make a
-# kind look bad.
-
-cdef enum:
-    FIRST_TRIALS = 4        # uses of a class in which the kinds alternate
-    FIRST_GAP = 8           # uses to the first trial after that; each trial that the kind loses doubles the gap
-    USUAL_GAP = 32          # the widest gap while the kinds are alike
-    TRIAL_SHARE = 64        # a wider one keeps what trials cost below the class's time divided by this
-    WIDEST_GAP = 4096
-    SMALLEST = 16           # least size class that has a choice: below 64 KiB everything is in the cache
-
-
-cdef int size_class(uint64_t nbytes) noexcept nogil:
-    """Return the size class of a batch: the logarithm of its bytes to base 2, rounded down."""
-    cdef int k = 0
-    while nbytes > 1 and k < CLASSES - 1:
-        nbytes >>= 1
-        k += 1
-    return k
-
-
-cdef inline uint64_t widest_gap(double ratio) noexcept nogil:
-    """Return the widest gap between trials of a kind that takes `ratio` times as long as the other."""
-    return <uint64_t>min(max(TRIAL_SHARE * (ratio - 1), <double>USUAL_GAP), <double>WIDEST_GAP)
-
-
-cdef uint8_t stores_choose(StoreChooser* chooser, uint64_t nbytes) noexcept nogil:
-    """Return STORES_CACHED or STORES_STREAMING for an entry of `nbytes`, and count the use."""
-    cdef int k = size_class(nbytes)
-    cdef uint64_t n = chooser.uses[k]
-    cdef double* best = chooser.best[k]
-    cdef uint8_t better
-    if k < SMALLEST:
-        return STORES_CACHED
-    chooser.uses[k] += 1
-    if n < FIRST_TRIALS or best[0] == 0 or best[1] == 0:
-        return STORES_STREAMING if n & 1 else STORES_CACHED
-    better = STORES_CACHED if best[STORES_CACHED] <= best[STORES_STREAMING] else STORES_STREAMING
-    if chooser.gap[k] == 0 or chooser.favoured[k] != better:
-        chooser.favoured[k], chooser.gap[k], chooser.trial[k] = better, FIRST_GAP, n + FIRST_GAP
-    if n < chooser.trial[k]:
-        return better
-    chooser.gap[k] = min(2 * chooser.gap[k], widest_gap(best[1 - better] / best[better]))
-    chooser.trial[k] = n + chooser.gap[k]
-    return 1 - better
-
-
-cdef void stores_measured(StoreChooser* chooser, uint64_t nbytes, uint8_t stores, uint64_t ns) noexcept nogil:
-    """Note that an entry of `nbytes` with this kind of store took `ns`."""
-    cdef double* best
-    cdef double rate
-    if nbytes == 0 or stores > 1:
-        return
-    rate = <double>ns / <double>nbytes
-    best = &chooser.best[size_class(nbytes)][stores]
-    if best[0] == 0 or rate < best[0]:
-        best[0] = rate
-    else:
-        best[0] += min(rate - best[0], best[0]) * 0.1
-
-
-def replay_stores(list times not None):
-    """Choose the kind of store for entries, one after another; return the kinds as numbers. For tests.
-
-    Each entry is a tuple of its bytes, and the nanoseconds that it takes with cached and with streaming stores.
-    """
-    cdef StoreChooser chooser
-    cdef list chosen = []
-    memset(&chooser, 0, sizeof(chooser))
-    for nbytes, *both in times:
-        kind = stores_choose(&chooser, nbytes)
-        stores_measured(&chooser, nbytes, kind, both[kind])
-        chosen.append(kind)
-    return chosen

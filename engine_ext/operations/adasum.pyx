@@ -19,10 +19,9 @@ from libc.stdlib cimport realloc
 from libc.string cimport memset
 
 from engine_ext.data.executor cimport (
-    Adasum, Executor, Steps, chunk_end, compartment, elements, executor_start, find_slots, find_sources, offer, offset,
-    part_start, place, slot,
+    Adasum, Cut, Executor, PIECE_ALIGNMENT, Piece, Steps, chunk_end, compartment, cut_range, elements, executor_start,
+    find_slots, find_sources, next_piece, offer, offset, part_start, place, slot,
 )
-from engine_ext.data.plan cimport PIECE_ALIGNMENT, Cut, Piece, cut_range, next_piece
 from engine_ext.kernels.kernels cimport ENGINE_INNER_LANES
 from engine_ext.operations.allreduce cimport copy_parts_of_others, offer_parts_to_others, pack_parts_of_others
 from engine_ext.operations.op cimport Op

@@ -10,8 +10,7 @@ from libc.stdint cimport int64_t, uint32_t
 from libc.stdlib cimport malloc
 from libc.string cimport memcpy, memset
 
-from engine_ext.data.executor cimport Steps, chunk_end, executor_start, offer, pack_range, slot
-from engine_ext.data.plan cimport PIECE_ALIGNMENT, plan_clear
+from engine_ext.data.executor cimport PIECE_ALIGNMENT, Steps, chunk_end, executor_start, offer, pack_range, plan_clear, slot
 from engine_ext.gpu.device cimport DEVICE_ALLGATHER
 from engine_ext.kernels.kernels cimport dtype_bytes
 from engine_ext.operations.op cimport Op

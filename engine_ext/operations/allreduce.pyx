@@ -8,10 +8,9 @@ of every tensor in place and writes it to all ranks' tensors. On several hosts s
 from libc.string cimport memset
 
 from engine_ext.data.executor cimport (
-    Steps, chunk_end, copy_range, elements, executor_start, fill_identity, identity_of_absent, offer, offset, pack_range,
-    part_start, reduce_range, slot,
+    Cut, Steps, chunk_end, copy_range, cut_range, elements, executor_start, fill_identity, identity_of_absent, next_piece,
+    offer, offset, pack_range, part_start, reduce_range, slot,
 )
-from engine_ext.data.plan cimport Cut, cut_range, next_piece
 from engine_ext.kernels.kernels cimport (
     ENGINE_AVERAGE, ENGINE_EVERY_SOURCE, ENGINE_FLOAT32, ENGINE_FLOAT64, ENGINE_NO_SOURCE, ENGINE_SUM,
     dtype_bytes,

@@ -28,9 +28,9 @@ from libc.stdint cimport uint32_t, uint64_t, uint8_t
 from libc.string cimport memset
 
 from engine_ext.data.executor cimport (
-    Blocks, Steps, chunk_end, elements, executor_start, offer, offset, pack_range, reduce_range, share_start, slot,
+    Blocks, Cut, PIECE_ALIGNMENT, Piece, Steps, chunk_end, cut_range, elements, executor_start, next_piece, offer, offset,
+    pack_range, plan_add, reduce_range, share_start, slot,
 )
-from engine_ext.data.plan cimport PIECE_ALIGNMENT, Cut, Piece, cut_range, next_piece, plan_add
 from engine_ext.kernels.kernels cimport (
     ENGINE_BLOCK, ENGINE_FLOAT32, ENGINE_FLOAT8_E4M3FN, ENGINE_SUM, dtype_bytes,
 )

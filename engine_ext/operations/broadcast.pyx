@@ -2,8 +2,9 @@
 from libc.stdint cimport int32_t
 from libc.string cimport memset
 
-from engine_ext.data.executor cimport Steps, chunk_end, copy_range, executor_start, offer, pack_range, slot
-from engine_ext.data.plan cimport Cut, cut_range, next_piece, plan_clear
+from engine_ext.data.executor cimport (
+    Cut, Steps, chunk_end, copy_range, cut_range, executor_start, next_piece, offer, pack_range, plan_clear, slot,
+)
 from engine_ext.gpu.device cimport DEVICE_BROADCAST
 from engine_ext.operations.op cimport Op
 from engine_ext.operations.operation cimport (

@@ -18,10 +18,9 @@ part. A part is the range of a piece that one rank of a host reduces.
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 
 from engine_ext.data.executor cimport (
-    Chain, Steps, chunk_end, copy_range, elements, executor_start, identity_of_absent, offer, offset, pack_range, share_start,
-    slot,
+    Chain, Cut, PIECE_ALIGNMENT, Steps, chunk_end, copy_range, cut_range, elements, executor_start, identity_of_absent,
+    next_piece, offer, offset, pack_range, share_start, slot,
 )
-from engine_ext.data.plan cimport PIECE_ALIGNMENT, Cut, cut_range, next_piece
 from engine_ext.kernels.kernels cimport ENGINE_DTYPES, ENGINE_NO_SOURCE, ENGINE_PLAIN, engine_kernels, engine_kernels_get
 from engine_ext.operations.operation cimport CHUNK_UNIT, chunks_of_plan
 from engine_ext.shared.crews cimport crew_size, member

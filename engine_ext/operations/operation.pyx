@@ -5,7 +5,7 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
-from engine_ext.data.plan cimport Piece, Plan, plan_add, plan_append, plan_clear
+from engine_ext.data.executor cimport Piece, Plan, plan_add, plan_append, plan_clear
 from engine_ext.kernels.kernels cimport ENGINE_AVERAGE, ENGINE_DTYPES, ENGINE_UINT8, dtype_bytes
 from engine_ext.operations.op cimport OP_DONE, Member
 from engine_ext.shared.layout cimport (

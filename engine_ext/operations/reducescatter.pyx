@@ -8,9 +8,9 @@ from libc.stdlib cimport malloc
 from libc.string cimport memset
 
 from engine_ext.data.executor cimport (
-    Executor, Steps, compartment, executor_start, identity_of_absent, in_compartment, offer, pack_range, place, reduce_range,
+    Executor, Steps, compartment, executor_start, identity_of_absent, in_compartment, offer, pack_range, place, plan_add,
+    reduce_range,
 )
-from engine_ext.data.plan cimport plan_add
 from engine_ext.gpu.device cimport DEVICE_REDUCESCATTER
 from engine_ext.operations.op cimport OP_STAND_IN, Member, Op
 from engine_ext.operations.operation cimport bytes_of_all, bytes_of_row, choose_scatter

@@ -116,7 +116,7 @@ def test_names_are_the_same_wherever_they_are_told() -> None:
     assert {name: codes[name] for name in names.NAMES} == names.NAMES
     assert codes["reductions"] == tuple(op.name.lower() for op in sorted(Op))
     assert tuple(errors.BY_CAUSE) == codes["causes"][1:]
-    verdict = (NATIVE / "control/completion.pyx").read_text()
+    verdict = (NATIVE / "control/failure.pyx").read_text()
     for kind in errors.BY_CAUSE.values():
         assert f'b"{kind.__name__}", b"{kind.did}"' in verdict
     for knob, known in (("stores", codes["stores"]), ("compression", codes["compressions"])):

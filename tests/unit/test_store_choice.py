@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from engine_ext.coordinator.fusion import replay_stores
+from engine_ext.coordinator.stores import replay_stores
 
 CACHED, STREAMING = 0, 1
 MIB = 1 << 20
