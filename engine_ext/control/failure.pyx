@@ -8,6 +8,7 @@ it gets is the failure cause. A host that gets no answer for some seconds accept
 from libc.stdint cimport uint64_t
 from libc.stdio cimport snprintf
 
+from engine_ext.coordinator.reports cimport STEPS_HINT
 from engine_ext.hosts.network cimport network_relay
 from engine_ext.platform.atomics cimport load32_acquire, load_acquire, now_ns
 from engine_ext.platform.clock cimport after_ns, overdue_ns
@@ -18,9 +19,6 @@ from engine_ext.shared.segment cimport claimed, settle_claim
 cdef enum:
     CLAIM_NS = 3000000000     # time for the coordinator's host to answer a claim, on a machine with other work
     LOOK_NS = 200000            # nanoseconds between two looks of a rank that is about to leave
-
-cdef const char* LEFT_HINT = (b". Did ranks make different numbers of steps? Give each as many batches, or let each call "
-                              b"engine.join() after its last step")
 
 
 cdef void describe_failure(State* e, char* text) noexcept nogil:
@@ -43,7 +41,7 @@ cdef void describe_failure(State* e, char* text) noexcept nogil:
     elif cause == CAUSE_RAISED:
         kind, did = b"RankRaisedError", b"failed"
     elif cause == CAUSE_LEFT:
-        kind, did, hint = b"RankLeftError", b"left while others still need it", LEFT_HINT
+        kind, did, hint = b"RankLeftError", b"left while others still need it", STEPS_HINT
     elif cause == CAUSE_LOST:
         kind, did = b"RankLostError", b"cannot be reached"
     else:

@@ -30,7 +30,8 @@ from engine_ext.platform.doors cimport DOOR_EVERYBODY, door_ring
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
 from engine_ext.shared.layout cimport CAUSE_LEFT, CAUSE_STALLED, COORDINATOR, MAX_RANKS, REASON_BYTES
 from engine_ext.shared.segment cimport (
-    Segment, abort_world, away, bit, claimed, coordinates, elsewhere, gone, ring_both, settle_claim, visible, wake, wake_others,
+    Segment, abort_world, away, bit, claimed, coordinates, gone, prefer_absentee, ring_both, settle_claim, visible, wake,
+    wake_others,
 )
 
 cdef enum:
@@ -345,8 +346,8 @@ cdef int who_withholds(State* e, const Op* op, uint64_t seen) noexcept nogil:
         return -1
     if id >= 0:
         for r in range(e.segment.size):
-            if has_not_submitted(e, r, id) and (culprit < 0 or (elsewhere(&e.segment, culprit) and not elsewhere(&e.segment, r))):
-                culprit = r
+            if has_not_submitted(e, r, id):
+                culprit = prefer_absentee(&e.segment, culprit, r)
         return culprit if culprit >= 0 else COORDINATOR     # every rank has submitted it, and it is not scheduled
     return COORDINATOR              # a new name: only the coordinator knows who lacks it, and it does not answer
 

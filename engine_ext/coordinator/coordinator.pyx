@@ -24,7 +24,7 @@ from engine_ext.shared.layout cimport (
     CAUSE_RAISED, COORDINATOR, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_JOINED, FAULT_CALL, FAULT_NONE, IDS, ID_WORDS, MAX_RANKS,
     Status, add_bytes,
 )
-from engine_ext.shared.segment cimport abort_world, elsewhere, schedule_append, schedule_reserve, schedule_slowest
+from engine_ext.shared.segment cimport abort_world, prefer_absentee, schedule_append, schedule_reserve, schedule_slowest
 
 cdef extern from "platform/cpu.h" nogil:
     void engine_prefetch_read(const void* memory, size_t nbytes)
@@ -418,8 +418,8 @@ cdef int coordinator_absentee(Coordinator* c, uint64_t seen, uint64_t limit_ns, 
             for r in range(c.segment.size):
                 missing[r] = withheld(c, name, r) and (
                     overdue_ns(seen, name.since, limit_ns) or load32_relaxed(&c.segment.pages[r].left))
-                if missing[r] and (first < 0 or (elsewhere(c.segment, first) and not elsewhere(c.segment, r))):
-                    first = r
+                if missing[r]:
+                    first = prefer_absentee(c.segment, first, r)
         if first >= 0:
             culprit, longest = first, name.since
             at = fit(0, snprintf(text, room, "'%.*s' was not submitted by ", <int>name.name_bytes, name.name), room)

@@ -3,6 +3,9 @@ from libc.stdint cimport int32_t, uint64_t
 
 from engine_ext.coordinator.coordinator cimport Coordinator, NameState
 
+# The hint for people if some ranks wait for what others do not submit any more.
+cdef const char* STEPS_HINT
+
 cdef enum Standoff:
     NONE = 0        # no rank lacks a name
     ONE_SIDED = 1   # some ranks wait for others

@@ -14,12 +14,16 @@ from engine_ext.operations.kinds cimport describe_ranks, fit, kind_name
 from engine_ext.platform.atomics cimport load32_relaxed, load_acquire
 from engine_ext.platform.clock cimport age_ns, overdue_ns
 from engine_ext.shared.layout cimport MAX_RANKS
-from engine_ext.shared.segment cimport bit, elsewhere, group_name
+from engine_ext.shared.segment cimport bit, elsewhere, group_name, prefer_absentee
 
 cdef enum:
     SIDES = 8               # most sides in a report
     SHOWN = 160             # most bytes of a name in a report
     HINT_BYTES = 256        # room that is kept for the hint at the end of a report
+
+cdef const char* STEPS_HINT = (b". Did ranks make different numbers of steps? Give each as many batches, or let each call "
+                               b"engine.join() after its last step")
+cdef const char* SOME_RANKS_HINT = b". Or do only some ranks call what is waited for, as below 'if rank() == 0'?"
 
 cdef struct Side:
     bint[MAX_RANKS] brought  # by rank: whether it has submitted the names of this side
@@ -161,8 +165,7 @@ cdef const char* find_hint(const Sides* sides, int size) noexcept nogil:
             if not wait_for_each_other(&sides.side[a], &sides.side[b], size):
                 continue
             if sides.side[a].gradients != sides.side[b].gradients:
-                return (b". Did ranks make different numbers of steps? Give each as many batches, or let each call engine.join() "
-                        b"after its last step. Or do only some ranks call what is waited for, as below 'if rank() == 0'?")
+                return STEPS_HINT
             found = b". They keep each other waiting: do all ranks call the same collectives, in the same order?"
     return found
 
@@ -207,6 +210,7 @@ cdef Standoff wait_report_describe(Coordinator* c, int culprit, char* text, int 
     """
     cdef Sides sides
     cdef const char* why
+    cdef const char* more = b""
     cdef int at = 0, start, others, k
     cdef bint concerns
     sides.count = 0
@@ -230,7 +234,9 @@ cdef Standoff wait_report_describe(Coordinator* c, int culprit, char* text, int 
     at += describe_elsewhere(c, &sides, text + at, room - HINT_BYTES - at)
     if why == NULL:
         return Standoff.ONE_SIDED
-    snprintf(text + at, room - at, "%s", why)
+    if why == STEPS_HINT:
+        more = SOME_RANKS_HINT
+    snprintf(text + at, room - at, "%s%s", why, more)
     return Standoff.MUTUAL
 
 
@@ -273,6 +279,6 @@ cdef int wait_report_absentee(Coordinator* c, int rank, int32_t id) noexcept nog
     if name == NULL or withheld(c, name, rank):
         return -1
     for r in range(c.segment.size):
-        if withheld(c, name, r) and (culprit < 0 or (elsewhere(c.segment, culprit) and not elsewhere(c.segment, r))):
-            culprit = r
+        if withheld(c, name, r):
+            culprit = prefer_absentee(c.segment, culprit, r)
     return culprit

@@ -123,6 +123,11 @@ cdef inline bint elsewhere(const Segment* segment, int rank) noexcept nogil:
     cdef const rank_page* world = segment.world.pages[segment.numbers[rank]]
     return load32_relaxed(&world.blocked_anywhere) > load32_relaxed(&segment.pages[rank].blocked)
 
+cdef inline int prefer_absentee(const Segment* segment, int absentee, int rank) noexcept nogil:
+    """Return the rank to name of two that lack an operation: the first one that does not wait elsewhere, else the first.
+    `absentee` is the one found before `rank`; -1: none."""
+    return rank if absentee < 0 or (elsewhere(segment, absentee) and not elsewhere(segment, rank)) else absentee
+
 cdef inline void ring(Segment* segment, int rank, uint32_t door) noexcept nogil:
     """Wake the thread that sleeps at a door of `rank`; at most one. The engine thread sleeps at one door in the world's segment
     for all engines of its process, and drives those whose own door has moved."""
