@@ -190,7 +190,7 @@ static void take(trunk *t) {
     for (uint32_t k = 0; k < t->head.bytes / sizeof *list; k++) {
       uint64_t at = list[k].offset - offsetof(coordinator_page, drained);
       if (at < 8 * MAX_RANKS) t->drained[at / 8] = list[k].value;
-      if (list[k].offset == offsetof(coordinator_page, stuck) && list[k].value) tell(t);
+      if (list[k].offset == offsetof(coordinator_page, schedule_full) && list[k].value) tell(t);
     }
   } else if (t->head.type == FRAME_CAUSE) {
     fail(((engine_failure_cause *)t->payload)->reason);

@@ -25,7 +25,7 @@ from engine_ext.operations.operation cimport SAYS_ALIGNED
 from engine_ext.platform.atomics cimport add32, and32, load32_acquire, load32_relaxed, now_ns, or32, store_pointer, store_release
 from engine_ext.platform.clock cimport age_ns, overdue_ns, patience_at, patience_look, seconds_ns
 from engine_ext.platform.posix cimport nanosleep, pthread_mutex_lock, pthread_mutex_unlock, timespec
-from engine_ext.shared.layout cimport KINDS, STUCK_SHIFT, Status
+from engine_ext.shared.layout cimport KINDS, UNNAMED_SHIFT, Status
 
 import atexit
 import os
@@ -278,7 +278,7 @@ cdef int wait_for(State* e, Op* op, bint urgent, uint64_t limit_ns) except -1:
     if op.number and not load32_relaxed(&e.many_threads):
         # After the counts of what this rank has submitted: pairs with the acquire in release_stuck, which then reads those
         # counts.
-        store_release(&e.segment.mine.stuck, <uint64_t>(op.meta.kind + 1) << STUCK_SHIFT | (op.number - 1))
+        store_release(&e.segment.mine.waits_unnamed, <uint64_t>(op.meta.kind + 1) << UNNAMED_SHIFT | (op.number - 1))
     try:
         while status == Status.TICK and not overdue_ns(patience_look(e.clock), begun, limit_ns):
             between_ticks(e, op)
@@ -286,7 +286,7 @@ cdef int wait_for(State* e, Op* op, bint urgent, uint64_t limit_ns) except -1:
             with nogil:
                 status = driver_wait(e, &goal, tick_before(e, begun, limit_ns))
     finally:
-        store_release(&e.segment.mine.stuck, 0)
+        store_release(&e.segment.mine.waits_unnamed, 0)
         count_blocked(e, -1)
     return status != Status.TICK
 

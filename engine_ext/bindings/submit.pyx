@@ -19,7 +19,7 @@ from engine_ext.platform.atomics cimport load32_relaxed, load_acquire, load_rela
 from engine_ext.platform.clock cimport overdue_ns, patience_at, patience_look
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
 from engine_ext.shared.layout cimport (
-    CAUSE_RAISED, COORDINATOR, FAILURE_BYTES, FAULT_CALL, KINDS, KIND_BARRIER, NAME_BYTES, STUCK_SHIFT, UNNAMED, Status,
+    CAUSE_RAISED, COORDINATOR, FAILURE_BYTES, FAULT_CALL, KINDS, KIND_BARRIER, NAME_BYTES, UNNAMED, UNNAMED_SHIFT, Status,
 )
 from engine_ext.shared.segment cimport abort_world, bit, gone, visible
 
@@ -212,7 +212,7 @@ cdef int release_stuck(State* e, Op* op) except -1:
     """
     cdef int r
     for r in range(e.segment.size if not load32_relaxed(&e.many_threads) else 0):
-        if r != e.segment.rank and load_acquire(&e.segment.pages[r].stuck) and has_not_submitted(e, r, op):
+        if r != e.segment.rank and load_acquire(&e.segment.pages[r].waits_unnamed) and is_known_to_lack(e, r, op):
             release(e, r, op)
     return 0
 
@@ -220,16 +220,16 @@ cdef int release_stuck(State* e, Op* op) except -1:
 cdef int release(State* e, int rank, Op* op) except -1:
     """Release a rank that waits for an unnamed operation which this one has left out. This rank waits for `op`, or did so until
     that rank made the same announcement."""
-    cdef uint64_t stuck = load_acquire(&e.segment.pages[rank].stuck)
-    cdef uint64_t number = stuck & ((<uint64_t>1 << STUCK_SHIFT) - 1)
-    cdef int kind = <int>(stuck >> STUCK_SHIFT) - 1
-    if stuck and not load32_relaxed(&e.many_threads) and kind != KIND_BARRIER and load_relaxed(&e.unnamed[kind]) <= number:
+    cdef uint64_t waits = load_acquire(&e.segment.pages[rank].waits_unnamed)
+    cdef uint64_t number = waits & ((<uint64_t>1 << UNNAMED_SHIFT) - 1)
+    cdef int kind = <int>(waits >> UNNAMED_SHIFT) - 1
+    if waits and not load32_relaxed(&e.many_threads) and kind != KIND_BARRIER and load_relaxed(&e.unnamed[kind]) <= number:
         submit_skipped(e, kind, number + 1,
                        f"waits for {name_of(e, op)}, which rank {e.segment.numbers[rank]} has not submitted", True, rank)
     return 0
 
 
-cdef bint has_not_submitted(State* e, int rank, Op* op) noexcept:
+cdef bint is_known_to_lack(State* e, int rank, Op* op) noexcept:
     """Return whether another rank is known not to have submitted an operation that this rank has. For a new name only rank 0
     knows."""
     cdef bint missing = False
@@ -237,7 +237,8 @@ cdef bint has_not_submitted(State* e, int rank, Op* op) noexcept:
         return load_acquire(&e.segment.pages[rank].unnamed[op.meta.kind]) < op.number
     pthread_mutex_lock(&e.lock)
     # The bits of a rank on another host are up to date while its only thread waits (hosts/relay.pyx).
-    if op.record != NULL and op.record.id >= 0 and (visible(&e.segment, rank) or load_acquire(&e.segment.pages[rank].stuck)):
+    if op.record != NULL and op.record.id >= 0 and (
+            visible(&e.segment, rank) or load_acquire(&e.segment.pages[rank].waits_unnamed)):
         missing = bit(e.segment.pages[rank].ready, op.record.id) != bit(e.segment.mine.ready, op.record.id)
     pthread_mutex_unlock(&e.lock)
     return missing

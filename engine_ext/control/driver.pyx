@@ -37,7 +37,7 @@ from engine_ext.platform.clock cimport age_ns
 from engine_ext.platform.doors cimport DOOR_EVERYBODY, door_count, door_ring, door_sleep
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock, pthread_self
 from engine_ext.shared.layout cimport (
-    SLEEP_COUNT_SHIFT, SLEEP_CYCLE, SLEEP_ENGINE, SLEEP_IN_ENTRY, SLEEP_RELAY, SLEEP_STUCK, SLEEP_WAITER, UNNAMED, Status,
+    SLEEP_COUNT_SHIFT, SLEEP_CYCLE, SLEEP_ENGINE, SLEEP_FULL, SLEEP_IN_ENTRY, SLEEP_RELAY, SLEEP_WAITER, UNNAMED, Status,
     engine_entry, rank_page,
 )
 from engine_ext.shared.segment cimport (
@@ -62,7 +62,7 @@ cdef enum:
 
 cdef bint drive_once(State* e) noexcept nogil:
     """Do all that can be done now, without waiting. Return whether anything was done. The caller holds the role."""
-    cdef bint moved = False, stuck, held = network_held(e.network) != 0
+    cdef bint moved = False, full, held = network_held(e.network) != 0
     cdef uint64_t tail, drained
     cdef int32_t left
     if load_acquire(e.segment.abort) != 0:          # pairs with the compare-and-swap of abort_world
@@ -89,7 +89,7 @@ cdef bint drive_once(State* e) noexcept nogil:
             coordinator_set_knobs(&e.coordinator, &e.wanted)
             store32_relaxed(&e.wanted_new, 0)
             pthread_mutex_unlock(&e.lock)
-        tail, left, stuck = e.coordinator.writer.tail, waiting(&e.coordinator), e.coordinator.append_again
+        tail, left, full = e.coordinator.writer.tail, waiting(&e.coordinator), e.coordinator.append_again
         coordinator_step(&e.coordinator)
         if e.coordinator.writer.tail != tail:
             wake_others(&e.segment, 0)
@@ -97,10 +97,10 @@ cdef bint drive_once(State* e) noexcept nogil:
         elif e.coordinator.drained:
             wake_others(&e.segment, 0)
         e.coordinator.drained = False
-        store32_relaxed(&e.segment.coordinator.stuck, e.coordinator.append_again)
+        store32_relaxed(&e.segment.coordinator.schedule_full, e.coordinator.append_again)
         observe_readiness(e)
         # The values that announce_sleep publishes have changed: announce them again before sleeping.
-        moved |= waiting(&e.coordinator) != left or e.coordinator.append_again != stuck
+        moved |= waiting(&e.coordinator) != left or e.coordinator.append_again != full
     if backlog_submit(e):                                   # before waiters of Python learn that there is room
         notify_leader(e, -1, 0, True)
         moved = True
@@ -142,15 +142,15 @@ cdef void announce_sleep(State* e, uint32_t door, uint32_t count) noexcept nogil
         asleep |= SLEEP_IN_ENTRY
     if coordinates(&e.segment):
         if e.coordinator.append_again:
-            asleep |= SLEEP_STUCK
+            asleep |= SLEEP_FULL
         if waiting(&e.coordinator):
             asleep |= SLEEP_CYCLE
     elif relays(&e.segment):
         asleep |= SLEEP_RELAY
         if network_held(e.network):
             asleep |= SLEEP_CYCLE
-        if load32_acquire(&e.segment.coordinator.stuck):
-            asleep |= SLEEP_STUCK
+        if load32_acquire(&e.segment.coordinator.schedule_full):
+            asleep |= SLEEP_FULL
     store32_release(&e.segment.mine.asleep, asleep)
 
 
@@ -246,7 +246,7 @@ cdef void note_another_thread(State* e) noexcept nogil:
     """Note that a wait of this engine's first thread no longer means that this rank submits nothing more."""
     if not load32_relaxed(&e.many_threads):
         store32_relaxed(&e.many_threads, 1)
-        store_release(&e.segment.mine.stuck, 0)    # the first thread wrote it, as the rank's only one
+        store_release(&e.segment.mine.waits_unnamed, 0)    # the first thread wrote it, as the rank's only one
 
 
 cdef uint32_t driver_label(char* label, int kind, uint64_t number) noexcept nogil:
@@ -276,7 +276,7 @@ cdef int submit_unnamed(State* e, Target* target, Op* op, Record** record, uint6
     if record[0] == NULL:
         return Status.NO_MEMORY
     op.number = number + 1
-    # Published before the operation is submitted: a rank that sees the operation, or `stuck`, sees the number too.
+    # Published before the operation is submitted: a rank that sees the operation, or `waits_unnamed`, sees the number too.
     driver_count_unnamed(e, kind, number + 1)
     status = submit_record(e, record[0], op, now)
     if status != Status.OK:

@@ -31,7 +31,7 @@ from engine_ext.platform.clock cimport age_ns
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
 from engine_ext.shared.layout cimport (
     ALGORITHM_BLOCKS, ALGORITHM_CARRIER, ALGORITHM_TWO_SHOT, CAUSE_RAISED, COORDINATOR, ENTRY_ALIGN, ENTRY_BATCH, ENTRY_DEFINE,
-    ENTRY_ERROR, ENTRY_EVICT, ENTRY_JOINED, ENTRY_MEMBERS, ENTRY_SKIP, ENTRY_TURN, FAULT_CALL, LAYOUT_SPARSE, SLEEP_STUCK,
+    ENTRY_ERROR, ENTRY_EVICT, ENTRY_JOINED, ENTRY_MEMBERS, ENTRY_SKIP, ENTRY_TURN, FAULT_CALL, LAYOUT_SPARSE, SLEEP_FULL,
     WIRE_FP8, WIRE_TUNED, WIRE_TUNED8, Status, engine_entry, engine_meta, entry_ids, entry_rows,
 )
 from engine_ext.shared.segment cimport abort_world, coordinates, place_of, ring_both, schedule_advance, schedule_next, wake
@@ -313,7 +313,7 @@ cdef bint run_schedule(State* e) noexcept nogil:
                 return moved            # an eviction without room for its request, or a failure: the next look tries again
         moved = True
     if moved and not coordinates(&e.segment):
-        wake(&e.segment, e.segment.leader, SLEEP_STUCK)    # the coordinator may wait for cursors
+        wake(&e.segment, e.segment.leader, SLEEP_FULL)    # the coordinator may wait for cursors
     return moved
 
 

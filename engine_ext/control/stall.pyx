@@ -225,7 +225,7 @@ cdef void report_names(State* e, uint64_t seen) noexcept nogil:
         raise_warning(e)
 
 
-cdef inline bint has_not_submitted(State* e, int rank, int32_t id) noexcept nogil:
+cdef inline bint has_not_submitted_id(State* e, int rank, int32_t id) noexcept nogil:
     """Return whether `rank`, which has not joined, has submitted `id` less often than this rank."""
     return (visible(&e.segment, rank) and not away(&e.segment, rank)
             and bit(e.segment.pages[rank].ready, id) != bit(e.segment.mine.ready, id))
@@ -275,7 +275,7 @@ cdef int who_left(State* e, const Op* op) noexcept nogil:
     cdef int r
     for r in range(e.segment.size):
         if r != e.segment.rank and gone(&e.segment, r) and (
-                r == COORDINATOR or (has_not_submitted(e, r, id) if id >= 0 else fails(op))):
+                r == COORDINATOR or (has_not_submitted_id(e, r, id) if id >= 0 else fails(op))):
             return r
     return -1
 
@@ -293,7 +293,7 @@ cdef int left_without(State* e, const Op* op, char* text) noexcept nogil:
 cdef void describe_lack(State* e, const Op* op, int culprit, char* text) noexcept nogil:
     """Write what `culprit` has not done for `op`: scheduled or submitted it."""
     snprintf(text, TEXT_BYTES, "'%.*s' was not %s by it", <int>op.record.name_bytes, op.record.name,
-             b"scheduled" if culprit == COORDINATOR and (op.record.id < 0 or not has_not_submitted(e, culprit, op.record.id))
+             b"scheduled" if culprit == COORDINATOR and (op.record.id < 0 or not has_not_submitted_id(e, culprit, op.record.id))
              else b"submitted")
 
 
@@ -346,7 +346,7 @@ cdef int who_withholds(State* e, const Op* op, uint64_t seen) noexcept nogil:
         return -1
     if id >= 0:
         for r in range(e.segment.size):
-            if has_not_submitted(e, r, id):
+            if has_not_submitted_id(e, r, id):
                 culprit = prefer_absentee(&e.segment, culprit, r)
         return culprit if culprit >= 0 else COORDINATOR     # every rank has submitted it, and it is not scheduled
     return COORDINATOR              # a new name: only the coordinator knows who lacks it, and it does not answer

@@ -14,7 +14,7 @@ from engine_ext.platform.atomics cimport (
     add32, cas, load32_acquire, load_acquire, load_relaxed, store32_release, store_release,
 )
 from engine_ext.shared.layout cimport (
-    CAUSE_NONE, CAUSES, IDS, KINDS, REASON_BYTES, REQUEST_BYTES, RING_WORDS, STUCK_SHIFT, rank_page,
+    CAUSES, CAUSE_NONE, IDS, KINDS, REASON_BYTES, REQUEST_BYTES, RING_WORDS, UNNAMED_SHIFT, rank_page,
 )
 from engine_ext.shared.segment cimport Segment, nearby, wake_everybody
 from engine_ext.transport.link cimport (
@@ -97,8 +97,8 @@ cdef bint word_is_valid(const Segment* segment, int rank, const engine_word* wor
                 and requests_are_valid(segment, rank, head, word.value))
     if word.offset == offset_in(page, &page.overdue):
         return word.value == 0 or 1 <= word.value >> 1 <= IDS
-    if word.offset == offset_in(page, &page.stuck):
-        return word.value == 0 or 1 <= word.value >> STUCK_SHIFT <= KINDS
+    if word.offset == offset_in(page, &page.waits_unnamed):
+        return word.value == 0 or 1 <= word.value >> UNNAMED_SHIFT <= KINDS
     if offset_in(page, &page.rows[0]) <= word.offset < offset_in(page, &page.brought[0]):
         return rows_are_valid(word.value)
     return True
@@ -109,9 +109,9 @@ cdef bint is_quiet(const Segment* segment, const rank_page* page, const engine_w
     if word.offset >= offset_in(page, &page.ready[0]) or word.offset == offset_in(page, &page.arrivals):
         return True
     if word.offset == offset_in(page, &page.cursor):
-        return load32_acquire(&segment.coordinator.stuck) == 0
+        return load32_acquire(&segment.coordinator.schedule_full) == 0
     return word.offset == offset_in(page, &page.steps) or (
-        offset_in(page, &page.unnamed[0]) <= word.offset < offset_in(page, &page.stuck))
+        offset_in(page, &page.unnamed[0]) <= word.offset < offset_in(page, &page.waits_unnamed))
 
 
 cdef void note_news(Relay* relay, const engine_frame* frame, const engine_word* words, uint32_t count) noexcept nogil:

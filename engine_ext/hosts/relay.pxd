@@ -24,7 +24,7 @@ cdef struct SentState:       # state of a rank as other hosts were sent it; fiel
     uint32_t blocked_anywhere
     uint64_t joined
     uint64_t joined_at
-    uint64_t stuck
+    uint64_t waits_unnamed
 
 cdef struct Trunk:           # connection of this host's leader with another host's leader; else with the coordinator's rank
     Link* link              # NULL: another rank of this host has this trunk
@@ -35,7 +35,7 @@ cdef struct Trunk:           # connection of this host's leader with another hos
     uint64_t changes        # Relay.changes that was sent last
     uint64_t* drained       # malloc'ed, by rank: coordinator_page.drained that was sent last
     uint32_t recording      # coordinator_page.recording that was sent last; likewise the next two
-    uint32_t stuck
+    uint32_t schedule_full
     uint32_t over
     uint64_t tail           # schedule words that were sent
     uint32_t cause_sent     # 1: the failure cause was sent, or this host's claim

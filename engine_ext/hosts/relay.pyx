@@ -208,14 +208,14 @@ cdef int news_of(const Relay* relay, int rank) noexcept nogil:
     cdef const rank_page* sent = relay.sent[rank]
     cdef uint64_t cursor = load_acquire(&page.cursor)
     if (load_acquire(&page.waits) != sent.waits or load_acquire(&page.request_head) != sent.request_head
-            or load_acquire(&page.stuck) != sent.stuck or load_acquire(&page.joined) != sent.joined
+            or load_acquire(&page.waits_unnamed) != sent.waits_unnamed or load_acquire(&page.joined) != sent.joined
             or load32_relaxed(&page.wait_all) != sent.wait_all or load32_relaxed(&page.wait_requests) != sent.wait_requests
             or load32_relaxed(&page.blocked) != sent.blocked or load32_relaxed(&page.overdue) != sent.overdue
             or load32_relaxed(&page.blocked_anywhere) != sent.blocked_anywhere):
         return URGENT_NEWS
     # A cursor is sent with the next bits, unless the coordinator waits for it or may soon have to.
     if cursor != sent.cursor and (
-            load32_acquire(&relay.segment.coordinator.stuck) or cursor - sent.cursor >= RING_WORDS // CURSOR_SHARE):
+            load32_acquire(&relay.segment.coordinator.schedule_full) or cursor - sent.cursor >= RING_WORDS // CURSOR_SHARE):
         return URGENT_NEWS
     return NEWS if load_acquire(&page.arrivals) != sent.arrivals or load_relaxed(&page.steps) != sent.steps else NO_NEWS
 
@@ -228,7 +228,7 @@ cdef void send_up(Relay* relay, Trunk* trunk, int rank) noexcept nogil:
     # In the opposite order of announce_op(): words that were written before these are seen after them.
     cdef uint64_t cursor = load_acquire(&page.cursor), joined = load_acquire(&page.joined)
     cdef uint64_t joined_at = load_relaxed(&page.joined_at), waits = load_acquire(&page.waits)
-    cdef uint64_t arrivals = load_acquire(&page.arrivals), stuck = load_acquire(&page.stuck), head, w
+    cdef uint64_t arrivals = load_acquire(&page.arrivals), waits_unnamed = load_acquire(&page.waits_unnamed), head, w
     cdef uint32_t wait_all
     cdef bint named = arrivals != sent.arrivals or waits != sent.waits or cursor != sent.cursor
     cdef Words words
@@ -252,7 +252,8 @@ cdef void send_up(Relay* relay, Trunk* trunk, int rank) noexcept nogil:
     for w in range(ID_WORDS if named else 0):
         add_changed(&words, page, &page.ready[w], &sent.ready[w], ready[w])
     add_changed_32(&words, page, &page.wait_all, &sent.wait_all, wait_all)      # behind all that the rank has submitted
-    add_changed(&words, page, &page.stuck, &sent.stuck, stuck)         # behind numbers and bits: it says that they stay
+    # Behind numbers and bits: it says that they stay.
+    add_changed(&words, page, &page.waits_unnamed, &sent.waits_unnamed, waits_unnamed)
     add_changed(&words, page, &page.joined_at, &sent.joined_at, joined_at)
     add_changed(&words, page, &page.joined, &sent.joined, joined)
     add_changed(&words, page, &page.arrivals, &sent.arrivals, arrivals)
@@ -280,7 +281,7 @@ cdef bint relay_unseen(const Relay* relay) noexcept nogil:
         if load_acquire(&page.arrivals) + load_acquire(&page.waits) + load_acquire(&page.request_head) != (
                 load_relaxed(&relay.scanned[r])):
             return True
-        if load32_acquire(&segment.coordinator.stuck) and load_acquire(&page.cursor) != load_relaxed(&relay.passed[r]):
+        if load32_acquire(&segment.coordinator.schedule_full) and load_acquire(&page.cursor) != load_relaxed(&relay.passed[r]):
             return True
     return False
 
@@ -304,13 +305,13 @@ cdef void note_rank_state(Relay* relay, int rank) noexcept nogil:
     """Note a rank's state, and a new change if it differs from what was sent."""
     cdef const rank_page* page = relay.segment.pages[rank]
     cdef SentState* sent = &relay.states[rank]
-    cdef uint64_t stuck = load_acquire(&page.stuck), joined = load_acquire(&page.joined)
+    cdef uint64_t waits_unnamed = load_acquire(&page.waits_unnamed), joined = load_acquire(&page.joined)
     cdef uint64_t joined_at = load_relaxed(&page.joined_at)
     cdef uint32_t blocked = load32_relaxed(&page.blocked), anywhere = load32_relaxed(&page.blocked_anywhere)
-    if (stuck != sent.stuck or joined != sent.joined or joined_at != sent.joined_at or blocked != sent.blocked
+    if (waits_unnamed != sent.waits_unnamed or joined != sent.joined or joined_at != sent.joined_at or blocked != sent.blocked
             or anywhere != sent.blocked_anywhere):
         relay.changes += 1
-        sent.change, sent.stuck, sent.joined, sent.joined_at = relay.changes, stuck, joined, joined_at
+        sent.change, sent.waits_unnamed, sent.joined, sent.joined_at = relay.changes, waits_unnamed, joined, joined_at
         sent.blocked, sent.blocked_anywhere = blocked, anywhere
 
 
@@ -324,8 +325,8 @@ cdef uint64_t drained_by_all(const Segment* segment) noexcept nogil:
 
 
 cdef inline uint64_t flags_of(const coordinator_page* page) noexcept nogil:
-    """Return the flags of the coordinator's page as bits: recording, stuck, over."""
-    return load32_relaxed(&page.recording) | load32_relaxed(&page.stuck) << 1 | load32_acquire(&page.over) << 2
+    """Return the flags of the coordinator's page as bits: recording, schedule_full, over."""
+    return load32_relaxed(&page.recording) | load32_relaxed(&page.schedule_full) << 1 | load32_acquire(&page.over) << 2
 
 
 cdef void note_changes(Relay* relay) noexcept nogil:
@@ -355,18 +356,18 @@ cdef void note_changes(Relay* relay) noexcept nogil:
 
 cdef void add_rank_state(Words* words, const rank_page* page) noexcept nogil:
     """Add what ranks of other hosts have to know of a rank. Its submissions count only while its one thread waits."""
-    cdef uint64_t stuck = load_acquire(&page.stuck), joined = load_acquire(&page.joined), w
+    cdef uint64_t waits_unnamed = load_acquire(&page.waits_unnamed), joined = load_acquire(&page.joined), w
     cdef int kind
     add_word(words, offset_in(page, &page.joined_at), 8, load_relaxed(&page.joined_at))
     add_word(words, offset_in(page, &page.joined), 8, joined)
     add_word(words, offset_in(page, &page.blocked), 4, load32_relaxed(&page.blocked))
     add_word(words, offset_in(page, &page.blocked_anywhere), 4, load32_relaxed(&page.blocked_anywhere))
-    if stuck:
+    if waits_unnamed:
         for kind in range(KINDS):
             add_word(words, offset_in(page, &page.unnamed[kind]), 8, load_relaxed(&page.unnamed[kind]))
         for w in range(ID_WORDS):
             add_word(words, offset_in(page, &page.ready[w]), 8, load_relaxed(&page.ready[w]))
-    add_word(words, offset_in(page, &page.stuck), 8, stuck)
+    add_word(words, offset_in(page, &page.waits_unnamed), 8, waits_unnamed)
 
 
 cdef void send_down(Relay* relay, Trunk* trunk) noexcept nogil:
@@ -382,7 +383,7 @@ cdef void send_down(Relay* relay, Trunk* trunk) noexcept nogil:
         r = trunk.crew[i]
         add_changed(&words, page, &page.drained[r], &trunk.drained[r], load_acquire(&page.drained[r]))
     add_changed_32(&words, page, &page.recording, &trunk.recording, load32_relaxed(&page.recording))
-    add_changed_32(&words, page, &page.stuck, &trunk.stuck, load32_relaxed(&page.stuck))
+    add_changed_32(&words, page, &page.schedule_full, &trunk.schedule_full, load32_relaxed(&page.schedule_full))
     send_words(&words)
     send_schedule(relay, trunk)
     add_changed_32(&words, page, &page.over, &trunk.over, over)

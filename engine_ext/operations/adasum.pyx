@@ -19,7 +19,7 @@ from libc.stdlib cimport realloc
 from libc.string cimport memset
 
 from engine_ext.data.executor cimport (
-    Adasum, Cut, Executor, PIECE_ALIGNMENT, Piece, Steps, chunk_end, compartment, cut_range, elements, executor_start,
+    PIECE_ALIGNMENT, Adasum, Cut, Executor, Piece, Steps, chunk_end, compartment, cut_range, elements, executor_start,
     find_slots, find_sources, next_piece, offer, offset, part_start, place, slot,
 )
 from engine_ext.kernels.kernels cimport ENGINE_INNER_LANES

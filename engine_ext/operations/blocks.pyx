@@ -28,7 +28,7 @@ from libc.stdint cimport uint32_t, uint64_t, uint8_t
 from libc.string cimport memset
 
 from engine_ext.data.executor cimport (
-    Blocks, Cut, PIECE_ALIGNMENT, Piece, Steps, chunk_end, cut_range, elements, executor_start, next_piece, offer, offset,
+    PIECE_ALIGNMENT, Blocks, Cut, Piece, Steps, chunk_end, cut_range, elements, executor_start, next_piece, offer, offset,
     pack_range, plan_add, reduce_range, share_start, slot,
 )
 from engine_ext.kernels.kernels cimport (

@@ -18,7 +18,7 @@ part. A part is the range of a piece that one rank of a host reduces.
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 
 from engine_ext.data.executor cimport (
-    Chain, Cut, PIECE_ALIGNMENT, Steps, chunk_end, copy_range, cut_range, elements, executor_start, identity_of_absent,
+    PIECE_ALIGNMENT, Chain, Cut, Steps, chunk_end, copy_range, cut_range, elements, executor_start, identity_of_absent,
     next_piece, offer, offset, pack_range, share_start, slot,
 )
 from engine_ext.kernels.kernels cimport ENGINE_DTYPES, ENGINE_NO_SOURCE, ENGINE_PLAIN, engine_kernels, engine_kernels_get

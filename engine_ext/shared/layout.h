@@ -56,7 +56,7 @@ enum {
 /* Parts of words and names that ranks read of each other. */
 enum {
   UNNAMED = 256,               /* unnamed operations are called `kind.noname.N`, N being their number modulo this */
-  STUCK_SHIFT = 56,            /* in rank_page.stuck: bits above hold the kind */
+  UNNAMED_SHIFT = 56,          /* in rank_page.waits_unnamed: bits above hold the kind */
   ARRIVAL_LAST_BITS = 12,      /* in an arrival (segment.pxd: arrival_last): low bits, the rank that was last, plus 1 */
   ARRIVAL_WAIT_BITS = 20       /* in an arrival, the next bits: microseconds until the batch was closed */
 };
@@ -84,7 +84,7 @@ enum {
   SLEEP_DOORS = 3,             /* mask of the two */
   SLEEP_IN_ENTRY = 4,          /* an entry is in progress: progress of other ranks wakes it */
   SLEEP_CYCLE = 8,             /* coordinator: a batch is open, and the sleep ends with the cycle; who relays to it: likewise */
-  SLEEP_STUCK = 16,            /* coordinator: the schedule is full until cursors pass; also a rank that relays cursors to it */
+  SLEEP_FULL = 16,             /* coordinator: the schedule is full until cursors pass; also a rank that relays cursors to it */
   SLEEP_RELAY = 32,            /* who relays to a coordinator on another host: submissions and waits of this host wake it */
   SLEEP_COUNT_SHIFT = 8        /* bits above: the door's count at the announcement; if it has moved, some thread has rung */
 };
@@ -191,7 +191,7 @@ typedef struct coordinator_page {
   _Alignas(64) uint64_t tail;  /* schedule words ever appended */
   _Alignas(64) uint64_t drained[MAX_RANKS]; /* by rank: bytes ever read from its request ring */
   _Alignas(64) uint32_t recording; /* 1: a timeline is recorded, or lateness counted, so ranks write `brought` when they submit */
-  uint32_t stuck;              /* 1: the coordinator appends nothing before cursors have passed */
+  uint32_t schedule_full;      /* 1: the coordinator appends nothing before cursors have passed */
   uint32_t over;               /* 1: the coordinator's rank leaves, and appends no more */
 } coordinator_page;
 
@@ -216,7 +216,7 @@ typedef struct rank_page {
   uint64_t need[3];            /* with SLEEP_IN_ENTRY: numbers of chunks packed, reduced, copied on another rank at which to
                                 * wake this one */
   _Alignas(64) uint64_t unnamed[KINDS]; /* by kind: number of unnamed operations that this rank has submitted */
-  uint64_t stuck;              /* (kind + 1) << STUCK_SHIFT | number (from 0) of the unnamed operation for which the rank's
+  uint64_t waits_unnamed;      /* (kind + 1) << UNNAMED_SHIFT | number (from 0) of the unnamed operation for which the rank's
                                 * only thread has waited longer than a tick; 0: none */
   _Alignas(64) uint32_t door[DOORS]; /* event counts (futexes) on which threads of this rank sleep; any rank adds to them */
   _Alignas(64) uint64_t cursor; /* schedule words that this rank has executed */

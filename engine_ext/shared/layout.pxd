@@ -6,7 +6,7 @@ cdef extern from "engine_ext/shared/layout.h" nogil:
         ENGINE_PROTOCOL, MAX_RANKS, COORDINATOR, MAX_DIMS, IDS, ID_WORDS, RING_WORDS, BATCH_ITEMS, REQUEST_BYTES, NAME_BYTES
         REASON_BYTES, FAILURE_BYTES, MAX_GROUP, SLOTS, SLOT_BYTES, MAX_SOCKETS, DOOR_THREAD, DIM_SPARSE, DIM_MOVED
         DIM_DIGEST, DIM_FAULT
-        UNNAMED, STUCK_SHIFT, ARRIVAL_LAST_BITS, ARRIVAL_WAIT_BITS
+        UNNAMED, UNNAMED_SHIFT, ARRIVAL_LAST_BITS, ARRIVAL_WAIT_BITS
         KIND_ALLREDUCE, KIND_BROADCAST, KIND_ALLGATHER, KIND_BARRIER, KIND_ALLTOALL, KIND_REDUCESCATTER, KINDS
         ALGORITHM_ONE_SHOT, ALGORITHM_TWO_SHOT, ALGORITHM_SHARED, ALGORITHM_SCATTER, ALGORITHM_ADASUM
         ALGORITHM_CHAIN, ALGORITHM_RING, ALGORITHM_CARRIER, ALGORITHM_DEVICE, ALGORITHM_BLOCKS, ALGORITHMS
@@ -18,7 +18,7 @@ cdef extern from "engine_ext/shared/layout.h" nogil:
         WIRE_NONE, WIRE_FP16, WIRE_BF16, WIRE_FP8, WIRES, WIRE_TUNED8, WIRE_TUNED
         CAUSE_NONE, CAUSE_DIED, CAUSE_RAISED, CAUSE_LEFT, CAUSE_STALLED, CAUSE_LOST, CAUSES
         ENTRY_NEEDS_PACK, ENTRY_MEMBERS, ENTRY_ALIGN, ENTRY_FROZEN
-        SLEEP_ENGINE, SLEEP_WAITER, SLEEP_DOORS, SLEEP_IN_ENTRY, SLEEP_CYCLE, SLEEP_STUCK, SLEEP_RELAY, SLEEP_COUNT_SHIFT
+        SLEEP_ENGINE, SLEEP_WAITER, SLEEP_DOORS, SLEEP_IN_ENTRY, SLEEP_CYCLE, SLEEP_FULL, SLEEP_RELAY, SLEEP_COUNT_SHIFT
     const uint64_t SEGMENT_MAGIC
     const char** KIND_NAMES
     const char** ALGORITHM_NAMES
@@ -76,7 +76,7 @@ cdef extern from "engine_ext/shared/layout.h" nogil:
     ctypedef struct coordinator_page:
         uint64_t tail
         uint64_t* drained
-        uint32_t recording, stuck, over
+        uint32_t recording, schedule_full, over
 
     ctypedef struct rank_page:
         uint64_t arrivals, waits, request_head, steps
@@ -85,7 +85,7 @@ cdef extern from "engine_ext/shared/layout.h" nogil:
         uint32_t asleep
         uint64_t* need
         uint64_t* unnamed
-        uint64_t stuck
+        uint64_t waits_unnamed
         uint32_t* door
         uint64_t cursor, packed, reduced, copied
         char* reason

@@ -83,7 +83,8 @@ static inline int engine_word_of_coordinator(const engine_word *word, int size) 
     return word->offset % 8 == 0 && word->offset >= offsetof(coordinator_page, drained) &&
            word->offset < offsetof(coordinator_page, drained) + 8 * (uint64_t)size;
   return word->bytes == 4 && (word->offset == offsetof(coordinator_page, recording) ||
-                              word->offset == offsetof(coordinator_page, stuck) || word->offset == offsetof(coordinator_page, over));
+                              word->offset == offsetof(coordinator_page, schedule_full) ||
+                              word->offset == offsetof(coordinator_page, over));
 }
 
 _Static_assert(sizeof(engine_frame) == 24 && sizeof(engine_word) == 16, "frames have no gaps");

@@ -35,7 +35,7 @@ CHANGES = {
         "awaited[ID_WORDS], absent[ID_WORDS]",
     ),
     "a field more where there is room": ("shared/layout.h", "uint64_t steps;", "uint64_t steps, more;"),
-    "a field less where there is room": ("shared/layout.h", "uint64_t stuck;", ""),
+    "a field less where there is room": ("shared/layout.h", "uint64_t waits_unnamed;", ""),
     "a type of equal size": ("shared/layout.h", "double cycle_time_ms;", "uint64_t cycle_time_ms;"),
     "a sign": ("shared/layout.h", "int32_t id, name_bytes;", "uint32_t id, name_bytes;"),
     "a constant": ("shared/layout.h", "DIM_FAULT = 11,", "DIM_FAULT = 10,"),
@@ -46,7 +46,7 @@ CHANGES = {
         "int64_t rows, row_bytes, dtype;",
         "int64_t row_bytes, rows, dtype;",
     ),
-    "a flag": ("shared/layout.h", "SLEEP_STUCK = 16,", "SLEEP_STUCK = 32,"),
+    "a flag": ("shared/layout.h", "SLEEP_FULL = 16,", "SLEEP_FULL = 32,"),
     "a number more": ("shared/names.h", 'ROW(CAUSE_LEFT, "left")', 'ROW(CAUSE_MORE, "more") ROW(CAUSE_LEFT, "left")'),
     "the numbers of entries": (
         "shared/names.h",
