@@ -23,7 +23,7 @@ cdef class Engine:
     cdef object opening             # function that opens a GPU by its number; None: none can be opened
     cdef object lane                # lane of the open GPU, kept as long as the engine; or None
     cdef list group_names           # all its names, the last of which counts: native code may still read an earlier one
-    cdef bint held                  # a carrier may still write to the segment, so it stays mapped
+    cdef bint stays_mapped          # a carrier may still write to the segment, so it stays mapped
 
     cdef int connect(self) except -1
     cdef object carried             # (channels of the carrier, whether it can sum); None: there is none

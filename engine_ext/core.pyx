@@ -307,8 +307,8 @@ cdef class Engine:
 
     cdef void hold_carrier(self, bint over):
         """Unless a carrier is `over`, keep it, and the memory that it may still write to, until the process ends."""
-        if not over and not self.held and self.settings is not None:
-            self.held = True
+        if not over and not self.stays_mapped and self.settings is not None:
+            self.stays_mapped = True
             Py_INCREF(self.settings["carrier"])
 
     @property
@@ -330,7 +330,7 @@ cdef class Engine:
 
     def hold(self, bint on):
         """Call the opener for every tensor on a GPU that is submitted, even if the GPU is open; or stop that."""
-        self.state.held = on
+        self.state.calls_opener = on
 
     def take_turns(self, uintptr_t queue):
         """Give a process set's device_queue, by its address, turns on the GPU; 0: remove the set's queue."""
@@ -484,7 +484,7 @@ cdef class Engine:
                 executor_close(&e.executor)
                 coordinator_close(&e.coordinator)
                 pthread_mutex_destroy(&e.lock)
-            if not self.held:
+            if not self.stays_mapped:
                 segment_unmap(&e.segment)
             for r in range(self.size if e.peers != NULL else 0):
                 if e.peers[r] != -1:

@@ -51,7 +51,7 @@ cdef device* device_of(State* e, int ordinal) except NULL:
     """Return the process's GPU. If it is not open, open it together with all ranks of the world. For a process set, also connect
     its ranks."""
     cdef device* d = e.world.device
-    if e.opened and not e.held and d.ordinal == ordinal:
+    if e.opened and not e.calls_opener and d.ordinal == ordinal:
         return d
     if e.opener == NULL:
         raise UnsupportedTensorError(f"a tensor on cuda:{ordinal}, and this engine opens no GPU")

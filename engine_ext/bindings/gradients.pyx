@@ -442,7 +442,7 @@ cdef class GradientGroup:
     cdef object binding             # the framework's functions for gradients: see Binding in gradients.pyi
     cdef list hooks                 # GradientHook of each parameter, by index
     cdef bint on_device             # a gradient is or was on a GPU
-    cdef list held                  # (ticket, gradient) of those that the GPU may still use
+    cdef list used_by_device        # (ticket, gradient) of those that the GPU may still use
     cdef readonly int watched       # passes in which gradients are still checked for shared memory
     cdef bint moved                 # a gradient does not lie where it lay in the last pass
     cdef public bint fresh          # no parameter had a gradient before this pass, so autograd may give them shared memory
@@ -461,7 +461,7 @@ cdef class GradientGroup:
         self.wire = wire_number(wire, op)
         expect_wire(self.wire, op, HOST)
         memset(&self.scales, 0, sizeof(engine_meta))
-        self.engine, self.hooks, self.held, self.passes, self.watched = engine, [], [], 1, WATCHED_PASSES
+        self.engine, self.hooks, self.used_by_device, self.passes, self.watched = engine, [], [], 1, WATCHED_PASSES
         self.binding, self.number = binding, number
         self.scales.kind, self.scales.op = KIND_ALLREDUCE, <unsigned char>op
         self.scales.prescale, self.scales.postscale, self.scales.shared = prescale, postscale, -1
@@ -543,12 +543,12 @@ cdef class GradientGroup:
         cdef GradientHook hook
         cdef State* e = self.engine.state
         cdef uint64_t ticket
-        if self.held:
-            self.held = [(ticket, owner) for ticket, owner in self.held if not is_known_passed(e, ticket)]
+        if self.used_by_device:
+            self.used_by_device = [(ticket, owner) for ticket, owner in self.used_by_device if not is_known_passed(e, ticket)]
         for hook in self.hooks:
             if hook.op != NULL and hook.op.ticket and not hook.op.released and hook.op.owner != NULL:
                 result = <object>hook.op.result if hook.op.result != NULL else None
-                self.held.append((hook.op.ticket, (<object>hook.op.owner, result)))
+                self.used_by_device.append((hook.op.ticket, (<object>hook.op.owner, result)))
         return 0
 
     cdef int expect_untied(self, GradientHook hook, const View* view) except -1:

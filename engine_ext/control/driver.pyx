@@ -24,7 +24,8 @@ from engine_ext.coordinator.coordinator cimport (
 )
 from engine_ext.data.executor cimport executor_needs
 from engine_ext.hosts.network cimport (
-    network_held, network_read, network_relay, network_rest, network_send_failure_cause, network_stop_reading, network_unseen,
+    network_delayed_until, network_read, network_relay, network_rest, network_send_failure_cause, network_stop_reading,
+    network_unseen,
 )
 from engine_ext.operations.kinds cimport kind_name
 from engine_ext.operations.op cimport OP_DONE, OP_IN_TURN, OP_PATIENT, fails
@@ -62,7 +63,7 @@ cdef enum:
 
 cdef bint drive_once(State* e) noexcept nogil:
     """Do all that can be done now, without waiting. Return whether anything was done. The caller holds the role."""
-    cdef bint moved = False, full, held = network_held(e.network) != 0
+    cdef bint moved = False, full, delayed = network_delayed_until(e.network) != 0
     cdef uint64_t tail, drained
     cdef int32_t left
     if load_acquire(e.segment.abort) != 0:          # pairs with the compare-and-swap of abort_world
@@ -114,20 +115,20 @@ cdef bint drive_once(State* e) noexcept nogil:
         network_relay(e.network)
         moved = True
     observe_readiness(e)
-    return moved or (held and network_held(e.network) == 0)         # this, too, changes what announce_sleep publishes
+    return moved or (delayed and network_delayed_until(e.network) == 0)      # this, too, changes what announce_sleep publishes
 
 
 cdef uint64_t compute_deadline(State* e) noexcept nogil:
     """Return when the role's holder has to look again by itself: nanoseconds, monotonic; NEVER: only others can bring news."""
-    cdef uint64_t when, stall, held
+    cdef uint64_t when, stall, delayed_until
     if load32_relaxed(&e.failed):
         return NEVER
     if claimed(&e.segment):
         return claim_deadline(e)
     when = coordinator_deadline(&e.coordinator) if coordinates(&e.segment) else NEVER
-    held = network_held(e.network)
-    if held and (when == NEVER or held < when):
-        when = held
+    delayed_until = network_delayed_until(e.network)
+    if delayed_until and (when == NEVER or delayed_until < when):
+        when = delayed_until
     stall = stall_deadline(e)
     return stall if when == NEVER or (stall != NEVER and stall < when) else when
 
@@ -147,7 +148,7 @@ cdef void announce_sleep(State* e, uint32_t door, uint32_t count) noexcept nogil
             asleep |= SLEEP_CYCLE
     elif relays(&e.segment):
         asleep |= SLEEP_RELAY
-        if network_held(e.network):
+        if network_delayed_until(e.network):
             asleep |= SLEEP_CYCLE
         if load32_acquire(&e.segment.coordinator.schedule_full):
             asleep |= SLEEP_FULL
@@ -493,7 +494,7 @@ cdef inline bint is_goal_met(State* e, const Goal* goal) noexcept nogil:
 
 cdef void give_back(State* e) noexcept nogil:
     """Give the role back to the sleeping engine thread, and wake that thread only if something is left to do."""
-    cdef bint busy = e.entry != NULL or load32_relaxed(&e.table.released) != 0 or network_held(e.network) != 0 or (
+    cdef bint busy = e.entry != NULL or load32_relaxed(&e.table.released) != 0 or network_delayed_until(e.network) != 0 or (
         coordinates(&e.segment) and (waiting(&e.coordinator) or e.coordinator.append_again))
     cdef uint64_t cursor = e.segment.mine.cursor
     cdef uint32_t count = door_count(&e.segment.mine.door[SLEEP_ENGINE])

@@ -173,7 +173,7 @@ cdef struct State:
     uint32_t rooms_closed       # atomic: 1 once no result needs room any more
     # Objects of Python and operations to free. Written under the GIL; `deferred_free` is an atomic of all threads.
     void* opener                # a Python function of Engine that opens a GPU by its number; NULL: none
-    bint held                   # whether a submitter of a GPU tensor calls `opener` although the GPU is open
+    bint calls_opener           # whether a submitter of a GPU tensor calls `opener` although the GPU is open
     void* deferred_free         # atomic: stack of operations that are done and abandoned, for a thread with the GIL to free
     Op* deferred_on_device                  # list of operations without an owner, whose tensors the GPU may still use
     # Stall reports. `overdue` is written under the lock, the rest by the role's holder.

@@ -22,7 +22,7 @@ typedef struct device_mark {
   struct device_mark *next; /* in the pool of unused marks */
   void *event;
   int timed; /* 1: the event records the time, so an item with this mark is a sample; there are few such marks */
-  int held;  /* 1: a sample has yet to read the mark, so `unmark` leaves it out of the pool; the lane alone writes it */
+  int unread; /* 1: a sample has yet to read the mark, so `unmark` leaves it out of the pool; the lane alone writes it */
 } device_mark;
 
 /* Stages whose durations are measured; stage_names in names.h has their names. */

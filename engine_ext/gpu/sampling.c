@@ -39,7 +39,7 @@ static void release(lane *l, CUevent *event) {
 /* Free a sample, and return its mark to the pool. */
 static void free_sample(lane *l, lane_sample *s) {
   s->ticket = 0;
-  s->mark->held = 0;
+  s->mark->unread = 0;
   l->d.unmark(&l->d, s->mark);
 }
 
@@ -106,7 +106,7 @@ int lane_sample_begins(lane *l, const device_item *item) {
     if (l->samples[k].ticket == 0) s = &l->samples[k];
   if (s == NULL) return 0;
   CUDA_STEP(cuEventRecord, s->events[0], l->stream);
-  mark->held = 1;
+  mark->unread = 1;
   s->mark = mark;
   s->ticket = item->ticket;
   s->sequence = item->sequence;
@@ -120,7 +120,7 @@ int lane_sample_begins(lane *l, const device_item *item) {
 void lane_sample_dropped(lane *l) {
   if (l->sampling == NULL) return;
   l->sampling->ticket = 0;
-  l->sampling->mark->held = 0;
+  l->sampling->mark->unread = 0;
   l->sampling = NULL;
 }
 

@@ -89,7 +89,7 @@ static device_mark *from_pool(lane *l) {
 static void unmark(device *d, device_mark *mark) {
   lane *l = lane_of(d);
   device_mark **pool = mark->timed ? &l->timed : &l->marks;
-  if (mark->held) return; /* the lane calls, which has yet to read it */
+  if (mark->unread) return; /* the lane calls, which has yet to read it */
   pthread_mutex_lock(&l->marks_lock);
   mark->next = *pool;
   *pool = mark;

@@ -8,7 +8,7 @@ cdef bint network_read(Network* network) noexcept nogil
 cdef void network_stop_reading(Network* network) noexcept nogil
 cdef void network_relay(Network* network) noexcept nogil
 cdef void network_rest(Network* network) noexcept nogil
-cdef uint64_t network_held(const Network* network) noexcept nogil
+cdef uint64_t network_delayed_until(const Network* network) noexcept nogil
 cdef bint network_unseen(Network* network) noexcept nogil
 cdef void network_send_failure_cause(Network* network) noexcept nogil
 cdef void network_leave(Network* network, uint64_t ns) noexcept nogil

@@ -411,9 +411,9 @@ cdef void network_relay(Network* network) noexcept nogil:
         relay_tell(&network.relay, network.knobs.cycle_time_ms)
 
 
-cdef uint64_t network_held(const Network* network) noexcept nogil:
+cdef uint64_t network_delayed_until(const Network* network) noexcept nogil:
     """Return when this rank has to relay what it holds back: nanoseconds, monotonic; 0: it holds nothing back."""
-    return network.relay.held if network != NULL else 0
+    return network.relay.delayed_until if network != NULL else 0
 
 
 cdef bint network_unseen(Network* network) noexcept nogil:

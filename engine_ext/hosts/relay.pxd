@@ -57,7 +57,7 @@ cdef struct Relay:
     SentState* states            # malloc'ed, by rank
     # On another leader.
     uint64_t sent_at        # when it last sent something: nanoseconds, monotonic
-    uint64_t held           # when it has to send what it holds back: nanoseconds, monotonic; 0: it holds nothing back
+    uint64_t delayed_until  # when it has to send what it holds back: nanoseconds, monotonic; 0: it holds nothing back
     rank_page** sent        # by rank: its page as the coordinator has it, malloc'ed; NULL: a rank of another host
     uint64_t* scanned       # malloc'ed, atomic, by rank: arrivals + waits + request_head, as they were sent
     uint64_t* passed        # malloc'ed, atomic, by rank: its cursor, as it was sent

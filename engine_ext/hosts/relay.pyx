@@ -421,7 +421,7 @@ cdef void send_crew_changes(Relay* relay, Trunk* trunk) noexcept nogil:
     news."""
     cdef int news = NO_NEWS, i
     cdef uint64_t now
-    relay.held = 0
+    relay.delayed_until = 0
     if link_idle(trunk.link):
         host_clock_ask(&relay.clock, trunk.link)
     for i in range(relay.segment.crew_size):
@@ -430,7 +430,7 @@ cdef void send_crew_changes(Relay* relay, Trunk* trunk) noexcept nogil:
         return
     now = now_ns()
     if news == NEWS and relay.pace and not overdue_ns(now, relay.sent_at, relay.pace):
-        relay.held = relay.sent_at + relay.pace
+        relay.delayed_until = relay.sent_at + relay.pace
         return
     if not link_idle(trunk.link):
         return                      # once it is, the network thread wakes this rank

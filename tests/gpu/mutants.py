@@ -206,7 +206,7 @@ MUTANTS: dict[str, tuple[Path, str, str]] = {
     "samples_are_read_too_early": (SAMPLING, "s != l->sampling && s->ticket <= l->d.passed", "s != l->sampling"),
     "held_marks_are_given_out": (
         STREAMS,
-        "  if (mark->held) return; /* the lane calls, which has yet to read it */\n",
+        "  if (mark->unread) return; /* the lane calls, which has yet to read it */\n",
         "",
     ),
     "stands_are_read_too_early": (
