@@ -7,12 +7,11 @@ from engine_ext.coordinator.names cimport Named, names_add, names_close, names_f
 from engine_ext.operations.kinds cimport operation_of
 from engine_ext.operations.op cimport OP_STAND_IN, OP_TAKEN, fails
 from engine_ext.platform.atomics cimport (
-    load32_relaxed, load_acquire, load_relaxed, now_ns, store32_relaxed, store32_release, store_pointer, store_relaxed,
-    store_release,
+    load32_relaxed, load_acquire, now_ns, store32_relaxed, store32_release, store_pointer, store_relaxed, store_release,
 )
 from engine_ext.platform.clock cimport patience_at
 from engine_ext.shared.layout cimport IDS, REQUEST_BYTES, Status, engine_request, rank_page
-from engine_ext.shared.segment cimport away, bit, to_coordinator_time, visible
+from engine_ext.shared.segment cimport away, bit, flip_bit_relaxed, flip_bit_release, to_coordinator_time, visible
 
 
 cdef int table_open(Table* table, Segment* segment, const patience* clock) noexcept nogil:
@@ -99,7 +98,6 @@ cdef int announce_op(Table* table, Record* record, Op* op) noexcept nogil:
     one. OK or NO_ROOM."""
     cdef rank_page* page = table.segment.mine
     cdef int32_t id = record.id
-    cdef uint64_t mask
     cdef bint absent
     cdef int status
     if id >= 0 and op.agreed != record.defined and memcmp(&op.meta, &record.meta, sizeof(engine_meta)) == 0:
@@ -109,16 +107,15 @@ cdef int announce_op(Table* table, Record* record, Op* op) noexcept nogil:
         if status != Status.OK:
             return status
     if id >= 0:
-        mask = <uint64_t>1 << (id & 63)
         absent = op.source == NULL and op.nbytes > 0
         if absent != bit(page.absent, id):
-            store_relaxed(&page.absent[id >> 6], page.absent[id >> 6] ^ mask)
+            flip_bit_relaxed(page.absent, id)
         if operation_of(&op.meta).says:
             store_relaxed(&page.rows[id], <uint64_t>op.rows)
         if load32_relaxed(&table.segment.coordinator.recording):
             store_relaxed(&page.brought[id], to_coordinator_time(table.segment, op.submitted))
         # Release: a rank that sees the bit sees rows, absent, the time, the request and the tensor itself.
-        store_release(&page.ready[id >> 6], page.ready[id >> 6] ^ mask)
+        flip_bit_release(page.ready, id)
     if op.awaited:
         table_await(table, op, True)
     store_release(&page.arrivals, page.arrivals + 1)        # pairs with coordinator_step: a reason to look
@@ -159,8 +156,7 @@ cdef void link_op(Table* table, Op* op) noexcept nogil:
 
 cdef void table_toggle(Table* table, int32_t id) noexcept nogil:
     """Toggle the bit of `id` to the phase that an entry has given it, on a rank that has submitted nothing."""
-    cdef rank_page* page = table.segment.mine
-    store_release(&page.ready[id >> 6], page.ready[id >> 6] ^ <uint64_t>1 << (id & 63))
+    flip_bit_release(table.segment.mine.ready, id)
 
 
 cdef bint table_stand_in(Table* table, Record* record) noexcept nogil:
@@ -196,7 +192,7 @@ cdef void table_await(Table* table, Op* op, bint on) noexcept nogil:
     op.awaited = on
     if id >= 0:
         if on != bit(page.awaited, id):
-            store_relaxed(&page.awaited[id >> 6], page.awaited[id >> 6] ^ (<uint64_t>1 << (id & 63)))
+            flip_bit_relaxed(page.awaited, id)
     if on:
         if id < 0:
             store32_relaxed(&page.wait_requests, 1)
@@ -258,7 +254,6 @@ cdef int table_evict(Table* table, int32_t id) noexcept nogil:
     OK, or NO_ROOM: try again."""
     cdef Record* record = table.by_id[id]
     cdef rank_page* page = table.segment.mine
-    cdef uint64_t mask = <uint64_t>1 << (id & 63)
     cdef Op* op
     if record == NULL:
         return Status.OK
@@ -268,10 +263,10 @@ cdef int table_evict(Table* table, int32_t id) noexcept nogil:
         # id.
         if not op.requested and write_request(table, record, op) != Status.OK:
             return Status.NO_ROOM
-        store_release(&page.ready[id >> 6], page.ready[id >> 6] ^ mask)     # taken back: the bit equals the phase again
+        flip_bit_release(page.ready, id)        # taken back: the bit equals the phase again
         store_release(&page.arrivals, page.arrivals + 1)
     if bit(page.awaited, id):
-        store_relaxed(&page.awaited[id >> 6], page.awaited[id >> 6] ^ mask)
+        flip_bit_relaxed(page.awaited, id)
         store32_relaxed(&page.wait_requests, 1)
     clear_overdue(table, id)
     table.by_id[id] = NULL
@@ -283,13 +278,13 @@ cdef int table_evict(Table* table, int32_t id) noexcept nogil:
 cdef bint table_brought_by_all(Table* table, int32_t id) noexcept nogil:
     """Return whether every rank that this one sees, and that has not joined, has toggled the bit of `id` as often as this one.
     This rank's submission then completes the name. True without an id."""
-    cdef uint64_t mine
+    cdef bint mine
     cdef int r
     if id < 0:
         return True             # only the coordinator knows who has requested a name
-    mine = load_relaxed(&table.segment.mine.ready[id >> 6])
+    mine = bit(table.segment.mine.ready, id)
     for r in range(table.segment.size):
         if r != table.segment.rank and visible(table.segment, r) and not away(table.segment, r) and (
-                load_relaxed(&table.segment.pages[r].ready[id >> 6]) ^ mine) >> (id & 63) & 1:
+                bit(table.segment.pages[r].ready, id) != mine):
             return False
     return True

@@ -24,7 +24,9 @@ from engine_ext.shared.layout cimport (
     CAUSE_RAISED, COORDINATOR, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_JOINED, FAULT_CALL, FAULT_NONE, IDS, ID_WORDS, MAX_RANKS,
     Status, add_bytes,
 )
-from engine_ext.shared.segment cimport abort_world, prefer_absentee, schedule_append, schedule_reserve, schedule_slowest
+from engine_ext.shared.segment cimport (
+    abort_world, flip_bit, prefer_absentee, schedule_append, schedule_reserve, schedule_slowest, set_bit,
+)
 
 cdef extern from "platform/cpu.h" nogil:
     void engine_prefetch_read(const void* memory, size_t nbytes)
@@ -130,7 +132,7 @@ cdef bint resolve_requests(Coordinator* c, NameState* name) noexcept nogil:
             return False
         requests_clear(c, name)
         if id >= 0:
-            c.phase[id >> 6] ^= <uint64_t>1 << (id & 63)
+            flip_bit(c.phase, id)
         else:
             requests_forget(c, name)
         return True
@@ -153,10 +155,10 @@ cdef bint resolve_requests(Coordinator* c, NameState* name) noexcept nogil:
     if first:
         c.free_count -= 1
         c.by_id[id] = name
-        c.defined[id >> 6] |= <uint64_t>1 << (id & 63)
+        set_bit(c.defined, id)
         c.words = max(c.words, (id >> 6) + 1)
         # No rank has toggled a bit for it. Appending flips the phase of every member, so the phase starts one flip away.
-        c.phase[id >> 6] ^= <uint64_t>1 << (id & 63)
+        flip_bit(c.phase, id)
     name.id, name.meta = id, meta
     if not enqueue(c, name, first):
         return False
@@ -208,7 +210,7 @@ cdef bint enqueue(Coordinator* c, NameState* name, bint first) noexcept nogil:
     if waiting(c) == 0:
         observe_batch_opens(c, time_of_step(c))
     observe_ready(c, name, first)
-    c.queued[name.id >> 6] |= <uint64_t>1 << (name.id & 63)
+    set_bit(c.queued, name.id)
     if not frozen_hold(c, name):
         open_queue(c, name)
     return True

@@ -21,7 +21,7 @@ from engine_ext.shared.layout cimport (
     ENTRY_ALIGN, ENTRY_BATCH, ENTRY_MEMBERS, ENTRY_NEEDS_PACK, ENTRY_SKIP, KINDS, SLOT_BYTES, STORES_AUTO, STORES_CACHED,
     WIRE_FP8, engine_entry, entry_ids, entry_rows, rank_page,
 )
-from engine_ext.shared.segment cimport abort_world, schedule_append, schedule_reserve
+from engine_ext.shared.segment cimport abort_world, clear_bit, flip_bit, schedule_append, schedule_reserve
 
 cdef const char* TOO_MANY_UNNAMED = b"it has reported a number of unnamed operations that it cannot have submitted"
 
@@ -164,8 +164,8 @@ cdef bint append(Coordinator* c, const int32_t* ids, int32_t items, uint64_t nby
         if name.aligns:
             align_unnamed(c, entry)
         name.used = c.writer.sequence
-        c.phase[ids[i] >> 6] ^= <uint64_t>1 << (ids[i] & 63)
-        c.queued[ids[i] >> 6] &= ~(<uint64_t>1 << (ids[i] & 63))
+        flip_bit(c.phase, ids[i])
+        clear_bit(c.queued, ids[i])
     observe_append(c, entry, ids, observed)
     c.step_items += <uint64_t>items
     stamp(c, entry)

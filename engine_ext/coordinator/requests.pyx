@@ -14,7 +14,7 @@ from engine_ext.platform.clock cimport patience_at
 from engine_ext.shared.layout cimport (
     CAUSE_RAISED, COORDINATOR, ENTRY_EVICT, ENTRY_TURN, FAULT_CALL, IDS, REQUEST_BYTES, engine_entry, engine_request, rank_page,
 )
-from engine_ext.shared.segment cimport abort_world, bit, schedule_append, schedule_reserve, schedule_slowest
+from engine_ext.shared.segment cimport abort_world, bit, clear_bit, schedule_append, schedule_reserve, schedule_slowest
 
 
 cdef NameState* name_of(Coordinator* c, const char* text, uint32_t text_bytes) noexcept nogil:
@@ -178,7 +178,7 @@ cdef void eviction_begin(Coordinator* c, int count) noexcept nogil:
         schedule_append(&c.writer, entry)
         c.evicting[c.evicting_count], c.evicted_at = name.id, c.writer.tail
         c.evicting_count += 1
-        c.defined[name.id >> 6] &= ~(<uint64_t>1 << (name.id & 63))
+        clear_bit(c.defined, name.id)
         c.by_id[name.id] = NULL
         requests_forget(c, name)
 

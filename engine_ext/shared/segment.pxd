@@ -4,6 +4,7 @@ from libc.stdint cimport int32_t, uint32_t, uint64_t
 
 from engine_ext.platform.atomics cimport (
     FENCE_WAKE, add32, count_up, full_fence, load32_acquire, load32_relaxed, load_acquire, load_pointer, load_relaxed,
+    store_relaxed, store_release,
 )
 from engine_ext.platform.doors cimport door_ring
 from engine_ext.shared.crews cimport Crews
@@ -173,6 +174,28 @@ cdef inline void wake_others(Segment* segment, uint32_t only) noexcept nogil:
 cdef inline bint bit(const uint64_t* words, int32_t id) noexcept nogil:
     """Return bit `id` of an array of words that other ranks write."""
     return (load_relaxed(&words[id >> 6]) >> (id & 63)) & 1
+
+cdef inline uint64_t mask_of(int32_t id) noexcept nogil:
+    """Return the mask of bit `id` in its word."""
+    return <uint64_t>1 << (id & 63)
+
+cdef inline void set_bit(uint64_t* words, int32_t id) noexcept nogil:
+    """Set bit `id` of an array of words that one thread at a time uses; likewise the next two."""
+    words[id >> 6] |= mask_of(id)
+
+cdef inline void clear_bit(uint64_t* words, int32_t id) noexcept nogil:
+    words[id >> 6] &= ~mask_of(id)
+
+cdef inline void flip_bit(uint64_t* words, int32_t id) noexcept nogil:
+    words[id >> 6] ^= mask_of(id)
+
+cdef inline void flip_bit_relaxed(uint64_t* words, int32_t id) noexcept nogil:
+    """Flip bit `id` of an array of words that this rank alone writes, and others read."""
+    store_relaxed(&words[id >> 6], words[id >> 6] ^ mask_of(id))
+
+cdef inline void flip_bit_release(uint64_t* words, int32_t id) noexcept nogil:
+    """Flip bit `id` as flip_bit_relaxed does. A rank that acquires it sees all that was written before."""
+    store_release(&words[id >> 6], words[id >> 6] ^ mask_of(id))
 
 cdef struct Writer:         # the appending end of the schedule: the coordinator's
     Segment* segment
