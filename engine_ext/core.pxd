@@ -4,6 +4,7 @@ from engine_ext.bindings.handles cimport Handle
 from engine_ext.control.state cimport State
 from engine_ext.operations.op cimport Op
 from engine_ext.shared.counters cimport counters_page
+from engine_ext.transport.transport cimport Transport
 
 cdef class Engine:
     cdef State* state
@@ -25,11 +26,18 @@ cdef class Engine:
     cdef list group_names           # all its names, the last of which counts: native code may still read an earlier one
     cdef bint stays_mapped          # a carrier may still write to the segment, so it stays mapped
 
-    cdef int connect(self) except -1
     cdef object carried             # (channels of the carrier, whether it can sum); None: there is none
+
+    cdef int open(self, int rank, tuple numbers, Engine world, uint64_t offset, int calls) except -1
+    cdef int apply_settings(self, Engine world) except -1
+    cdef int map_segment(self, Engine world) except -1
+    cdef int enter_set(self, Engine world) except -1
+    cdef Transport* open_transport(self, list failures) except? NULL
+    cdef int open_tables(self, Transport* transport) except -1
+    cdef int start_threads(self) except -1
+    cdef int connect(self) except -1
     cdef int use_carrier(self) except -1
     cdef void hold_carrier(self, bint over)
-    cdef int open(self, int rank, tuple numbers, Engine world, uint64_t offset, int calls) except -1
     cdef Handle start(self, Op* op, object name, bint blocking, object output)
     cdef int expect_world(self) except -1
     cdef int agree_on_size(self, str name, uint64_t size) except -1

@@ -177,78 +177,115 @@ cdef class Engine:
         """Start this rank's engine among `numbers`, in the segment at `offset` of the world's file. Native calls find it by the
         number `calls`."""
         cdef State* e = self.state
+        cdef list failures = []
+        self.rank, self.size, self.numbers, self.number, self.offset = rank, <int>len(numbers), numbers, numbers[rank], offset
+        self.apply_settings(world)
+        pthread_mutex_init(&e.lock, NULL)
+        self.map_segment(world)
+        if world is None:
+            e.clock = &e.own_clock
+            stall_open(e)
+        else:
+            e.clock = world.state.clock
+            self.enter_set(world)
+        self.open_tables(self.open_transport(failures))
+        observers_open(e, self.page if world is None else world.state.counters_page)
+        self.start_threads()
+        calls_admit(e, calls)
+        if failures:
+            if world is None:
+                self.abort(f"its carrier (the setting lanes) cannot be opened: {type(failures[0]).__name__}: {failures[0]}")
+            self.close(0.0)
+            raise failures[0]
+        return 0
+
+    cdef int apply_settings(self, Engine world) except -1:
+        """Take over the settings that need neither a segment nor other ranks."""
+        cdef State* e = self.state
         cdef engine_knobs knobs
-        cdef int status, r, size = <int>len(numbers)
-        cdef int[MAX_RANKS] host_of, members
-        cdef Transport* transport
-        cdef object failure = None
-        self.rank, self.size, self.numbers, self.number, self.offset = rank, size, numbers, numbers[rank], offset
         if world is None and self.settings["counters"] >= 0:
             self.page = map_page(self.settings["counters"])
         memset(&knobs, 0, sizeof(engine_knobs))
-        e.wanted = e.knobs = knobs = knobs_with(knobs, self.settings["knobs"])
-        e.fusion_threshold = knobs.fusion_threshold
+        e.wanted = e.knobs = knobs_with(knobs, self.settings["knobs"])
+        e.fusion_threshold = e.knobs.fusion_threshold
         e.spin_ns = <uint64_t>(<double>self.settings["spin_us"] * 1e3)
         e.yield_ns = <uint64_t>(<double>self.settings["yield_us"] * 1e3)
         e.stall_warning_ns = seconds_ns(self.settings["stall_warning"])
         e.stall_limit_ns = seconds_ns(self.settings["stall_limit"])
         e.ends_alone = world is not None and self.settings.get("ends_alone", False)
-        pthread_mutex_init(&e.lock, NULL)
-        status = segment_map(&e.segment, self.control if world is None else world.control, offset, rank, size,
-                             number_hosts(self.settings["hosts"], numbers, host_of))
+        return 0
+
+    cdef int map_segment(self, Engine world) except -1:
+        """Map this engine's segment."""
+        cdef int[MAX_RANKS] host_of
+        cdef int status = segment_map(&self.state.segment, self.control if world is None else world.control, self.offset,
+                                      self.rank, self.size, number_hosts(self.settings["hosts"], self.numbers, host_of))
         if status == -EPROTO and world is None:
-            raise IncompatibleRanksError(f"rank {rank} was given a control segment of another layout than this build's")
+            raise IncompatibleRanksError(f"rank {self.rank} was given a control segment of another layout than this build's")
         if status == -EPROTO:
-            raise EngineError(CLAIMED_FOR_OTHERS.format(numbers=list(numbers), offset=offset))
+            raise EngineError(CLAIMED_FOR_OTHERS.format(numbers=list(self.numbers), offset=self.offset))
         if status < 0:
             raise OSError(-status, "cannot map the control segment")
-        e.clock = &e.own_clock if world is None else world.state.clock
-        if world is None:
-            stall_open(e)
+        return 0
+
+    cdef int enter_set(self, Engine world) except -1:
+        """Enter the segment of a process set of `world`."""
+        cdef State* e = self.state
+        cdef int[MAX_RANKS] members
+        cdef int status, r
+        for r in range(self.size):
+            members[r] = self.numbers[r]
+        self.world, e.world = world, world.state
+        status = segment_enter(&e.segment, &world.state.segment, members)
+        if status < 0:
+            segment_unmap(&e.segment)       # the words here are those of another engine
+        if status == -EPROTO:
+            raise EngineError(CLAIMED_FOR_OTHERS.format(numbers=list(self.numbers), offset=self.offset))
+        if status < 0:
+            raise EngineError(f"rank {self.number} has entered the process set of the ranks {list(self.numbers)} before: claim a "
+                              "place for each, also for those of the same ranks")
+        return 0
+
+    cdef Transport* open_transport(self, list failures) except? NULL:
+        """Open the transport: shared memory, or the same with lanes to other hosts. Put the error of a carrier that cannot be
+        opened into `failures`: the other ranks learn of it over connections that work."""
+        cdef State* e = self.state
+        cdef Transport* transport
+        if e.segment.hosts == 1:
+            return shared_memory_open(&e.transport, &e.segment)
+        self.connect()
+        transport = lanes_open(&e.network.lanes, &e.segment, e.network.to, e.network.of, e.network.bell)
+        try:
+            if self.settings["carrier"] is not None:
+                self.use_carrier()
+        except BaseException as error:
+            failures.append(error)
         else:
-            for r in range(size):
-                members[r] = numbers[r]
-            self.world, e.world = world, world.state
-            status = segment_enter(&e.segment, &world.state.segment, members)
-            if status < 0:
-                segment_unmap(&e.segment)       # the words here are those of another engine
-            if status == -EPROTO:
-                raise EngineError(CLAIMED_FOR_OTHERS.format(numbers=list(numbers), offset=offset))
-            if status < 0:
-                raise EngineError(f"rank {self.number} has entered the process set of the ranks {list(numbers)} before: claim a "
-                                  "place for each, also for those of the same ranks")
-        if e.segment.hosts > 1:
-            self.connect()
-            transport = lanes_open(&e.network.lanes, &e.segment, e.network.to, e.network.of, e.network.bell)
-            try:
-                if self.settings["carrier"] is not None:
-                    self.use_carrier()
-            except BaseException as error:
-                failure = error         # the other ranks learn of it over connections that work
-            else:
-                expect_summing(e, &knobs)
-        else:
-            transport = shared_memory_open(&e.transport, &e.segment)
+            expect_summing(e, &e.knobs)
+        return transport
+
+    cdef int open_tables(self, Transport* transport) except -1:
+        """Open the table of names, the executor, and on rank 0 the coordinator."""
+        cdef State* e = self.state
+        cdef bint coordinates = self.rank == COORDINATOR
         if (table_open(&e.table, &e.segment, e.clock) != Status.OK
-                or executor_open(&e.executor, rank, &e.segment.crews, transport, &e.arena, engine_kernels_get(kernel_level()),
-                                 e.clock) != Status.OK
-                or (rank == COORDINATOR and coordinator_open(&e.coordinator, &e.segment, e.clock, &knobs) != Status.OK)):
+                or executor_open(&e.executor, self.rank, &e.segment.crews, transport, &e.arena,
+                                 engine_kernels_get(kernel_level()), e.clock) != Status.OK
+                or (coordinates and coordinator_open(&e.coordinator, &e.segment, e.clock, &e.knobs) != Status.OK)):
             raise MemoryError("no memory for the engine's tables")
-        e.coordinator.freezes = rank == COORDINATOR and size > 1 and self.settings["device_sums"] == "nccl"
+        e.coordinator.freezes = coordinates and self.size > 1 and self.settings["device_sums"] == "nccl"
         e.coordinator.hold_ns = longest_hold(e.stall_warning_ns, e.stall_limit_ns)
-        observers_open(e, self.page if world is None else world.state.counters_page)
-        status = network_start(e.network) if e.network != NULL else 0
+        return 0
+
+    cdef int start_threads(self) except -1:
+        """Start the network thread if there are other hosts, and have the engine thread drive this engine."""
+        cdef State* e = self.state
+        cdef int status = network_start(e.network) if e.network != NULL else 0
         if status:
             raise OSError(status, "cannot start the network thread")
         status = engines_enter(e)
         if status:
             raise OSError(status, "cannot start the engine thread")
-        calls_admit(e, calls)
-        if failure is not None:
-            if world is None:
-                self.abort(f"its carrier (the setting lanes) cannot be opened: {type(failure).__name__}: {failure}")
-            self.close(0.0)
-            raise failure
         return 0
 
     cdef int connect(self) except -1:

@@ -217,15 +217,7 @@ cdef class GradientHook:
             self.engine.state.executor.kernels.copy(self.place, view.data, view.nbytes)         # still in the cache
             self.give_view(parameter, keeper is None)
             view.data, gradient = self.place, self.view
-        if not fits:
-            self.op.meta, self.op.agreed, self.usual = self.meta, 0, False
-            self.op.meta.dtype, self.op.meta.layout = view.dtype, <unsigned char>view.layout
-            self.op.meta.device = view.device != HOST
-            self.op.meta.ndim, self.op.meta.wire = <uint32_t>view.ndim, wire_of(self.group.wire, view.dtype)
-            memcpy(self.op.meta.dims, view.dims, sizeof(view.dims))
-            self.op.meta.shared = -1
-        elif not self.usual:
-            self.op.meta, self.op.agreed, self.usual = self.meta, 0, True
+        self.describe_gradient(&view, fits)
         self.group.moved |= self.op.source != view.data or self.op.nbytes != view.nbytes
         if keeper is not None or self.placed:
             keeper = (gradient, keeper, self.view)
@@ -237,6 +229,18 @@ cdef class GradientHook:
         if view.device != HOST:
             self.get_ready(gradient, &view)
         return self.submit()
+
+    cdef inline void describe_gradient(self, const View* view, bint fits) noexcept:
+        """Fill in the operation's metadata: the parameter's if the gradient `fits` it, else those of the gradient's memory."""
+        if not fits:
+            self.op.meta, self.op.agreed, self.usual = self.meta, 0, False
+            self.op.meta.dtype, self.op.meta.layout = view.dtype, <unsigned char>view.layout
+            self.op.meta.device = view.device != HOST
+            self.op.meta.ndim, self.op.meta.wire = <uint32_t>view.ndim, wire_of(self.group.wire, view.dtype)
+            memcpy(self.op.meta.dims, view.dims, sizeof(view.dims))
+            self.op.meta.shared = -1
+        elif not self.usual:
+            self.op.meta, self.op.agreed, self.usual = self.meta, 0, True
 
     cdef int give_view(self, parameter, bint cheap) except -1:
         """Make the gradient a tensor over the view.
