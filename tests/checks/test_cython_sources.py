@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -150,3 +151,14 @@ def test_bulk_is_copied_by_the_kernels() -> None:
     copies = [call for path in bulk for call in re.findall(r"\bmemcpy\(.*", path.read_text())]
     assert len(copies) >= 3
     assert [call for call in copies if not re.search(r"sizeof\(|, &\w+, item\)", call)] == []
+
+
+def test_dtypes_of_frozen_passes_are_those_of_the_kernels() -> None:
+    """The numbers and widths that Python gives a frozen pass are those of ENGINE_DTYPE_LIST."""
+    header = (ROOT / "engine_ext/kernels/kernels.h").read_text()
+    listed = header.partition("#define ENGINE_DTYPE_LIST(ROW)")[2].partition("#define ENGINE_DTYPE_NUMBER")[0]
+    rows = re.findall(r'ROW\(ENGINE_\w+, "(\w+)", (\d+)\)', listed)
+    kernels = {name: (number, int(width)) for number, (name, width) in enumerate(rows)}
+    [written] = re.findall(r"^DTYPES = (\{.*\})", (ROOT / "engine/gpu/freezing.py").read_text(), re.MULTILINE)
+    frozen = ast.literal_eval(written)
+    assert frozen and {name: kernels[name] for name in frozen} == frozen
