@@ -206,7 +206,7 @@ interleave: $(VENV)/.installed-dev ## Play thousands of orders of the protocol's
 	@MESONPY_EDITABLE_SKIP="$(EDITABLE)" $(BIN)/python -m tests.verify.interleave --build build/interleave $(INTERLEAVE)
 
 .PHONY: gpu-faults
-gpu-faults: $(VENV)/.installed-dev ## Kill and stop a rank in each call that opens a GPU, and leave out each wait of the lane (stand-ins)
+gpu-faults: $(VENV)/.installed-dev ## Kill and stop a rank in each call that opens a GPU, and leave out each wait of the CUDA thread (stand-ins)
 	@EVERY_CALL=1 $(BIN)/python -m pytest tests/gpu/test_plane.py tests/gpu/test_mutants.py tests/gpu/test_metrics.py \
 	    tests/gpu/test_sets.py tests/parallel/test_frozen_runs.py
 

@@ -22,7 +22,7 @@ cdef class Engine:
     cdef uint64_t prepared          # prepared allreduces without a name
     cdef list shared                # this rank's parts of the arena's regions
     cdef object opening             # function that opens a GPU by its number; None: none can be opened
-    cdef object lane                # lane of the open GPU, kept as long as the engine; or None
+    cdef object cuda_thread         # CUDA thread of the open GPU, kept as long as the engine; or None
     cdef list group_names           # all its names, the last of which counts: native code may still read an earlier one
     cdef bint stays_mapped          # a carrier may still write to the segment, so it stays mapped
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from engine_ext.bindings.handles import Handle
-from engine_ext.gpu.lane import Lane
+from engine_ext.gpu.cuda_thread import CudaThread
 
 class Engine:
     """One rank's engine. Takes over the descriptors."""
@@ -331,8 +331,8 @@ class Engine:
     opener: Callable[[int], None] | None
     """Opens the GPU with that number, together with all ranks; called when the first of its tensors comes."""
 
-    def use(self, lane: Lane) -> None:
-        """Work on the GPU of this lane, which the opener has opened: in a process set, among its ranks."""
+    def use(self, cuda_thread: CudaThread) -> None:
+        """Work on the GPU of this CUDA thread, which the opener has opened: in a process set, among its ranks."""
     def hold(self, on: bool) -> None:
         """Call the opener for every tensor on a GPU, so that it can let whoever submits one wait; or not any more."""
     def take_turns(self, queue: int) -> None:
@@ -340,7 +340,7 @@ class Engine:
         more.
         """
     def want_turn(self) -> None:
-        """Of a process set: the lane was given something that moves nothing, and needs a turn."""
+        """Of a process set: the CUDA thread was given something that moves nothing, and needs a turn."""
     def make_rooms(self) -> None:
         """Make room for results on the GPU whose size only their entry tells, until `close_rooms`. For a thread of its
         own."""

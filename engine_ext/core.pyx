@@ -358,11 +358,11 @@ cdef class Engine:
         self.opening = function
         self.state.opener = NULL if function is None else <void*>function
 
-    def use(self, lane):
-        """Use the GPU of an open lane; in a process set, use the connection of its ranks on it."""
+    def use(self, cuda_thread):
+        """Use the GPU of an open CUDA thread; in a process set, use the connection of its ranks on it."""
         if self.world is None:
-            self.lane = lane
-            use_device(self.state, <device*><size_t>lane.device)
+            self.cuda_thread = cuda_thread
+            use_device(self.state, <device*><size_t>cuda_thread.device)
         self.state.opened = True
 
     def hold(self, bint on):
@@ -379,7 +379,7 @@ cdef class Engine:
             turns_enter(e.world, e.queue)
 
     def want_turn(self):
-        """Count an item that moves nothing and was given to the lane; the set's coordinator also asks for its turn on the GPU."""
+        """Count an item that moves nothing and was given to the CUDA thread; the set's coordinator also asks for its turn."""
         cdef State* e = self.state
         with nogil:
             turns_hand(e.world, e.queue)
@@ -509,7 +509,7 @@ cdef class Engine:
                 if not calls_settle(e, TICK_NS):
                     return          # a thread is inside: it keeps the memory that it uses
             if (e.device != NULL and load_acquire(&e.device.passed) != <uint64_t>-1) or e.handed != e.returned:
-                return              # likewise the GPU's lane, if it was not closed or holds items of this engine
+                return              # likewise the CUDA thread, if it was not closed or holds items of this engine
             arena_close(&e.arena)
             if e.network != NULL:
                 with nogil:                 # a carrier at work may need it

@@ -158,7 +158,9 @@ BELIEFS = (
         "2 ms a step",
         _format_cost("driver", "a mark, as a submission makes it", TENSORS),
     ),
-    Belief("a wake of the lane", "15 to 22 us", _format_cost("lane", "a ring of the lane's door, until the lane runs")),
+    Belief(
+        "a wake of the CUDA thread", "15 to 22 us", _format_cost("CUDA thread", "a ring of its door, until it runs")
+    ),
     Belief("an entry's call of a communicator that does not block", "20 to 60 us; of one rank less", _compare_entry),
     Belief("pack and unpack, of a copy's bandwidth", "0.9 and more", _format_bandwidth),
     Belief("a step with the engine, in a world of one rank", "below DDP's", _format_steps),
@@ -167,7 +169,7 @@ BELIEFS = (
         "below 1: ranks agree on nothing",
         _format_frozen("frozen pass"),
     ),
-    Belief("the same in a graph", "below 1: nothing is handed to the lane", _format_frozen("launch of a graph")),
+    Belief("the same in a graph", "below 1: nothing is handed to the CUDA thread", _format_frozen("launch of a graph")),
     Belief(
         "the first freeze, which connects a communicator of its own",
         "once, so it may take seconds",

@@ -191,7 +191,7 @@ EXPORT double calls_current_stream(current_stream *tell, int32_t device, int cal
   return (double)(now_ns() - begun) / 1e9 / calls;
 }
 
-/* ---- a thread that sleeps, as the lane does, and is woken ---- */
+/* ---- a thread that sleeps, as the CUDA thread does, and is woken ---- */
 
 static uint32_t door, asked, answered;
 static uint64_t awake;

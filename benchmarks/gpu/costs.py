@@ -36,8 +36,8 @@ def measure_part(task: Task) -> dict[str, Any]:
     ]
     task.tell(found)
     woken, rung = calls.wake(task.pick_amount(50, 2000))
-    groups["lane"] = [
-        native_calls.make_row("a ring of the lane's door, until the lane runs", woken),
+    groups["CUDA thread"] = [
+        native_calls.make_row("a ring of its door, until it runs", woken),
         native_calls.make_row("the ring, for the thread that rings", rung),
     ]
     task.tell(found)

@@ -20,8 +20,8 @@ from benchmarks.gpu.driver import CudaDriver
 from benchmarks.gpu.native_calls import Calls, NcclCalls, make_row
 
 COUNT = 256
-LANE_NAP_NS = 20_000
-"""Nanoseconds between two polls of the engine's lane (`NAP_NS`, engine_ext/gpu/lane.c)."""
+CUDA_THREAD_NAP_NS = 20_000
+"""Nanoseconds between two polls of the engine's CUDA thread (`NAP_NS`, engine_ext/gpu/cuda_thread.c)."""
 IN_PROGRESS, UNDEFINED, ID_BYTES = 7, -(2**31), 128
 WAIT = 60.0
 
@@ -128,7 +128,7 @@ class NcclRank:
         rows = [make_row(f"{kind}: communicator opened", np.array([opened]))]
         addresses = [ctypes.cast(getattr(self.nccl, name), ctypes.c_void_p).value for name in FUNCTIONS]
         for grouped in (0, 1):
-            for nap in (0,) if blocking else (0, LANE_NAP_NS):
+            for nap in (0,) if blocking else (0, CUDA_THREAD_NAP_NS):
                 given = (communicator.value, source, target, COUNT, self.device.stream.value)
                 calls = NcclCalls(*addresses, *given, grouped, int(not blocking), nap)
                 self.calls.time_allreduce(calls, 3)  # connects the ranks
@@ -137,7 +137,7 @@ class NcclRank:
                 if blocking:
                     rows.append(make_row(what, returned))
                     continue
-                how = "looked at every 20 us, as the lane does" if nap else "looked at all the time"
+                how = "looked at every 20 us, as the CUDA thread does" if nap else "looked at all the time"
                 if not nap:
                     rows.append(make_row(f"{what}, the call alone", returned))
                 rows.append(make_row(f"{what}, until it is enqueued, {how}", enqueued))

@@ -98,7 +98,7 @@ class Device:
                     rooms = threading.Thread(target=engine.make_rooms, name="engine-rooms", daemon=True)
                     rooms.start()
                     member.rooms = rooms
-                engine.use(plane.lane)
+                engine.use(plane.cuda_thread)
                 member.used = True
             assert self._plane is not None
             self._plane.check_device(ordinal)

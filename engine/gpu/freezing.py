@@ -1,6 +1,6 @@
 """Frozen passes: reductions of the same tensors each time, which ranks repeat without further negotiation.
 
-The lane's work for a pass can be captured into a CUDA graph, and is then launched with it.
+The CUDA thread's work for a pass can be captured into a CUDA graph, and is then launched with it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DTYPES = {"float16": (0, 2), "bfloat16": (1, 2), "float32": (2, 4), "float64": (
 ALIGNMENT = 16  # bytes that the kernels read at once
 UNDER_WAY = 2.0  # maximum seconds to wait for collectives in flight
 
-Part = tuple[int, int, int, int, int]  # argument of `Lane.freeze`
+Part = tuple[int, int, int, int, int]  # argument of `CudaThread.allocate_pass`
 Row = tuple[int, int, int]
 
 
@@ -53,9 +53,9 @@ class FrozenPass:
     """Repeatable reduction of the same tensors. Its construction and its repetitions are collective.
 
     `engine` is that of the world, and tensors are in the same order on all ranks. `start_timeout` limits the
-    construction, `stall_limit` the time in which the lane enqueues a pass. `hold` is a context manager that makes other
-    threads wait before they submit tensors on GPUs. It yields a function that returns the names of this rank's
-    operations that are in flight nevertheless.
+    construction, `stall_limit` the time in which the CUDA thread enqueues a pass. `hold` is a context manager that
+    makes other threads wait before they submit tensors on GPUs. It yields a function that returns the names of this
+    rank's operations that are in flight nevertheless.
 
     All ranks raise MismatchError if they freeze different tensors. They raise DeviceError if a call failed on some
     rank, or a rank has a collective in flight. Raises WorldError if a rank died.
@@ -88,7 +88,7 @@ class FrozenPass:
         Operations that the engine itself submits end soon.
         """
         patience = Patience(UNDER_WAY)
-        while (names := under_way()) or self._plane.lane.pending:
+        while (names := under_way()) or self._plane.cuda_thread.pending:
             if not patience.seconds_left():
                 raise DeviceError(
                     f"{', '.join(names[:3]) or 'a collective'} is under way, which has no order with what is frozen: "
@@ -98,15 +98,15 @@ class FrozenPass:
         return ""
 
     def _prepare(self, reduction: Reduction, parts: list[Part], rows: list[Row], seconds: float) -> str:
-        """Wait for the lane's allocations for the pass. Rank 0 returns a communicator's id unless connected."""
-        self._at = self._plane.lane.freeze(reduction.op, reduction.prescale, reduction.postscale, parts, rows)
+        """Wait for the CUDA thread's allocations for the pass. Rank 0 returns a communicator's id unless connected."""
+        self._at = self._plane.cuda_thread.allocate_pass(reduction.op, reduction.prescale, reduction.postscale, parts, rows)
         if why := self._wait(seconds, "allocate for a frozen pass"):
             raise DeviceError(f"{why}: it takes up to {SLAB >> 20} MiB of its memory, and 0.4 % of what gradients take")
         return "" if self._plane.united or self._engine.rank else self._create_communicator_id(seconds)
 
     def _connect_ranks(self, its: str, seconds: float) -> str:
         """Wait in NCCL until all ranks are connected, and run the reduction."""
-        self._plane.lane.unite(self._at, bytes.fromhex(its) if its else None)
+        self._plane.cuda_thread.connect_pass(self._at, bytes.fromhex(its) if its else None)
         if why := self._wait(seconds, "connect for a frozen pass"):
             raise DeviceError(why)
         return ""
@@ -141,38 +141,38 @@ class FrozenPass:
         NotInitializedError after the end of the pass's world, and ForkedError in a forked child of its process.
         """
         self._expect_enqueued()  # An interrupt may have ended the last call's wait.
-        self._plane.lane.repeat(self._at, stream)
+        self._plane.cuda_thread.replay_pass(self._at, stream)
         self._expect_enqueued()
 
     def _expect_enqueued(self) -> None:
-        """Wait until the lane has enqueued the pass."""
+        """Wait until the CUDA thread has enqueued the pass."""
         if why := self._wait(self._limit, "enqueue a frozen pass"):
             raise DeviceError(f"rank {self._engine.rank} cannot enqueue a frozen pass: {why}")
 
     def _create_communicator_id(self, seconds: float) -> str:
-        """Return the id of a new communicator, from rank 0's lane."""
-        lane, patience = self._plane.lane, Patience(seconds)
+        """Return the id of a new communicator, from rank 0's CUDA thread."""
+        cuda_thread, patience = self._plane.cuda_thread, Patience(seconds)
         with self._plane.jobs:
-            lane.begin("name")
-            while not lane.wait(TICK) and patience.seconds_left() and self._engine.failure is None:
+            cuda_thread.begin("name")
+            while not cuda_thread.wait(TICK) and patience.seconds_left() and self._engine.failure is None:
                 pass
-            if not lane.wait(0):
-                call = lane.call or "a call"
+            if not cuda_thread.wait(0):
+                call = cuda_thread.call or "a call"
                 self._engine.abort(f"{call} has not returned for {seconds:g} s, in which it had to name a communicator")
             if self._engine.failure is not None:
                 raise self._engine.failure
-            if lane.failure is not None:
-                raise DeviceError(texts.explain_failure(lane.failure, seconds, lane.identity))
-            return lane.id.hex()
+            if cuda_thread.failure is not None:
+                raise DeviceError(texts.explain_failure(cuda_thread.failure, seconds, cuda_thread.identity))
+            return cuda_thread.id.hex()
 
     def _wait(self, seconds: float, what: str) -> str:
-        """Wait for the lane's work on the pass; return the reason of its failure, or "" if it succeeded."""
+        """Wait for the CUDA thread's work on the pass; return the reason of its failure, or "" if it succeeded."""
         begun = time.monotonic()
         self._plane.expect_open()
-        while (why := self._plane.lane.pass_ended(self._at, TICK)) is None and self._engine.failure is None:
+        while (why := self._plane.cuda_thread.pass_ended(self._at, TICK)) is None and self._engine.failure is None:
             self._plane.expect_open()  # Another thread may close it.
             if seconds and time.monotonic() - begun > seconds:
-                call = self._plane.lane.call or "a call"
+                call = self._plane.cuda_thread.call or "a call"
                 self._engine.abort(f"{call} has not returned for {seconds:g} s, in which its GPU had to {what}")
         if self._engine.failure is not None:
             raise self._engine.failure

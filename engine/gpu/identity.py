@@ -25,8 +25,8 @@ OLDEST_SHARING = 23000  # first NCCL version that supports it
 def describe_gpu(found: Mapping[str, int | str], ordinal: int, libraries: Libraries, sums: str) -> dict[str, Any]:
     """Describe a rank's GPU for the other ranks.
 
-    `found` is the rank's `Lane.identity`. `ordinal` is the number of the GPU among those that the process sees, and
-    `sums` the setting `device_sums`.
+    `found` is the rank's `CudaThread.identity`. `ordinal` is the number of the GPU among those that the process sees,
+    and `sums` the setting `device_sums`.
     """
     return {
         **found,

@@ -12,7 +12,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine_ext.gpu.lane import functions
+from engine_ext.gpu.cuda_thread import functions
 
 from ..config.setting import variable_name
 from ..errors import DeviceError

@@ -1,8 +1,8 @@
 """GPU of this rank and its communicator with the other ranks, opened collectively.
 
-The lane (`engine_ext/gpu/lane.h`) does the work: a thread that alone calls CUDA and NCCL. Ranks exchange their results
-through collectives of host memory, so all ranks learn which rank fails, dies or hangs. Waits for the lane or for other
-ranks are limited by `start_timeout`; a lane that does not return is abandoned.
+The CUDA thread (`engine_ext/gpu/cuda_thread.h`) does the work: it alone calls CUDA and NCCL. Ranks exchange their
+results through collectives of host memory, so all ranks learn which rank fails, dies or hangs. Waits for the CUDA
+thread or for other ranks are limited by `start_timeout`; a CUDA thread that does not return is abandoned.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Never
 
 import numpy as np
 
-from engine_ext.gpu.lane import Lane
+from engine_ext.gpu.cuda_thread import CudaThread
 
 from ..config.config import Config
 from ..config.setting import variable_name
@@ -35,29 +35,29 @@ from .libraries import Libraries, load
 NAME = "engine.gpu"  # operation name of the exchanges between ranks
 TICK = 0.05  # seconds between two checks whether the world has failed
 GRACE = 9.0  # seconds beyond the limit in which ranks learn the others' results
-RETURN = 7.0  # seconds of these in which a cancelled lane must return; it waits 4 s for its device
+RETURN = 7.0  # seconds of these in which a cancelled CUDA thread must return; it waits 4 s for its device
 SLAB = 64 << 20  # bytes of the buffer in which tensors travel together; larger entries go in pieces
 TABLES = 4 << 20  # bytes of the ring that holds tensor addresses for the kernels
-CLOSING = 20.0  # maximum seconds of a close; in it the lane waits at most 10 s, and for an abort
+CLOSING = 20.0  # maximum seconds of a close; in it the CUDA thread waits at most 10 s, and for an abort
 
 OLDEST_FOR_SETS = (2, 24, 0)  # first NCCL version that can end several communicators at once
 
 _pid = 0  # process that loaded the libraries
-_stuck: list[Lane] = []  # lanes that did not return: their threads still use them
+_stuck: list[CudaThread] = []  # objects of CUDA threads that did not return and still use them
 
 
 class Plane:
     """Open GPU, created by `Plane.open`."""
 
     def __init__(
-        self, lane: Lane, rank: int, ordinal: int, gpus: list[dict[str, Any]], seconds: dict[str, float]
+        self, cuda_thread: CudaThread, rank: int, ordinal: int, gpus: list[dict[str, Any]], seconds: dict[str, float]
     ) -> None:
-        self.lane = lane  # thread with a context, a stream of highest priority, the kernels, events and a communicator
+        self.cuda_thread = cuda_thread  # has a context, a stream of highest priority, kernels, events and a communicator
         self.rank = rank
         self.ordinal = ordinal  # number of the GPU among those that the process sees
         self.gpus = gpus  # results of `identity.describe_gpu`, by rank
         self.seconds = seconds  # duration of this rank's part of each step of the opening
-        self.jobs = threading.Lock()  # the lane does one job at a time
+        self.jobs = threading.Lock()  # the CUDA thread does one job at a time
         self.freezing = threading.Lock()  # held while a frozen pass is constructed
         self.united = False  # whether the ranks are connected for frozen passes
         self._pid = os.getpid()
@@ -122,19 +122,19 @@ class Plane:
         set.
         """
         patience = Patience(CLOSING)
-        self.lane.part(at)
+        self.cuda_thread.destroy_communicator(at)
         engine.want_turn()
-        while not (stage := self.lane.reached(at, "parted", TICK)) and patience.seconds_left() and self._open:
+        while not (stage := self.cuda_thread.await_stage(at, "destroyed", TICK)) and patience.seconds_left() and self._open:
             pass
-        if stage == "parted":
+        if stage == "destroyed":
             engine.take_turns(0)
-            self.lane.forget(at)
+            self.cuda_thread.free_communicator(at)
 
     def close(self) -> None:
         """End the communicators and release the GPU. Not collective; does nothing in a forked child."""
         if self._open and os.getpid() == self._pid:
             self._open = False
-            _close(self.lane, self.rank)
+            _close(self.cuda_thread, self.rank)
 
 
 class _Opening:
@@ -145,7 +145,7 @@ class _Opening:
         self.ordinal = ordinal
         self.settings = settings
         self.patience = Patience(settings.start_timeout)
-        self.lane: Lane | None = None
+        self.cuda_thread: CudaThread | None = None
         self.seconds: dict[str, float] = {}
 
     def run(self, keep: Callable[[Plane], None]) -> Plane:
@@ -160,21 +160,21 @@ class _Opening:
             told = self._run_collective_step("preparation", self._prepare)
             self._run_collective_step("communicator", lambda: self._connect(bytes.fromhex(told[0]["id"])))
         except BaseException:
-            if self.lane is not None and self.lane not in _stuck:
-                self.lane.cancel()
-                half = Plane(self.lane, self.engine.rank, self.ordinal, [], self.seconds)
+            if self.cuda_thread is not None and self.cuda_thread not in _stuck:
+                self.cuda_thread.cancel()
+                half = Plane(self.cuda_thread, self.engine.rank, self.ordinal, [], self.seconds)
                 half.close() if self.engine.failure is None else keep(half)
             raise
-        assert self.lane is not None
+        assert self.cuda_thread is not None
         logger.debug(
             "GPU %s of rank %d is open, with NCCL %s", gpus[self.engine.rank]["uuid"], self.engine.rank, gpus[0]["nccl"]
         )
-        return Plane(self.lane, self.engine.rank, self.ordinal, gpus, self.seconds)
+        return Plane(self.cuda_thread, self.engine.rank, self.ordinal, gpus, self.seconds)
 
     # ---- steps of this rank ------------------------------------------------------------------------------------------
 
     def _identify_gpu(self) -> dict[str, Any]:
-        """Load the libraries, start the lane, and identify the GPU."""
+        """Load the libraries, start the CUDA thread, and identify the GPU."""
         global _pid
         if _stuck:
             raise DeviceError(
@@ -185,7 +185,7 @@ class _Opening:
         _pid = os.getpid()
         image = files("engine_ext.gpu").joinpath("kernels.ptx").read_bytes()
         kernels = re.findall(rb"\.entry (\w+)", image)
-        self.lane = Lane(
+        self.cuda_thread = CudaThread(
             libraries.addresses,
             self.ordinal,
             self.engine.rank,
@@ -197,16 +197,16 @@ class _Opening:
             ordered=self.settings.device_sums == "ordered",
         )
         self._run_job("identify")
-        return describe_gpu(self.lane.identity, self.ordinal, libraries, self.settings.device_sums)
+        return describe_gpu(self.cuda_thread.identity, self.ordinal, libraries, self.settings.device_sums)
 
     def _prepare(self) -> dict[str, Any]:
         """Do the preparation that needs no other rank. On rank 0, also return the communicator's id."""
-        assert self.lane is not None
+        assert self.cuda_thread is not None
         self._run_job("prepare")
         if self.engine.rank:
             return {}
         self._run_job("name")
-        return {"id": self.lane.id.hex()}
+        return {"id": self.cuda_thread.id.hex()}
 
     def _connect(self, id: bytes) -> dict[str, Any]:
         """Wait in NCCL until all ranks are connected."""
@@ -214,28 +214,29 @@ class _Opening:
         return {}
 
     def _run_job(self, job: str, id: bytes | None = None) -> None:
-        """Let the lane do a job, and wait for it.
+        """Let the CUDA thread do a job, and wait for it.
 
         Raises DeviceError if a call failed or did not end in time, and WorldError if the world has failed in the
         meantime.
         """
-        lane = self.lane
-        assert lane is not None
-        lane.begin(job, id)
+        cuda_thread = self.cuda_thread
+        assert cuda_thread is not None
+        cuda_thread.begin(job, id)
         try:
-            while not lane.wait(TICK) and self.patience.seconds_left() and self.engine.failure is None:
+            while not cuda_thread.wait(TICK) and self.patience.seconds_left() and self.engine.failure is None:
                 pass
         finally:
-            if not lane.wait(0):
-                lane.cancel()
-                if not _has_ended(lane, RETURN):
-                    _stuck.append(lane)
+            if not cuda_thread.wait(0):
+                cuda_thread.cancel()
+                if not _has_ended(cuda_thread, RETURN):
+                    _stuck.append(cuda_thread)
         if self.engine.failure is not None:
             raise self.engine.failure
-        if lane in _stuck:
-            raise DeviceError(texts.explain_stuck_call(lane.call, self.settings.start_timeout))
-        if lane.failure is not None:
-            raise DeviceError(texts.explain_failure(lane.failure, self.settings.start_timeout, lane.identity))
+        if cuda_thread in _stuck:
+            raise DeviceError(texts.explain_stuck_call(cuda_thread.call, self.settings.start_timeout))
+        if cuda_thread.failure is not None:
+            limit = self.settings.start_timeout
+            raise DeviceError(texts.explain_failure(cuda_thread.failure, limit, cuda_thread.identity))
 
     # ---- exchanges between ranks -------------------------------------------------------------------------------------
 
@@ -310,15 +311,15 @@ class _Joining(_Opening):
     def __init__(self, engine: core.Engine, plane: Plane, number: int, ordinal: int, settings: Config) -> None:
         super().__init__(engine, ordinal, settings)
         self.plane = plane
-        self.lane = plane.lane
+        self.cuda_thread = plane.cuda_thread
         self.number = number
         self.at = 0
 
     def run_among_ranks(self) -> None:
         """Run the steps, and return when all ranks are connected.
 
-        From the second step on, a failure is one of the whole world: the lane also serves the world and other sets, and
-        may be in the middle of the step.
+        From the second step on, a failure is one of the whole world: the CUDA thread also serves the world and other
+        sets, and may be in the middle of the step.
         """
         self.engine.allgather(np.zeros(1, np.uint8), NAME, True).wait()
         self.patience.reset(self.settings.start_timeout)
@@ -340,7 +341,7 @@ class _Joining(_Opening):
 
     def _identify_gpu(self) -> dict[str, Any]:
         """Check GPU and NCCL, and register for the set's turns. GPUs were compared when they were opened."""
-        assert self.lane is not None
+        assert self.cuda_thread is not None
         self.plane.check_device(self.ordinal)
         nccl = self.plane.gpus[0]["nccl"]
         if tuple(map(int, nccl.split("."))) < OLDEST_FOR_SETS:
@@ -348,46 +349,47 @@ class _Joining(_Opening):
                 f"NCCL {nccl} cannot end several communicators at once, and a process set of tensors on GPUs has its "
                 f"own: install {'.'.join(map(str, OLDEST_FOR_SETS))} or newer, or move the tensors with .cpu()"
             )
-        self.at = self.lane.add(self.number, self.engine.rank, self.engine.size)
+        self.at = self.cuda_thread.add_communicator(self.number, self.engine.rank, self.engine.size)
         self.engine.take_turns(self.at)
         return {}
 
     def _prepare(self) -> dict[str, Any]:
         """Return the communicator's id on the set's first rank."""
-        assert self.lane is not None
+        assert self.cuda_thread is not None
         if self.engine.rank:
             return {}
         with self.plane.jobs:
             self._run_job("name")
-            return {"id": self.lane.id.hex()}
+            return {"id": self.cuda_thread.id.hex()}
 
     def _connect(self, id: bytes) -> dict[str, Any]:
-        """Let the lane connect in the set's turn, after all earlier work of each of its ranks.
+        """Let the CUDA thread connect in the set's turn, after all earlier work of each of its ranks.
 
         Returns when all ranks have reached the turn, without a limit of its own, as in any collective. Before the turn,
-        each lane may wait for ranks of other sets, which have their own limits. The engine reports a rank that gives no
-        turn.
+        each CUDA thread may wait for ranks of other sets, which have their own limits. The engine reports a rank that
+        gives no turn.
         """
-        assert self.lane is not None
-        self.lane.connect(self.at, id)
+        assert self.cuda_thread is not None
+        self.cuda_thread.connect_communicator(self.at, id)
         self.engine.want_turn()
-        while self.lane.reached(self.at, "begun", TICK) is None and self.engine.failure is None:
+        while self.cuda_thread.await_stage(self.at, "begun", TICK) is None and self.engine.failure is None:
             pass
         self.engine.allgather(np.zeros(1, np.uint8), NAME, True).wait()
         return {}
 
     def _await_communicator(self) -> dict[str, Any]:
         """Wait in NCCL until all ranks are connected."""
-        lane, stage = self.lane, None
-        assert lane is not None
+        cuda_thread, stage = self.cuda_thread, None
+        assert cuda_thread is not None
         while stage is None and self.patience.seconds_left() and self.engine.failure is None:
-            stage = lane.reached(self.at, "connected", TICK)
+            stage = cuda_thread.await_stage(self.at, "connected", TICK)
         if self.engine.failure is not None:
             raise self.engine.failure
-        if lane.failure is not None:
-            raise DeviceError(texts.explain_failure(lane.failure, self.settings.start_timeout, lane.identity))
+        if cuda_thread.failure is not None:
+            limit = self.settings.start_timeout
+            raise DeviceError(texts.explain_failure(cuda_thread.failure, limit, cuda_thread.identity))
         if stage != "connected":
-            raise DeviceError(texts.not_connected(lane.call, self.settings.start_timeout))
+            raise DeviceError(texts.not_connected(cuda_thread.call, self.settings.start_timeout))
         return {}
 
 
@@ -399,24 +401,24 @@ def _expect_no_fork() -> None:
         )
 
 
-def _has_ended(lane: Lane, seconds: float) -> bool:
-    """Wait for a lane's job for at most `seconds`, regardless of signals; return whether it has ended."""
+def _has_ended(cuda_thread: CudaThread, seconds: float) -> bool:
+    """Wait for a CUDA thread's job for at most `seconds`, regardless of signals; return whether it has ended."""
     patience = Patience(seconds)
-    while not lane.wait(TICK):
+    while not cuda_thread.wait(TICK):
         if not patience.seconds_left():
             return False
     return True
 
 
-def _close(lane: Lane, rank: int) -> None:
-    """End a lane, or abandon it if it does not end."""
-    if lane.pending:
-        lane.cancel()
-    lane.begin("close")
-    if not _has_ended(lane, CLOSING):
-        _stuck.append(lane)
-        logger.error("rank %d: %s", rank, texts.explain_stuck_call(lane.call, CLOSING))
+def _close(cuda_thread: CudaThread, rank: int) -> None:
+    """End a CUDA thread, or abandon it if it does not end."""
+    if cuda_thread.pending:
+        cuda_thread.cancel()
+    cuda_thread.begin("close")
+    if not _has_ended(cuda_thread, CLOSING):
+        _stuck.append(cuda_thread)
+        logger.error("rank %d: %s", rank, texts.explain_stuck_call(cuda_thread.call, CLOSING))
     else:
-        lane.join()
-        if lane.left:
+        cuda_thread.join_thread()
+        if cuda_thread.left:
             logger.error("rank %d: %s", rank, texts.LEFT)

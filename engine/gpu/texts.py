@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from ..config.setting import variable_name
 
-GIVEN_UP = -1  # error code of a call after which the lane was cancelled
-KERNELS_OF_NCCL = "cuStreamQuery"  # call by which the lane waits for warm-up kernels, which wait for the other ranks
+GIVEN_UP = -1  # error code of a call after which the CUDA thread was cancelled
+KERNELS_OF_NCCL = "cuStreamQuery"  # by it the CUDA thread waits for warm-up kernels, which wait for the other ranks
 
 _RESULTS = (  # names of NCCL's results, by code
     "ncclSuccess",
@@ -49,10 +49,10 @@ LEFT = (
 
 
 def explain_failure(failure: tuple[str, int, str, str], seconds: float, identity: Mapping[str, int | str]) -> str:
-    """Explain why a job of the lane failed.
+    """Explain why a job of the CUDA thread failed.
 
-    `failure` is `Lane.failure`: the call, its error code, and the code's name and text. `seconds` is the time limit,
-    for a job that was given up, and `identity` the rank's `Lane.identity`.
+    `failure` is `CudaThread.failure`: the call, its error code, and the code's name and text. `seconds` is the time
+    limit, for a job that was given up, and `identity` the rank's `CudaThread.identity`.
     """
     call, code, name, text = failure
     if code == GIVEN_UP:

@@ -28,7 +28,7 @@ cdef extern from "engine_ext/bindings/dlpack.h":
 
 cdef enum:
     LOOK_NS = 200000            # nanoseconds between two looks at a device that finishes its work
-    REST_NS = 5000000000        # nanoseconds: longest wait for a device after a failure; its lane waits 4 s
+    REST_NS = 5000000000        # nanoseconds: longest wait for a device after a failure; its CUDA thread waits 4 s
     PER_THREAD = 2              # CU_STREAM_PER_THREAD: a different stream in each thread that uses it
 
 
@@ -84,7 +84,7 @@ cdef int mark_ready(State* e, Op* op, object tensor, const View* view) except -1
 
 
 cdef void release_mark(State* e, Op* op) noexcept nogil:
-    """Release the mark of an operation that the lane never took."""
+    """Release the mark of an operation that the CUDA thread never took."""
     if op.mark != NULL:
         e.world.device.unmark(e.world.device, op.mark)
         op.mark = NULL
@@ -114,9 +114,9 @@ cdef int make_stream_wait(State* e, uint64_t ticket, CurrentStream stream_of, Op
 
 
 cdef bint is_known_passed(const State* e, uint64_t ticket) noexcept nogil:
-    """Return whether the device no longer uses the tensors of `ticket`, as of the lane's last look; True for ticket 0."""
+    """Return whether the device no longer uses the tensors of `ticket`, as of the CUDA thread's last look; True for ticket 0."""
     cdef const device* d = e.world.device
-    return ticket == 0 or d == NULL or load_acquire(&d.passed) >= ticket      # pairs with lane_look
+    return ticket == 0 or d == NULL or load_acquire(&d.passed) >= ticket      # pairs with cuda_thread_look
 
 
 cdef bint has_passed(State* e, uint64_t ticket) noexcept nogil:
@@ -135,17 +135,17 @@ cdef uint64_t longest_rest(const State* e, uint64_t ns) noexcept nogil:
     """Return how many nanoseconds to wait for the device: `ns`, unless it has begun its work and now waits for other ranks' GPUs.
     In that case a rank is late, for which `stall_limit` applies and which device_watch reports."""
     cdef device* d = e.world.device
-    if load_acquire(&d.begun) <= load_acquire(&d.passed) and d.frozen_rest(d):          # pairs with lane_look
+    if load_acquire(&d.begun) <= load_acquire(&d.passed) and d.frozen_rest(d):          # pairs with cuda_thread_look
         return ns
     return max(ns, e.stall_limit_ns) if e.stall_limit_ns else ALL
 
 
 cdef bint has_ended_all(State* e) noexcept nogil:
-    """Return whether the lane has ended all items that this engine handed over. The world's engine waits for the items of all."""
+    """Return whether the CUDA thread has ended all items of this engine; for the world's engine, those of all engines."""
     cdef device* d = e.device
     cdef bint all
     if d != NULL:
-        return load_acquire(&d.ended) >= load_acquire(&d.pushed)        # pairs with the lane, and with push
+        return load_acquire(&d.ended) >= load_acquire(&d.pushed)        # pairs with the CUDA thread, and with push
     pthread_mutex_lock(&e.lock)
     all = e.returned == e.handed
     pthread_mutex_unlock(&e.lock)
@@ -162,8 +162,8 @@ cdef bint is_device_idle(State* e, bint failed) noexcept nogil:
 
 
 cdef bint come_to_rest(State* e, uint64_t ns, bint failed) noexcept nogil:
-    """Wait for at most `ns` until the device has passed everything and its lane has ended everything; return whether they have.
-    Unless the world has `failed` before, a failure of the world ends the wait."""
+    """Wait for at most `ns` until the device has passed everything and its CUDA thread has ended everything; return whether they
+    have. Unless the world has `failed` before, a failure of the world ends the wait."""
     cdef uint64_t begun = patience_look(e.clock)
     while not is_device_idle(e, failed):
         if age_ns(patience_look(e.clock), begun) >= (ns if failed else longest_rest(e, ns)) or (has_failed(e) and not failed):
@@ -174,7 +174,7 @@ cdef bint come_to_rest(State* e, uint64_t ns, bint failed) noexcept nogil:
 
 
 cdef bint finish_device(State* e, uint64_t ns) noexcept nogil:
-    """Wait for at most `ns` until the device has passed everything it was given; return whether the lane has ended it all.
+    """Wait for at most `ns` until the device has passed everything it was given; return whether the CUDA thread has ended it all.
 
     If the time is over, the world fails, since nobody may take the unfinished work for done. After a failure, wait until nothing
     of the engine runs on the device any more.
@@ -197,11 +197,11 @@ cdef bint finish_device(State* e, uint64_t ns) noexcept nogil:
 
 # Memory for results on a GPU whose size is known only from their schedule entry: of an allgather and an all-to-all.
 #
-# Only the framework can allocate GPU memory. That takes the GIL and may wait for the GPU, so neither the driver nor the lane does
-# it. A thread of its own (`engine/gpu/device.py`) calls the function that came with the operation. Memory freed on the
-# operation's stream may still be in use there, so the lane waits for a mark recorded after the allocation. While memory is
-# allocated for an item, the item is the state's `allocating`, until its lane or a failure ends it. A look under the lock tells
-# whether the item and its operation still exist.
+# Only the framework can allocate GPU memory. That takes the GIL and may wait for the GPU, so neither the driver nor the CUDA
+# thread does it. A thread of its own (`engine/gpu/device.py`) calls the function that came with the operation. Memory freed on
+# the operation's stream may still be in use there, so the CUDA thread waits for a mark recorded after the allocation. While
+# memory is allocated for an item, the item is the state's `allocating`, until its CUDA thread or a failure ends it. A look under
+# the lock tells whether the item and its operation still exist.
 
 cdef int set_allocator(Op* op, object room, const View* view) except -1:
     """Store the function that allocates an operation's result. The caller makes sure that the operation's `owner` keeps it
@@ -262,7 +262,7 @@ cdef int assign_targets(State* e, const Wanted* wanted, const uint64_t* targets,
         item.n_ready += 1
         Py_INCREF(made)
         (<Op*>item.ops[0]).result = <void*>made
-        d.set_targets(d, item)            # under the lock, under which the lane ends it
+        d.set_targets(d, item)            # under the lock, under which the CUDA thread ends it
     pthread_mutex_unlock(&e.lock)
     if item == NULL:
         d.unmark(d, mark)

@@ -1,7 +1,7 @@
-"""Entries of tensors on a GPU: handed to the GPU's lane, and completed when the lane has enqueued them.
+"""Entries of tensors on a GPU: handed to the CUDA thread, and completed when it has enqueued them.
 
 The driver passes such an entry at once, and never calls the GPU. From then on its operations are OP_TAKEN: nobody submits them
-again or looks whether other ranks lack them. The lane ends its items in the order of the schedule, on its own thread. It touches
+again or looks whether other ranks lack them. The CUDA thread ends its items in the order of the schedule. It touches
 no operation once the world has failed: fail_everything has failed them under the lock, and their owners may free them.
 bindings/memory.pyx says when their memory is freed.
 """
@@ -205,13 +205,13 @@ cdef bint plan_item(const State* e, device_item* item, const engine_entry* entry
 
 
 cdef void mark_taken(State* e, device_item* item, const engine_entry* entry) noexcept nogil:
-    """Mark the operations in `batch` as taken by the lane. The caller holds the lock."""
+    """Mark the operations in `batch` as taken by the CUDA thread. The caller holds the lock."""
     cdef Op* op
     cdef uint64_t now = patience_at(e.clock, now_ns())
     cdef int32_t i
     for i in range(<int32_t>entry.items):
         op = e.batch[i]
-        if load32_relaxed(&op.flags) & OP_STAND_IN:     # the lane needs only its rows, and the next stand-in may come at once
+        if load32_relaxed(&op.flags) & OP_STAND_IN:     # only its rows are needed, and the next stand-in may come at once
             e.batch[i] = NULL
             table_finish(&e.table, op, Status.OK)
             table_dismiss(op)
@@ -226,8 +226,8 @@ cdef void mark_taken(State* e, device_item* item, const engine_entry* entry) noe
         or32(&op.flags, OP_TAKEN)
 
 
-cdef bint give_to_lane(State* e, const engine_entry* entry) noexcept nogil:
-    """Hand a BATCH whose operations are in `batch` over to the lane. False without memory."""
+cdef bint give_to_cuda_thread(State* e, const engine_entry* entry) noexcept nogil:
+    """Hand a BATCH whose operations are in `batch` over to the CUDA thread. False without memory."""
     cdef device_item* item
     cdef device_queue* queue = e.queue
     item = make_item(e, entry)
@@ -244,7 +244,7 @@ cdef bint give_to_lane(State* e, const engine_entry* entry) noexcept nogil:
     mark_taken(e, item, entry)
     e.handed += 1
     e.world.device.push(e.world.device, item)
-    if load32_relaxed(&item.unallocated):      # the lane waits for the room, and ends the item under the lock
+    if load32_relaxed(&item.unallocated):      # the CUDA thread waits for the room, and ends the item under the lock
         want_room(e, item)
     pthread_mutex_unlock(&e.lock)
     if queue != NULL:
@@ -259,14 +259,14 @@ cdef void use_device(State* e, device* d) noexcept nogil:
     freed."""
     d.owner = e
     observe_device(e, d.ordinal)
-    store_pointer(<void**>&d.failed, <void*>device_failed)      # pairs with the lane's look: the owner is set
+    store_pointer(<void**>&d.failed, <void*>device_failed)      # pairs with the CUDA thread's look: the owner is set
     store_pointer(<void**>&d.went_on, <void*>device_went_on)    # likewise
     store_pointer(<void**>&d.sampled, <void*>device_sampled)    # likewise
     store_pointer(<void**>&e.device, d)                         # pairs with device_watch
 
 
 cdef void stop_device(State* e) noexcept nogil:
-    """Have the lane enqueue nothing more, because the world has failed."""
+    """Have the CUDA thread enqueue nothing more, because the world has failed."""
     if e.device != NULL and e.device.stop != NULL:
         e.device.stop(e.device)
 
@@ -283,7 +283,7 @@ cdef void want_room(State* e, device_item* item) noexcept nogil:
 
 
 cdef void want_no_room(State* e, const device_item* item) noexcept nogil:
-    """Cancel that, because the lane ends the item, with room or without. The caller holds the lock."""
+    """Cancel that, because the CUDA thread ends the item, with room or without. The caller holds the lock."""
     cdef device_item** at = &e.unallocated
     if e.allocating == item:
         e.allocating = NULL
@@ -293,10 +293,10 @@ cdef void want_no_room(State* e, const device_item* item) noexcept nogil:
         at[0] = at[0].next_roomless
 
 
-# ---- the lane's thread --------------------------------------------------------------------------------------------------------
+# ---- functions of the CUDA thread ----------------------------------------------------------------------------------------------
 
 cdef void device_failed(device* d, const char* why) noexcept nogil:
-    """End the world, because a kernel has failed or the GPU is gone. Called by the lane."""
+    """End the world, because a kernel has failed or the GPU is gone. Called by the CUDA thread."""
     cdef State* e = <State*>d.owner
     abort_world(&e.segment, e.segment.rank, CAUSE_RAISED, why)
 
@@ -333,8 +333,8 @@ cdef void name_ticket(State* world, uint64_t ticket, const char* text) noexcept 
 
 
 cdef void handle_item_end(device_item* item, const char* why) noexcept nogil:
-    """Complete the operations of an item that the lane has enqueued (`why` NULL), or end the world because it cannot. Frees the
-    item."""
+    """Complete the operations of an item that the CUDA thread has enqueued (`why` NULL), or end the world because it cannot.
+    Frees the item."""
     cdef State* e = <State*>item.owner
     cdef char[DEVICE_NAME] name
     cdef bint complete_them

@@ -4,7 +4,7 @@ from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcmp, memcpy
 
 from engine_ext.control.completion cimport complete_op, raise_event, wake_waiters
-from engine_ext.control.device_entries cimport give_to_lane, stop_device
+from engine_ext.control.device_entries cimport give_to_cuda_thread, stop_device
 from engine_ext.control.native_calls cimport backlog_take
 from engine_ext.control.observers cimport (
     observe_completions, observe_entry_begins, observe_entry_ends, observe_entry_looks, observe_entry_waits, observe_failure,
@@ -47,7 +47,7 @@ cdef void fail_everything(State* e) noexcept nogil:
     e.executor.active, e.entry = False, NULL
     arena_privatise(&e.arena)
     pthread_mutex_lock(&e.lock)
-    store32_release(&e.failed, 1)       # under the lock: no submission comes after this loop, and the lane completes nothing more
+    store32_release(&e.failed, 1)       # under the lock: no submission comes after this loop; the CUDA thread completes no more
     while e.table.inflight != NULL or e.table.failures != NULL:
         op = e.table.inflight if e.table.inflight != NULL else e.table.failures
         failed += not fails(op) and not load32_relaxed(&op.flags) & OP_TAKEN       # a taken one was counted as it was handed over
@@ -108,15 +108,15 @@ cdef bint begin_batch(State* e, engine_entry* entry) noexcept nogil:
 
 
 cdef bint continue_batch(State* e, const engine_entry* entry) noexcept nogil:
-    """Continue a BATCH after its exchange: start its operation, or hand it over to the lane. False without memory, or if a rank
-    sent sizes that cannot be."""
+    """Continue a BATCH after its exchange: start its operation, or hand it over to the CUDA thread. False without memory, or if a
+    rank sent sizes that cannot be."""
     if e.sending_members and not members_receive(e, entry):
         return False
     if entry.meta.device and not e.sending_members and not sizes_receive(e, entry):
         return False
     e.sending_members = False
     e.executor.begun = now_ns()
-    return give_to_lane(e, entry) if entry.meta.device else plan_batch(e, entry)
+    return give_to_cuda_thread(e, entry) if entry.meta.device else plan_batch(e, entry)
 
 
 cdef bint plan_batch(State* e, const engine_entry* entry) noexcept nogil:
@@ -232,7 +232,7 @@ cdef bint execute_entry(State* e, engine_entry* entry, bint collected) noexcept 
             abort_world(&e.segment, e.segment.rank, CAUSE_RAISED, b"an entry of tensors on GPUs came, and its GPU is not open")
             return False
         if entry.meta.device and not needs_exchange(e, entry):
-            if collected and give_to_lane(e, entry):
+            if collected and give_to_cuda_thread(e, entry):
                 return True
             collected = False
         if not (collected and begin_batch(e, entry)):

@@ -154,7 +154,7 @@ cdef uint64_t device_watch(State* e, uint64_t seen) noexcept nogil:
     if d == NULL or load32_relaxed(&e.failed) or claimed(&e.segment):
         return NEVER
     watch_turns(e, seen)
-    passed = load_acquire(&d.passed)                # pairs with lane_look, as the next two
+    passed = load_acquire(&d.passed)                # pairs with cuda_thread_look, as the next two
     if passed >= load_acquire(&d.enqueued):
         e.device_since = 0
         return NEVER

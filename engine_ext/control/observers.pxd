@@ -36,8 +36,8 @@ cdef void observers_close(State* e, bint alive) noexcept nogil              # wh
 
 cdef void observe_device(State* e, int ordinal) noexcept nogil                      # the device was opened
 cdef void observe_handover(State* e, const engine_entry* entry) noexcept nogil      # by the driver's role, without a lock
-cdef void observe_enqueued(State* world) noexcept nogil                             # an entry was enqueued; by the lane
-cdef void observe_passed(State* e, uint64_t entries) noexcept nogil                 # by the lane, without the lock
+cdef void observe_enqueued(State* world) noexcept nogil                             # an entry was enqueued; by the CUDA thread
+cdef void observe_passed(State* e, uint64_t entries) noexcept nogil                 # by the CUDA thread, without the lock
 cdef void observe_sample(State* e, const device_sample* sample) noexcept nogil      # likewise
 
 # ---- an entry of the schedule: called by run_schedule, under the lock -------------------------------------------------------

@@ -235,7 +235,7 @@ cdef void observe_device(State* e, int ordinal) noexcept nogil:
 
 
 cdef void observe_handover(State* e, const engine_entry* entry) noexcept nogil:
-    """Count an entry that is handed over to the lane."""
+    """Count an entry that is handed over to the CUDA thread."""
     cdef State* world = e.world
     count_up(&e.counters.device_bytes, entry.bytes)
     pthread_mutex_lock(&world.lock)     # held because process sets hand over in other threads
@@ -246,7 +246,7 @@ cdef void observe_handover(State* e, const engine_entry* entry) noexcept nogil:
 
 
 cdef void observe_enqueued(State* world) noexcept nogil:
-    """Count an entry that the lane has enqueued."""
+    """Count an entry that the CUDA thread has enqueued."""
     if world.counters_page != NULL:
         tally(world.counters_page.device_enqueued, 1)
 

@@ -210,7 +210,7 @@ cdef bint make_members(Op* op, const member_shape* shapes, int size) noexcept no
         rows = largest_part(member.rows, size) if operation_of(&op.meta).parts else <uint64_t>member.rows
         longest = max(longest, rows * member.row_bytes)
     if op.meta.device:
-        return True             # the lane knows where unwanted results go
+        return True             # the CUDA thread knows where unwanted results go
     op.target = op.memory = <char*>malloc(longest)
     for k in range(op.meta.group):
         op.members[k].target = op.memory

@@ -232,8 +232,8 @@ cdef inline bint has_not_submitted_id(State* e, int rank, int32_t id) noexcept n
 
 
 cdef Op* longest_waiting(State* e) noexcept nogil:
-    """Return the operation that this rank submitted first, without those that the GPU's lane has taken (all ranks have submitted
-    them); or NULL. The caller holds the lock."""
+    """Return the operation that this rank submitted first, without those that the CUDA thread has taken (all ranks have
+    submitted them); or NULL. The caller holds the lock."""
     cdef Op* op = e.table.inflight
     cdef Op* oldest = NULL
     while op != NULL:
@@ -396,15 +396,15 @@ cdef void give_up_waiting(State* e, uint64_t seen) noexcept nogil:
 
 
 cdef bint waits_in_a_call(const State* e) noexcept nogil:
-    """Return whether the GPU's lane waits in a call, and not for the device or for a turn: monitor.pyx reports those."""
+    """Return whether the CUDA thread waits in a call, and not for the device or for a turn: monitor.pyx reports those."""
     cdef const device* d = e.world.device
     if e.queue != NULL and load_relaxed(&e.queue.handed) > load_relaxed(&e.queue.given):
         return False                        # it may wait for its turn
-    return load_acquire(&d.passed) >= load_acquire(&d.enqueued)         # pairs with lane_look
+    return load_acquire(&d.passed) >= load_acquire(&d.enqueued)         # pairs with cuda_thread_look
 
 
-cdef void accuse_lane(State* e) noexcept nogil:
-    """End the world for this rank, whose GPU lane has not finished an item within the stall limit."""
+cdef void accuse_cuda_thread(State* e) noexcept nogil:
+    """End the world for this rank, whose CUDA thread has not finished an item within the stall limit."""
     cdef char[TEXT_BYTES] text
     cdef const char* call = <const char*>load_pointer(&e.world.device.call)
     snprintf(text, TEXT_BYTES, "%s has not returned for %g s: the driver or the GPU hangs, or NCCL waits for another rank",
@@ -451,7 +451,7 @@ cdef uint64_t stall_watch(State* e, uint64_t seen) noexcept nogil:
     if oldest and overdue_ns(seen, oldest, e.stall_limit_ns):
         stall_look_after(e, NULL)
     if taken and overdue_ns(seen, taken, e.stall_limit_ns) and waits_in_a_call(e):
-        accuse_lane(e)
+        accuse_cuda_thread(e)
     # An operation submitted from now on is not overdue before this.
     if e.stall_warning_ns:
         again = after_ns(unreported if unreported else seen, e.stall_warning_ns)

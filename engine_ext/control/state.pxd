@@ -158,9 +158,9 @@ cdef struct State:
     bint opened                 # whether the ranks of this engine are connected on the GPU
     device_queue* queue         # of a process set: its queue of items; NULL: the world's engine, or no communicator
     device_queue* queues        # of the world: list of the queues of this rank's process sets
-    # Items of the GPU's lane. Written under the lock.
-    uint64_t handed             # number of items that this engine has handed to the lane
-    uint64_t returned           # number of these that the lane has ended
+    # Items of the CUDA thread. Written under the lock.
+    uint64_t handed             # number of items that this engine has handed to the CUDA thread
+    uint64_t returned           # number of these that the CUDA thread has ended
     uint64_t last_ticket        # ticket of the last item that was enqueued
     # Progress of the GPU at the last look. Written by the monitor thread alone.
     uint64_t device_passed      # tickets that the GPU had passed

@@ -2,11 +2,11 @@
 
 NCCL's kernels of two communicators wait for each other if two ranks have them in different orders. The schedules of sets have no
 common order, but the world's schedule is one order that every rank executes. So a set's coordinator that has handed an entry of
-GPU tensors to its own lane requests a turn from the world's coordinator. That one appends a TURN (requests.pyx) to the world's
-schedule. Every rank of the set then tells its lane to take the next item of that set. The k-th turn of a set is its k-th item on
-every rank, because all of them execute its schedule in the same order.
+GPU tensors to its own CUDA thread requests a turn from the world's coordinator. That one appends a TURN (requests.pyx) to the
+world's schedule. Every rank of the set then tells its CUDA thread to take the next item of that set. The k-th turn of a set is
+its k-th item on every rank, because all of them execute its schedule in the same order.
 
-Only a lane waits for a turn, and the set's later items behind it. docs/architecture/gpu.md says why that always ends.
+Only a CUDA thread waits for a turn, and the set's later items behind it. docs/architecture/gpu.md says why that always ends.
 """
 from libc.stdint cimport uint64_t
 
@@ -38,7 +38,7 @@ cdef void turns_leave(State* world, device_queue* queue) noexcept nogil:
 
 
 cdef void turns_hand(State* world, device_queue* queue) noexcept nogil:
-    """Count an item of a set that this rank has given its lane."""
+    """Count an item of a set that this rank has given its CUDA thread."""
     pthread_mutex_lock(&world.lock)
     if queue.handed <= queue.given:
         queue.since = patience_at(world.clock, now_ns())
@@ -87,7 +87,7 @@ cdef void turns_retry(State* world) noexcept nogil:
 
 
 cdef void turns_give(State* world, const engine_entry* entry) noexcept nogil:
-    """Execute a TURN entry: the lane takes the next item of that set, if this rank is in it."""
+    """Execute a TURN entry: the CUDA thread takes the next item of that set, if this rank is in it."""
     cdef device_queue* queue
     cdef bint done = True
     pthread_mutex_lock(&world.lock)

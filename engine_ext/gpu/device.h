@@ -1,4 +1,4 @@
-/* An open GPU, as the other planes see it: the data that they pass to the lane, and the functions that they call.
+/* An open GPU, as the other planes see it: the data that they pass to the CUDA thread, and the functions that they call.
  *
  * The GPU plane is loaded only when a GPU is opened, so the other planes reach it through this struct alone.
  * docs/architecture/gpu.md says which thread calls which function.
@@ -22,12 +22,12 @@ typedef struct device_mark {
   struct device_mark *next; /* in the pool of unused marks */
   void *event;
   int timed; /* 1: the event records the time, so an item with this mark is a sample; there are few such marks */
-  int unread; /* 1: a sample has yet to read the mark, so `unmark` leaves it out of the pool; the lane alone writes it */
+  int unread; /* 1: a sample has yet to read the mark, so `unmark` leaves it out of the pool; the CUDA thread alone writes it */
 } device_mark;
 
 /* Stages whose durations are measured; stage_names in names.h has their names. */
 enum {
-  DEVICE_QUEUE,   /* from when a tensor of the entry was ready until the lane's stream reached the entry */
+  DEVICE_QUEUE,   /* from when a tensor of the entry was ready until the CUDA thread's stream reached the entry */
   DEVICE_PACK,
   DEVICE_NCCL,    /* among the ranks, reductions in rank order included */
   DEVICE_UNPACK,
@@ -76,17 +76,18 @@ typedef struct device_transfer {
 
 /* Kinds of work of an item. Items from DEVICE_TURN on have no ticket. */
 enum {
-  DEVICE_ALLREDUCE,     /* every rank gets the reduction of all ranks' tensors */
-  DEVICE_BROADCAST,     /* every rank gets the tensors of `root` */
-  DEVICE_REDUCESCATTER, /* every rank gets its part of the reduction; for each dtype in turn, there is one part for each rank */
-  DEVICE_ALLGATHER,     /* every rank gets the rows of all ranks: transfers */
-  DEVICE_ALLTOALL,      /* every rank gets the rows that each rank sends it: one transfer */
-  DEVICE_TURN,          /* the lane's own: among the world's items, the place of the next item of a process set */
-  DEVICE_CONNECT,       /* the lane's own: connect the ranks of a process set */
-  DEVICE_PART,          /* the lane's own: end the communicator of a process set */
-  DEVICE_FREEZE,        /* the lane's own: allocate what a frozen pass needs */
-  DEVICE_UNITE,         /* the lane's own: connect the ranks of a frozen pass */
-  DEVICE_REPEAT         /* the lane's own: enqueue a frozen pass on the program's stream */
+  DEVICE_ALLREDUCE,   /* every rank gets the reduction of all ranks' tensors */
+  DEVICE_BROADCAST,   /* every rank gets the tensors of `root` */
+  DEVICE_REDUCESCATTER,  /* every rank gets its part of the reduction; for each dtype in turn, there is one part for each rank */
+  DEVICE_ALLGATHER,   /* every rank gets the rows of all ranks: transfers */
+  DEVICE_ALLTOALL, /* every rank gets the rows that each rank sends it: one transfer */
+  /* The CUDA thread's own: */
+  DEVICE_TURN,          /* among the world's items, the place of the next item of a process set */
+  DEVICE_CONNECT,       /* connect the ranks of a process set */
+  DEVICE_DESTROY,       /* destroy the communicator of a process set */
+  DEVICE_ALLOCATE_PASS, /* allocate what a frozen pass needs */
+  DEVICE_CONNECT_PASS,  /* connect the ranks of a frozen pass */
+  DEVICE_REPLAY_PASS    /* enqueue a frozen pass on the program's stream */
 };
 
 /* The items of a process set. The world's schedule gives each its turn among the items of the world and of other sets. */
@@ -104,7 +105,7 @@ typedef struct device_queue {
 struct device_item {
   struct device_item *next;
   device_queue *queue; /* of a process set; NULL: the world's */
-  uint64_t ticket;  /* number that the lane gives in its order: 1 for the device's first item */
+  uint64_t ticket;  /* number that the CUDA thread gives in its order: 1 for the device's first item */
   uint64_t sequence, bytes; /* of the entry, for samples */
   int work;         /* DEVICE_* */
   int root;         /* of DEVICE_BROADCAST: a rank of the world, or of the set */
@@ -121,24 +122,24 @@ struct device_item {
   void **ops; /* the owner's, like the next two fields */
   struct device_item *next_roomless;
   void *owner;
-  /* The lane calls this once: NULL if everything is enqueued, or `why` it is not. The function frees the item. */
+  /* The CUDA thread calls this once: NULL if everything is enqueued, or `why` it is not. The function frees the item. */
   void (*ended)(struct device_item *item, const char *why);
 };
 
 /* Functions that return an int return 0, or -1 and `why`, unless they say otherwise. `turn` fails only without memory. */
 struct device {
   int ordinal;     /* the device's number among those that the process sees */
-  void *call;      /* name of the CUDA or NCCL call that the lane is in; NULL: none; atomic */
+  void *call;      /* name of the CUDA or NCCL call that the CUDA thread is in; NULL: none; atomic */
   uint64_t pushed; /* items ever pushed; atomic, like the next four fields */
-  uint64_t ended;  /* tickets that the lane has ended, with success or not */
-  uint64_t enqueued; /* tickets whose work is on the lane's stream, which runs it in order */
+  uint64_t ended;  /* tickets that the CUDA thread has ended, with success or not */
+  uint64_t enqueued; /* tickets whose work is on the CUDA thread's stream, which runs it in order */
   uint64_t passed; /* tickets that the device is known to have passed; UINT64_MAX: none of our work runs on it any more */
   uint64_t begun;  /* tickets whose work the device is known to have reached: all their marks have been passed */
   char names[DEVICE_OUTSTANDING][DEVICE_NAME]; /* ring of tensors' names, by ticket; the owner's, under its engine's lock */
   /* Record an event on `stream`, the current stream of the calling thread's framework. */
   int (*mark)(device *d, void *stream, device_mark **made, char *why);
   void (*unmark)(device *d, device_mark *mark); /* return a mark, for which nobody will wait, to its pool */
-  void (*push)(device *d, device_item *item);   /* give the lane an item; any thread */
+  void (*push)(device *d, device_item *item);   /* give the CUDA thread an item; any thread */
   /* Give the next item of a process set its turn: behind the world's items pushed so far and the turns given so far. */
   int (*turn)(device_queue *queue);
   /* Say that transfers have their targets now, and `ready` the marks from which these can be used. */
@@ -150,11 +151,11 @@ struct device {
   int (*relax)(device *d, char *why);
   int (*has_passed)(device *d, uint64_t ticket); /* 1: the device has passed a ticket; 0: it has not, or this is unknown */
   int (*frozen_rest)(device *d); /* 1: the device has passed all work without a ticket: frozen passes and graphs of them */
-  void (*stop)(device *d);                       /* the world has failed: have the lane give up what it has not enqueued */
+  void (*stop)(device *d);                       /* the world has failed: have the CUDA thread give up what it has not enqueued */
   void *owner;
-  /* The lane calls this when the device has failed, with or without an item. NULL: nobody wants to know. */
+  /* The CUDA thread calls this when the device has failed, with or without an item. NULL: nobody wants to know. */
   void (*failed)(device *d, const char *why);
-  /* The lane calls these when the device has passed `tickets` more tickets, and when a sample was read. NULL: nobody counts. */
+  /* The CUDA thread calls these when the device has passed `tickets` more, and when a sample was read. NULL: nobody counts. */
   void (*went_on)(device *d, uint64_t tickets);
   void (*sampled)(device *d, const device_sample *sample);
 };

@@ -61,7 +61,7 @@ cdef extern from "engine_ext/gpu/device.h" nogil:
         DEVICE_ALLGATHER
         DEVICE_ALLTOALL
         DEVICE_CONNECT
-        DEVICE_PART
+        DEVICE_DESTROY
 
     ctypedef struct device_queue:
         device* d

@@ -1,9 +1,9 @@
-/* Frozen passes: the lane enqueues the same reduction each time, on a stream of the program, which may be captured.
+/* Frozen passes: the CUDA thread enqueues the same reduction each time, on a stream of the program, which may be captured.
  *
  * Nothing is negotiated, and the only event waited for is the pass's own. The tensors are ready when the stream reaches the
- * pass, and the stream goes on behind it. A graph reads tables and slab at every launch, which the lane does not notice. So each
- * pass keeps its own until the lane is closed. Their communicator blocks, so everything is enqueued when a call returns. With
- * one that does not block, a thread of NCCL would enqueue it, whose calls may spoil the capture.
+ * pass, and the stream goes on behind it. A graph reads tables and slab at every launch, which the CUDA thread does not notice.
+ * So each pass keeps its own until the CUDA thread is closed. Their communicator blocks, so everything is enqueued when a call
+ * returns. With one that does not block, a thread of NCCL would enqueue it, whose calls may spoil the capture.
  */
 #include "calls.h"
 
@@ -19,7 +19,7 @@ static uint64_t bytes_of_tables(uint64_t slab_bytes, const device_part *parts, i
   uint64_t rows = 1 + (uint64_t)n_rows, bytes = 3 * rows * sizeof(device_row), largest = 0;
   for (int k = 0; k < n_parts; k++)
     for (uint64_t low = 0; low < parts[k].bytes; low += slab_bytes) {
-      uint64_t table = lane_table_bytes(2, lesser(parts[k].bytes - low, slab_bytes));
+      uint64_t table = cuda_thread_table_bytes(2, lesser(parts[k].bytes - low, slab_bytes));
       bytes += 2 * table;
       if (table > largest) largest = table;
     }
@@ -41,8 +41,8 @@ static void *copied(const void *what, size_t size) {
   return copy != NULL ? memcpy(copy, what, size) : NULL;
 }
 
-frozen_pass *lane_new_pass(const lane *l, int op, double prescale, double postscale, const device_part *parts, int n_parts,
-                           const device_row *rows, int n_rows) {
+frozen_pass *cuda_thread_new_pass(const cuda_thread *t, int op, double prescale, double postscale, const device_part *parts,
+                                  int n_parts, const device_row *rows, int n_rows) {
   frozen_pass *p = calloc(1, sizeof *p);
   if (p == NULL) return NULL;
   p->item.op = op;
@@ -52,14 +52,14 @@ frozen_pass *lane_new_pass(const lane *l, int op, double prescale, double postsc
   p->item.sources = p->item.targets = copied(rows, sizeof *rows * (size_t)n_rows);
   p->item.n_parts = n_parts;
   p->item.n_rows = n_rows;
-  p->slab_bytes = lesser(l->slab_bytes, longest(parts, n_parts) / 32 * 32 + 32); /* never 0, which cannot be allocated */
+  p->slab_bytes = lesser(t->slab_bytes, longest(parts, n_parts) / 32 * 32 + 32); /* never 0, which cannot be allocated */
   p->table_bytes = bytes_of_tables(p->slab_bytes, parts, n_parts, n_rows);
   if (p->item.parts != NULL && p->item.sources != NULL) return p;
-  lane_free_pass(p);
+  cuda_thread_free_pass(p);
   return NULL;
 }
 
-void lane_free_pass(frozen_pass *p) {
+void cuda_thread_free_pass(frozen_pass *p) {
   free(p->item.parts);
   free(p->item.sources);
   free(p);
@@ -67,67 +67,67 @@ void lane_free_pass(frozen_pass *p) {
 
 static void ended(device_item *item, const char *why) {
   frozen_pass *p = (frozen_pass *)item;
-  lane *l = p->item.owner;
+  cuda_thread *t = p->item.owner;
   snprintf(p->why, sizeof p->why, "%s", why != NULL ? why : "");
-  store32_release(&p->ended, 1); /* pairs with lane_await_pass */
-  door_ring(&l->ended, DOOR_EVERYBODY);
+  store32_release(&p->ended, 1); /* pairs with cuda_thread_await_pass */
+  door_ring(&t->ended, DOOR_EVERYBODY);
 }
 
 /* Push a request for a pass. */
-static void bring(lane *l, frozen_pass *p, int work) {
-  p->item.owner = l;
+static void bring(cuda_thread *t, frozen_pass *p, int work) {
+  p->item.owner = t;
   p->item.work = work;
   p->item.ended = ended;
   store32_release(&p->ended, 0);
-  lane_push(l, &p->item);
+  cuda_thread_push(t, &p->item);
 }
 
-void lane_freeze(lane *l, frozen_pass *p) { bring(l, p, DEVICE_FREEZE); }
+void cuda_thread_allocate_pass(cuda_thread *t, frozen_pass *p) { bring(t, p, DEVICE_ALLOCATE_PASS); }
 
-void lane_unite(lane *l, frozen_pass *p, const ncclUniqueId *id) {
+void cuda_thread_connect_pass(cuda_thread *t, frozen_pass *p, const ncclUniqueId *id) {
   if (id != NULL) p->id = *id;
-  bring(l, p, DEVICE_UNITE);
+  bring(t, p, DEVICE_CONNECT_PASS);
 }
 
-void lane_repeat(lane *l, frozen_pass *p, void *stream) {
+void cuda_thread_replay_pass(cuda_thread *t, frozen_pass *p, void *stream) {
   p->stream = stream;
-  bring(l, p, DEVICE_REPEAT);
+  bring(t, p, DEVICE_REPLAY_PASS);
 }
 
-int lane_await_pass(lane *l, frozen_pass *p, uint64_t ns) {
-  uint32_t count = door_count(&l->ended);
-  if (!load32_acquire(&p->ended)) door_sleep(&l->ended, count, ns); /* pairs with ended */
+int cuda_thread_await_pass(cuda_thread *t, frozen_pass *p, uint64_t ns) {
+  uint32_t count = door_count(&t->ended);
+  if (!load32_acquire(&p->ended)) door_sleep(&t->ended, count, ns); /* pairs with ended */
   return load32_acquire(&p->ended) != 0;
 }
 
 /* ---- resources ---- */
 
 /* Connect all ranks for frozen passes, unless they are connected. */
-static int connect(lane *l, const frozen_pass *p) {
-  if (l->graphs.comm != NULL) return 0;
-  l->graphs.id = p->id;
-  l->graphs.rank = l->world.rank;
-  l->graphs.size = l->world.size;
-  lane_enlist(l, &l->graphs);
-  l->at = &l->graphs;
-  STEP(lane_join_ranks(l, 1));
-  l->graphs.connected = 1;
+static int connect(cuda_thread *t, const frozen_pass *p) {
+  if (t->graphs.comm != NULL) return 0;
+  t->graphs.id = p->id;
+  t->graphs.rank = t->world.rank;
+  t->graphs.size = t->world.size;
+  cuda_thread_enlist(t, &t->graphs);
+  t->at = &t->graphs;
+  STEP(cuda_thread_join_ranks(t, 1));
+  t->graphs.connected = 1;
   return 0;
 }
 
 /* Sum the pieces of a pass once, so that NCCL connects and allocates for these sizes now and not during a capture. */
-static int try_sums(lane *l, const frozen_pass *p) {
-  l->at = &l->graphs;
-  for (int k = 0; k < p->item.n_parts && l->at->size > 1; k++) {
+static int try_sums(cuda_thread *t, const frozen_pass *p) {
+  t->at = &t->graphs;
+  for (int k = 0; k < p->item.n_parts && t->at->size > 1; k++) {
     const device_part *part = &p->item.parts[k];
     for (uint64_t low = 0; low < part->bytes; low += p->slab_bytes)
-      STEP(lane_try_sum(l, lesser(part->bytes - low, p->slab_bytes), part->wire));
+      STEP(cuda_thread_try_sum(t, lesser(part->bytes - low, p->slab_bytes), part->wire));
   }
-  return lane_await_connections(l);
+  return cuda_thread_await_connections(t);
 }
 
 /* Allocate a pass's memory on the device. A failure leaves what was allocated before. */
-static int allocate(lane *l, frozen_pass *p) {
+static int allocate(cuda_thread *t, frozen_pass *p) {
   frozen_memory *m = p->memory;
   CUDA_STEP(cuMemAlloc_v2, &m->slab, p->slab_bytes);
   CUDA_STEP(cuMemAlloc_v2, &m->device_tables, p->table_bytes);
@@ -137,98 +137,99 @@ static int allocate(lane *l, frozen_pass *p) {
 }
 
 /* This is all work that needs no other rank. It may fail before any rank waits in NCCL for the others. */
-int lane_make_pass(lane *l, frozen_pass *p) {
-  STEP(l->failure.call != NULL);
-  if (lane_make_keeper(l)) return lane_failed(l, "malloc", CUDA_ERROR_OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", NULL);
+int cuda_thread_make_pass(cuda_thread *t, frozen_pass *p) {
+  STEP(t->failure.call != NULL);
+  if (cuda_thread_make_keeper(t))
+    return cuda_thread_failed(t, "malloc", CUDA_ERROR_OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", NULL);
   p->memory = calloc(1, sizeof *p->memory);
-  if (p->memory == NULL) return lane_failed(l, "malloc", CUDA_ERROR_OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", NULL);
-  if (allocate(l, p) == 0) {
-    p->next = l->passes;
-    store_pointer((void **)&l->passes, p); /* pairs with frozen_rest */
+  if (p->memory == NULL) return cuda_thread_failed(t, "malloc", CUDA_ERROR_OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", NULL);
+  if (allocate(t, p) == 0) {
+    p->next = t->passes;
+    store_pointer((void **)&t->passes, p); /* pairs with frozen_rest */
     return 0;
   }
-  lane_release_memory(&l->f, p->memory);
+  cuda_thread_release_memory(&t->f, p->memory);
   p->memory = NULL;
   return -1;
 }
 
-int lane_unite_pass(lane *l, frozen_pass *p) {
-  STEP(l->failure.call != NULL);
-  STEP(connect(l, p));
-  return try_sums(l, p);
+int cuda_thread_connect_pass_ranks(cuda_thread *t, frozen_pass *p) {
+  STEP(t->failure.call != NULL);
+  STEP(connect(t, p));
+  return try_sums(t, p);
 }
 
 /* ---- a pass ---- */
 
-/* Enqueue a pass like an item: the lane's stream, slab and tables are replaced by the pass's meanwhile. */
-static int run_there(lane *l, frozen_pass *p) {
-  CUstream stream = l->stream;
-  CUdeviceptr slab = l->slab, device_tables = l->device_tables;
-  char *tables = l->tables;
-  uint64_t slab_bytes = l->slab_bytes, table_bytes = l->table_bytes, head = l->table_head, tail = l->table_tail;
+/* Enqueue a pass like an item: the CUDA thread's stream, slab and tables are replaced by the pass's meanwhile. */
+static int run_there(cuda_thread *t, frozen_pass *p) {
+  CUstream stream = t->stream;
+  CUdeviceptr slab = t->slab, device_tables = t->device_tables;
+  char *tables = t->tables;
+  uint64_t slab_bytes = t->slab_bytes, table_bytes = t->table_bytes, head = t->table_head, tail = t->table_tail;
   int status;
-  l->at = &l->graphs;
-  l->stream = p->stream;
-  l->slab = p->memory->slab;
-  l->slab_bytes = p->slab_bytes;
-  l->tables = p->memory->tables;
-  l->device_tables = p->memory->device_tables;
-  l->table_bytes = p->table_bytes;
-  l->table_head = l->table_tail = 0; /* every repetition writes the same rows to the same place */
+  t->at = &t->graphs;
+  t->stream = p->stream;
+  t->slab = p->memory->slab;
+  t->slab_bytes = p->slab_bytes;
+  t->tables = p->memory->tables;
+  t->device_tables = p->memory->device_tables;
+  t->table_bytes = p->table_bytes;
+  t->table_head = t->table_tail = 0; /* every repetition writes the same rows to the same place */
   p->item.work = DEVICE_ALLREDUCE;
-  status = lane_run(l, &p->item);
-  l->stream = stream;
-  l->slab = slab;
-  l->slab_bytes = slab_bytes;
-  l->tables = tables;
-  l->device_tables = device_tables;
-  l->table_bytes = table_bytes;
-  l->table_head = head;
-  l->table_tail = tail;
+  status = cuda_thread_run(t, &p->item);
+  t->stream = stream;
+  t->slab = slab;
+  t->slab_bytes = slab_bytes;
+  t->tables = tables;
+  t->device_tables = device_tables;
+  t->table_bytes = table_bytes;
+  t->table_head = head;
+  t->table_tail = tail;
   return status;
 }
 
-int lane_enqueue_pass(lane *l, frozen_pass *p) {
+int cuda_thread_enqueue_pass(cuda_thread *t, frozen_pass *p) {
   CUstreamCaptureStatus capturing = CU_STREAM_CAPTURE_STATUS_NONE;
   int failed;
-  STEP(l->failure.call != NULL);
+  STEP(t->failure.call != NULL);
   CUDA_STEP(cuStreamIsCapturing, p->stream, &capturing);
   if (capturing != CU_STREAM_CAPTURE_STATUS_NONE) {
-    store32_release(&p->captured, 1); /* pairs with lane_has_captured */
-    return run_there(l, p);
+    store32_release(&p->captured, 1); /* pairs with cuda_thread_has_captured */
+    return run_there(t, p);
   }
   if (p->ran) CUDA_STEP(cuStreamWaitEvent, p->stream, p->memory->done, 0); /* its last run may still use the slab */
-  failed = run_there(l, p);
+  failed = run_there(t, p);
   STEP(CUDA(cuEventRecord, p->memory->done, p->stream)); /* after a failure, too: some work may be enqueued */
-  store32_release(&p->ran, 1); /* pairs with lane_passes_rest */
+  store32_release(&p->ran, 1); /* pairs with cuda_thread_passes_rest */
   return failed;
 }
 
 /* ---- the end ---- */
 
 /* After a failure of the device nothing runs, so the answer is 1; others report the failure. */
-int lane_passes_rest(lane *l) {
-  for (const frozen_pass *p = load_pointer((void *const *)&l->passes); p != NULL; p = p->next)
-    if (load32_acquire(&p->ran) && l->f.cuEventQuery(p->memory->done) == CUDA_ERROR_NOT_READY) return 0;
+int cuda_thread_passes_rest(cuda_thread *t) {
+  for (const frozen_pass *p = load_pointer((void *const *)&t->passes); p != NULL; p = p->next)
+    if (load32_acquire(&p->ran) && t->f.cuEventQuery(p->memory->done) == CUDA_ERROR_NOT_READY) return 0;
   return 1;
 }
 
-int lane_passes_are_over(lane *l, uint64_t limit) {
+int cuda_thread_passes_are_over(cuda_thread *t, uint64_t limit) {
   uint64_t begun = now_ns();
-  while (!lane_passes_rest(l)) {
+  while (!cuda_thread_passes_rest(t)) {
     if (now_ns() - begun > limit) return 0;
-    lane_nap();
+    cuda_thread_nap();
   }
   return 1;
 }
 
-int lane_has_captured(const lane *l) {
-  for (const frozen_pass *p = load_pointer((void *const *)&l->passes); p != NULL; p = p->next)
+int cuda_thread_has_captured(const cuda_thread *t) {
+  for (const frozen_pass *p = load_pointer((void *const *)&t->passes); p != NULL; p = p->next)
     if (load32_acquire(&p->captured)) return 1;
   return 0;
 }
 
-void lane_release_memory(const lane_functions *f, frozen_memory *memory) {
+void cuda_thread_release_memory(const cuda_thread_functions *f, frozen_memory *memory) {
   for (frozen_memory *next; memory != NULL; memory = next) {
     next = memory->next;
     if (memory->done != NULL) f->cuEventDestroy_v2(memory->done);

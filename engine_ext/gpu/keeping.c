@@ -1,9 +1,9 @@
-/* The keeper: it holds the resources of frozen passes when graphs may outlive the lane.
+/* The keeper: it holds the resources of frozen passes when graphs may outlive the CUDA thread.
  *
  * NCCL ends a communicator only when no graph contains it any more. Until then a call that ends it does not return, even an
  * abort. Only the driver knows of launches of graphs, so the whole device has to become idle. Both may last forever, so threads
- * of their own make these calls. The lane waits for them as long as it likes, and then abandons them. They and the lane hold
- * the keeper. The last holder that lets go frees what was left to it, since no graph can read it any more.
+ * of their own make these calls. The CUDA thread waits for them as long as it likes, and then abandons them. They and the CUDA
+ * thread hold the keeper. The last holder that lets go frees what was left to it, since no graph can read it any more.
  */
 #include "calls.h"
 
@@ -12,12 +12,12 @@
 enum { REST_UNKNOWN, REST_ASKED, REST_THERE };
 
 struct keeper {
-  lane_functions f;
+  cuda_thread_functions f;
   CUdevice device;
   CUcontext context;
   ncclComm_t comm;       /* communicator of frozen passes, once it is to be ended */
   int finishes;          /* 1: finalize it before, which waits for the other ranks */
-  uint32_t holders;      /* number of holders: the lane and threads; atomic, like the next two fields */
+  uint32_t holders;      /* number of holders: the CUDA thread and threads; atomic, like the next two fields */
   uint32_t rest;         /* REST_*: whether the device was found idle */
   uint32_t ended;        /* 1: the communicator has been destroyed */
   int owns;              /* 1: the keeper has to free the next two fields and release the context */
@@ -25,16 +25,16 @@ struct keeper {
   frozen_memory *memory;
 };
 
-int lane_make_keeper(lane *l) {
-  keeper *k = l->keeper;
+int cuda_thread_make_keeper(cuda_thread *t) {
+  keeper *k = t->keeper;
   if (k != NULL) return 0;
   k = calloc(1, sizeof *k);
   if (k == NULL) return -1;
-  k->f = l->f;
-  k->device = l->device;
-  k->context = l->context;
+  k->f = t->f;
+  k->device = t->device;
+  k->context = t->context;
   k->holders = 1;
-  l->keeper = k;
+  t->keeper = k;
   return 0;
 }
 
@@ -42,14 +42,14 @@ int lane_make_keeper(lane *l) {
 
 /* Wait until the device is idle, which it is after an error, too. While a thread captures, the call fails and is repeated. */
 static void synchronize(keeper *k) {
-  while (k->f.cuCtxSynchronize() == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) lane_nap();
+  while (k->f.cuCtxSynchronize() == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) cuda_thread_nap();
 }
 
 /* Free what was left to the keeper. */
 static void release(keeper *k) {
   if (!k->owns) return;
   synchronize(k); /* a launch may have begun before its graph was destroyed */
-  lane_release_memory(&k->f, k->memory);
+  cuda_thread_release_memory(&k->f, k->memory);
   if (k->module != NULL) k->f.cuModuleUnload(k->module);
   k->f.cuDevicePrimaryCtxRelease_v2(k->device);
 }
@@ -72,7 +72,7 @@ static void *await_device(void *argument) {
   keeper *k = argument;
   enter(k);
   synchronize(k);
-  store32_release(&k->rest, REST_THERE); /* pairs with lane_graphs_rest */
+  store32_release(&k->rest, REST_THERE); /* pairs with cuda_thread_graphs_rest */
   drop_hold(k);
   return NULL;
 }
@@ -82,73 +82,74 @@ static void *end_communicator(void *argument) {
   enter(k);
   if (k->finishes) k->f.ncclCommFinalize(k->comm);
   k->f.ncclCommAbort(k->comm);
-  store32_release(&k->ended, 1); /* pairs with lane_graphs_have_ended */
+  store32_release(&k->ended, 1); /* pairs with cuda_thread_graphs_have_ended */
   drop_hold(k);
   return NULL;
 }
 
-/* Start a thread that holds the keeper. If that fails, its work is never done, so the lane waits in vain and frees nothing. */
+/* Start a thread that holds the keeper. If that fails, its work is never done, so the CUDA thread waits in vain and frees
+ * nothing. */
 static void begin(keeper *k, void *(*run)(void *)) {
   add32(&k->holders, 1);
   engine_thread_start(NULL, run, k);
 }
 
-/* ---- for the lane ---- */
+/* ---- for the CUDA thread ---- */
 
-int lane_graphs_rest(lane *l) {
-  keeper *k = l->keeper;
+int cuda_thread_graphs_rest(cuda_thread *t) {
+  keeper *k = t->keeper;
   if (cas32(&k->rest, REST_UNKNOWN, REST_ASKED)) begin(k, await_device);
   return load32_acquire(&k->rest) == REST_THERE; /* pairs with await_device */
 }
 
-int lane_graphs_are_over(lane *l, uint64_t limit) {
+int cuda_thread_graphs_are_over(cuda_thread *t, uint64_t limit) {
   uint64_t begun = now_ns();
-  if (!lane_has_captured(l)) return 1;
-  cas32(&l->keeper->rest, REST_THERE, REST_UNKNOWN); /* ask anew: the device may have worked since */
-  while (!lane_graphs_rest(l)) {
+  if (!cuda_thread_has_captured(t)) return 1;
+  cas32(&t->keeper->rest, REST_THERE, REST_UNKNOWN); /* ask anew: the device may have worked since */
+  while (!cuda_thread_graphs_rest(t)) {
     if (now_ns() - begun > limit) return 0;
-    lane_nap();
+    cuda_thread_nap();
   }
   return CUDA(cuCtxSynchronize) == 0; /* returns at once, since the other thread has waited; this one has then, too */
 }
 
-void lane_end_graphs(lane *l, int finishes) {
-  keeper *k = l->keeper;
-  if (l->graphs.comm == NULL) return;
-  k->comm = l->graphs.comm;
+void cuda_thread_end_graphs(cuda_thread *t, int finishes) {
+  keeper *k = t->keeper;
+  if (t->graphs.comm == NULL) return;
+  k->comm = t->graphs.comm;
   k->finishes = finishes;
-  l->graphs.comm = NULL;
-  l->graphs.connected = 0;
-  lane_remove_communicator(l, &l->graphs);
+  t->graphs.comm = NULL;
+  t->graphs.connected = 0;
+  cuda_thread_remove_communicator(t, &t->graphs);
   begin(k, end_communicator);
 }
 
-int lane_graphs_have_ended(lane *l, uint64_t limit) {
+int cuda_thread_graphs_have_ended(cuda_thread *t, uint64_t limit) {
   uint64_t begun = now_ns();
-  if (l->keeper == NULL || l->keeper->comm == NULL) return 1;
-  while (!load32_acquire(&l->keeper->ended)) { /* pairs with end_communicator */
+  if (t->keeper == NULL || t->keeper->comm == NULL) return 1;
+  while (!load32_acquire(&t->keeper->ended)) { /* pairs with end_communicator */
     if (now_ns() - begun > limit) return 0;
-    lane_nap();
+    cuda_thread_nap();
   }
   return 1;
 }
 
-int lane_release_passes(lane *l, uint64_t limit) {
-  keeper *k = l->keeper;
+int cuda_thread_release_passes(cuda_thread *t, uint64_t limit) {
+  keeper *k = t->keeper;
   frozen_memory *memory = NULL, *next;
   if (k == NULL) return 0;
-  k->owns = !lane_graphs_have_ended(l, 1) || !lane_graphs_are_over(l, limit);
-  for (frozen_pass *p = l->passes; p != NULL; p = p->next) {
+  k->owns = !cuda_thread_graphs_have_ended(t, 1) || !cuda_thread_graphs_are_over(t, limit);
+  for (frozen_pass *p = t->passes; p != NULL; p = p->next) {
     if ((next = p->memory) == NULL) continue;
     next->next = memory;
     memory = next;
     p->memory = NULL;
   }
   k->memory = memory;
-  k->module = l->module;
-  if (!k->owns) lane_release_memory(&l->f, memory);
-  store_pointer((void **)&l->passes, NULL);
-  l->keeper = NULL;
+  k->module = t->module;
+  if (!k->owns) cuda_thread_release_memory(&t->f, memory);
+  store_pointer((void **)&t->passes, NULL);
+  t->keeper = NULL;
   int owns = k->owns;
   if (owns) begin(k, await_device); /* has a thread let go last, since release waits for launches */
   drop_hold(k);

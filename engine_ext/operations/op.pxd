@@ -12,7 +12,7 @@ cdef enum:
     OP_ABANDONED = 2    # flag: nobody holds its handle
     OP_STAND_IN = 4     # flag: made by the engine of a rank that has joined; it has neither a handle nor a Python reference
     OP_PATIENT = 8      # flag: if there is no room for it, it waits in the backlog (native_calls.pyx) instead of its caller
-    OP_TAKEN = 16       # flag: its entry was handed to the GPU's lane, which completes it
+    OP_TAKEN = 16       # flag: its entry was handed to the CUDA thread, which completes it
     OP_ASIDE = 32       # flag: it may remain undone: ranks that it needs may leave
     OP_IN_TURN = 64     # flag: if its name is in flight, it waits in the backlog, too
 
@@ -58,9 +58,9 @@ cdef struct Op:
     void* call          # malloc'ed data of the call for `finished`
     uint32_t optimizer  # 1 + number of the optimizer whose gradient it is; 0: none
     int32_t step        # 1 + number of the optimizer whose step ends with this operation; 0: none
-    device_mark* mark   # tensors on a GPU: the event behind which they are ready; NULL: the lane's item has it
-    uint64_t ticket     # ticket of the lane's item; 0: there is none
-    uint64_t taken      # when the lane was given the item, in running time like `since`
+    device_mark* mark   # tensors on a GPU: the event behind which they are ready; NULL: the CUDA thread's item has it
+    uint64_t ticket     # ticket of the CUDA thread's item; 0: there is none
+    uint64_t taken      # when the CUDA thread was given the item, in running time like `since`
     void* stream        # stream on which the tensors were submitted: only compared, unless `room` is known to keep it alive
     void* room          # borrowed Python function that allocates results of given sizes on that stream; `owner` keeps it
     void* result        # Python reference to the list of tensors that `room` has made; NULL: none

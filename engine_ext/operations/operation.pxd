@@ -35,7 +35,7 @@ cdef struct Operation:
     bint tells_members      # ranks that have joined have to know each tensor of a group
     bint codes              # sums may travel block-scaled between hosts (blocks.pyx)
     Says says
-    int work                # DEVICE_*: the work of the lane's item for tensors on GPUs
+    int work                # DEVICE_*: the work of the CUDA thread's item for tensors on GPUs
 
     # For the coordinator. Return the bytes of the tensor, or of all tensors of a group; of one row if ranks' rows may differ.
     int64_t (*bytes)(const engine_meta* meta) noexcept nogil
@@ -44,7 +44,7 @@ cdef struct Operation:
     void (*choose)(engine_entry* entry, const engine_knobs* knobs, const Crews* crews) noexcept nogil
 
     # Tensors on GPUs: return the number of sizes (int64, in `splits`) that each rank sends to all others before the entry is
-    # handed to the lane. NULL as a function: none.
+    # handed to the CUDA thread. NULL as a function: none.
     int64_t (*count_sizes)(const engine_meta* meta, int size) noexcept nogil
 
     # For every rank. Fill in the operation that a rank that has joined contributes: all fields except `meta`, without a tensor.

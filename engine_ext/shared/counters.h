@@ -105,7 +105,7 @@ enum { LATE_LIST(AS_NUMBER) LATE_CAUSES };
   LINE(gpu, 1)                    /* 1 + number of the rank's GPU; 0: none (cache line of driver's roles, under a lock) */   \
   FIELD(device_entries, 1)        /* entries of tensors on a GPU that were handed over to be enqueued */                     \
   FIELD(device_bytes, 1)          /* bytes of their tensors */                                                               \
-  LINE(device_enqueued, 1)        /* of these entries, those whose work is on the GPU's stream (cache line of the lane) */   \
+  LINE(device_enqueued, 1)        /* of these entries, those whose work is on the GPU's stream (the CUDA thread's line) */   \
   FIELD(device_passed, 1)         /* of these, those that the GPU is known to have done */                                   \
   FIELD(device_ns, STAGES)        /* durations of samples, by the GPU's clock */                                             \
   FIELD(device_samples, STAGES)   /* number of samples in device_ns */                                                       \

@@ -89,7 +89,7 @@ def compare(got: np.ndarray, wanted: np.ndarray, what: str, op: str = "sum", wir
 
 def numbers(me: Rank) -> None:
     """Reduce with every dtype and operation."""
-    me.cuda.stand_hosts_are_one(1)  # where a rank is slow, waiters learn from memory what the lane has seen done
+    me.cuda.stand_hosts_are_one(1)  # where a rank is slow, waiters learn from memory what the CUDA thread has seen done
     with me.world("numbers"):
         for dtype in DTYPES:
             for op in OPS:
@@ -104,7 +104,7 @@ def numbers(me: Rank) -> None:
 
 def factors(me: Rank) -> None:
     """Reduce with factors and compression, out of place and in place."""
-    me.cuda.stand_hosts_are_one(1)  # where a rank is slow, waiters learn from memory what the lane has seen done
+    me.cuda.stand_hosts_are_one(1)  # where a rank is slow, waiters learn from memory what the CUDA thread has seen done
     with me.world("factors"):
         for dtype, op in itertools.product(("int8", "uint8", "int32", "int64"), ("sum", "average", "product")):
             how = {"op": op, "prescale": 1.5, "postscale": 0.3}
@@ -159,7 +159,7 @@ def pieces(me: Rank) -> None:
         allreduce(alone, alone, "alone", "average").wait()
         compare(alone.numpy(), on_host(values(me.rank, 40000, "float32"), op="average"), "alone")
         group = [values(me.rank, 300 + k, "float64") for k in range(300)]
-        # Packing is delayed, while the lane reaches more pieces than the tables have rows for.
+        # Packing is delayed, while the CUDA thread reaches more pieces than the tables have rows for.
         tensors = [DeviceTensor(each, late=100.0 if k == 299 else 0.0) for k, each in enumerate(group)]
         core().allreduce_group(tensors, tensors, "group", OPS["sum"], 1.0, 1.0).wait()
         for tensor, each in zip(tensors, group, strict=True):
@@ -189,7 +189,7 @@ def many(me: Rank) -> None:
 
 def forgotten(me: Rank) -> None:
     """Drop tensors and handles so that their memory is reused, or wait on another stream (problem 10)."""
-    me.cuda.stand_hosts_are_one(1)  # the lane reports the device's progress by a word that the stand-in does not see
+    me.cuda.stand_hosts_are_one(1)  # the stand-in does not see the word by which the CUDA thread reports the progress
     with me.world("forgotten"):
         for turn in range(30):
             tensor = DeviceTensor(values(me.rank, 1000, "float32"), late=10.0 if turn % 3 == 0 else 1.0)
@@ -199,7 +199,7 @@ def forgotten(me: Rank) -> None:
                 handle.wait()
                 Framework.stream = ours
                 del tensor, handle
-                for _ in range(3):  # calls the engine, and the lane checks the device's progress
+                for _ in range(3):  # calls the engine, and the CUDA thread checks the device's progress
                     tensor = DeviceTensor(values(me.rank, 10, "float32"))
                     handle = allreduce(tensor, tensor, "another")
                     for _ in range(3):
@@ -246,7 +246,7 @@ def joins(me: Rank) -> None:
                 compare(tensors[k].numpy(), np.add.reduce(every, dtype=dtype), dtype)
             tensors = [DeviceTensor(values(me.rank, 100, "float32")) for _ in range(8)]
             for tensor in tensors:
-                allreduce(tensor, tensor, "a").wait()  # the next entry comes while the lane has this one
+                allreduce(tensor, tensor, "a").wait()  # the next entry comes while the CUDA thread has this one
             core().join()
             tensor = DeviceTensor(values(me.rank, 100, "float32"))
             allreduce(tensor, tensor, "a").wait()
@@ -254,7 +254,7 @@ def joins(me: Rank) -> None:
 
 def broadcasts(me: Rank) -> None:
     """Broadcast every dtype from every root, in place or not, alone, fused and in pieces, with a joined rank."""
-    me.cuda.stand_hosts_are_one(1)  # waiters learn from memory what the lane has seen done
+    me.cuda.stand_hosts_are_one(1)  # waiters learn from memory what the CUDA thread has seen done
     planes.SLAB, planes.TABLES = 1 << 16, 1 << 12
     with me.world("broadcasts", cycle_time_ms=20.0):
         for dtype, root in itertools.product((*DTYPES, "uint32", "uint64", "complex64"), range(me.size)):
@@ -485,7 +485,7 @@ def lost(me: Rank, how: str) -> None:
 
 
 def fails(me: Rank, call: str) -> None:
-    """Make a call of rank 1's lane fail."""
+    """Make a call of rank 1's CUDA thread fail."""
     with me.refused_world("fails"):
         tensors = [DeviceTensor(values(me.rank, 100, "float32")) for _ in range(2)]
         handles = [allreduce(each, each, f"first {k}") for k, each in enumerate(tensors)]
@@ -525,7 +525,7 @@ def endless(me: Rank, what: str) -> None:
         crowd = [DeviceTensor(values(me.rank, 10, "float32")) for _ in range(100 if what == "crowd" else 0)]
         tensor.compute(values(me.rank, 100, "float32"), late)
         handle = allreduce(tensor, tensor, "second", prescale=2.0)
-        for k, each in enumerate(crowd):  # more than are enqueued at a time, so the lane waits for the device, too
+        for k, each in enumerate(crowd):  # more than are enqueued at a time, so the thread waits for the device, too
             allreduce(each, each, f"another {k}")
         handle.wait()
         until(lambda: core().failure is not None, "somebody is named", 30)

@@ -214,9 +214,9 @@ def dies(me: Rank) -> None:
             gradients.repeat()
         assert isinstance(told.value, RankDiedError) and told.value.rank == me.size - 1
         Framework.device.synchronize()  # it would hang if a wait were left
-        lane = gradients.frozen._plane.lane
+        cuda_thread = gradients.frozen._plane.cuda_thread
         both = ("ncclCommRevoke", "ncclCommAbort")  # calls for each of two communicators
-        until(lambda: sum(map(me.calls, both)) >= 2 and lane.call is None, "the lane has ended them")
+        until(lambda: sum(map(me.calls, both)) >= 2 and cuda_thread.call is None, "the CUDA thread has ended them")
         graph.launch()
         Framework.device.synchronize()
 
@@ -346,7 +346,7 @@ def meanwhile(me: Rank) -> None:
         def unites(self: FrozenPass, its: str, seconds: float) -> str:
             thread.start()
             if me.rank == 0:
-                let_pass(1.0)  # The other rank's lane reaches it before the tensor, and this one's would after it.
+                let_pass(1.0)  # The other rank's thread reaches it before the tensor, and this one's would after it.
             return unite(self, its, seconds)
 
         FrozenPass._connect_ranks = unites  # type: ignore[method-assign]
@@ -369,35 +369,36 @@ def clocks(me: Rank) -> None:
 
 
 class Interrupted:
-    """A lane whose first wait for enqueued work is interrupted before the lane has ended it."""
+    """A CUDA thread whose first wait for enqueued work is interrupted before the CUDA thread has ended it."""
 
-    def __init__(self, lane: Any) -> None:
-        self.lane, self.interrupted, self.busy = lane, False, False
+    def __init__(self, cuda_thread: Any) -> None:
+        self.cuda_thread, self.interrupted, self.busy = cuda_thread, False, False
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.lane, name)
+        return getattr(self.cuda_thread, name)
 
-    def repeat(self, at: int, stream: int) -> None:
-        """Take an item; the lane must have none."""
-        assert not self.busy, "the lane has the item still"
+    def replay_pass(self, at: int, stream: int) -> None:
+        """Take an item; the CUDA thread must have none."""
+        assert not self.busy, "the CUDA thread has the item still"
         self.busy = True
-        self.lane.repeat(at, stream)
+        self.cuda_thread.replay_pass(at, stream)
 
     def pass_ended(self, at: int, seconds: float) -> str | None:
         """Raise an interrupt, or wait."""
         if self.busy and not self.interrupted:
             self.interrupted = True
             raise KeyboardInterrupt
-        why: str | None = self.lane.pass_ended(at, seconds)
+        why: str | None = self.cuda_thread.pass_ended(at, seconds)
         self.busy = self.busy and why is None
         return why
 
 
 def interrupted(me: Rank) -> None:
-    """Check that work which an interrupt left in the lane is awaited before the pass is repeated."""
+    """Check that work which an interrupt left in the CUDA thread is awaited before the pass is repeated."""
     with me.world("interrupted"):
         gradients = Gradients(me)
-        gradients.frozen._plane.lane = Interrupted(gradients.frozen._plane.lane)  # type: ignore[assignment]
+        plane = gradients.frozen._plane
+        plane.cuda_thread = Interrupted(plane.cuda_thread)  # type: ignore[assignment]
         gradients.put(0)
         with pytest.raises(KeyboardInterrupt):
             gradients.repeat()

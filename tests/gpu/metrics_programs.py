@@ -73,13 +73,13 @@ def open_gpu() -> None:
 
 
 def device_fields_after(passed: int) -> dict[str, Any]:
-    """Wait until the lane has seen the device pass so many entries, and has read a sample; return the fields."""
+    """Wait until the CUDA thread has seen the device pass so many entries, and has read a sample; return the fields."""
 
     def is_read() -> bool:
         found = device_fields()
         return found["device_passed"] >= passed and found["stages"]["queue"][0] >= 1
 
-    until(is_read, "the lane has read a sample")
+    until(is_read, "the CUDA thread has read a sample")
     return device_fields()
 
 
@@ -119,8 +119,8 @@ def steps(me: Rank) -> None:
 
 
 def until_read(stands: int) -> None:
-    """Wait until the lane has read all waits; it polls ten times a second while one is unread."""
-    until(lambda: device_fields()["stages"]["exposed"][0] >= stands, "the lane has read how long streams stood")
+    """Wait until the CUDA thread has read all waits; it polls ten times a second while one is unread."""
+    until(lambda: device_fields()["stages"]["exposed"][0] >= stands, "the CUDA thread has read how long streams stood")
 
 
 def pieces(me: Rank) -> None:

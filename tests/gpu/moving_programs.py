@@ -179,7 +179,7 @@ def released() -> bool:
 def mixed(me: Rank) -> None:
     """Run random operations with many in flight, waited for in any order; some are dropped."""
     draw, own = np.random.default_rng(7), np.random.default_rng([8, me.rank])
-    me.cuda.stand_hosts_are_one(1)  # the lane reports the device's progress by a word that the stand-in does not see
+    me.cuda.stand_hosts_are_one(1)  # the stand-in does not see the word by which the CUDA thread reports the progress
     with me.world("mixed", cycle_time_ms=1.0):
         for turn in range(4):
             pending = []
@@ -246,7 +246,7 @@ def prompt(me: Rank) -> None:
     """Check that an operation that has waited for a result's memory goes on at once, not at the next poll."""
 
     def late(sizes: list[int]) -> list[DeviceTensor]:
-        let_pass(0.05)  # until the lane has come, and sleeps
+        let_pass(0.05)  # until the CUDA thread has come, and sleeps
         return Room(0.0)(sizes)
 
     with me.world("prompt"):
@@ -306,11 +306,11 @@ def noroom(me: Rank) -> None:
         core().allgather(tensor, "second", False, none if me.rank == 1 else Room()).wait()
         core().allgather(tensor, "third", False, Room()).wait()
         core().barrier("all").wait()
-    assert time.monotonic() - begun < planes.CLOSING, "the lane still waits for room"
+    assert time.monotonic() - begun < planes.CLOSING, "the CUDA thread still waits for room"
 
 
 def slowroom(me: Rank) -> None:
-    """Let NCCL fail while rank 1's lane waits for the framework's memory."""
+    """Let NCCL fail while rank 1's CUDA thread waits for the framework's memory."""
 
     def late(sizes: list[int]) -> list[DeviceTensor]:
         me.fail("ncclCommGetAsyncError", 1, 2)
@@ -331,7 +331,7 @@ def slowroom(me: Rank) -> None:
 
 
 def fails(me: Rank, call: str) -> None:
-    """Make a call of rank 1's lane fail."""
+    """Make a call of rank 1's CUDA thread fail."""
     with me.refused_world("fails"):
         gather("first", drawn(me.rank, 3, "float32")).check()
         core().barrier("ready").wait()

@@ -294,7 +294,7 @@ def victim(me: Rank, how: str, culprit: str, call: str) -> None:
 def half_open(me: Rank) -> None:
     """Kill a rank in the warm-up; one rank reacts later than another, and its kernel's memory stays until then."""
 
-    class Late(planes.Lane):
+    class Late(planes.CudaThread):
         told = False
 
         def wait(self, seconds: float) -> bool:
@@ -306,7 +306,7 @@ def half_open(me: Rank) -> None:
             return ended
 
     if me.rank == 0:
-        planes.Lane = Late  # type: ignore[misc]
+        planes.CudaThread = Late  # type: ignore[misc]
     with me.world("half open", start_timeout=60.0):
         if me.rank == 2:
             me.fail("ncclReduceScatter", 1, -2)  # all ranks have enqueued the calls before it
@@ -332,7 +332,7 @@ def hangs(me: Rank, call: str, limit: str) -> None:
         text = me.refusal(start_timeout=float(limit))
         assert f"rank 1: {call}" in text and "start the process again" in text, text
         me.works()
-        assert time.monotonic() - begun < float(limit) + planes.GRACE + 4, "somebody has waited for the lane"
+        assert time.monotonic() - begun < float(limit) + planes.GRACE + 4, "somebody has waited for the CUDA thread"
     print("the world has ended", flush=True)
 
 
@@ -405,7 +405,8 @@ def busy(me: Rank) -> None:
         me.then(lambda: freed.append(me.calls("ncclCommAbort") + me.calls("cuModuleUnload")))
         zero = ctypes.c_uint64(0)
         parameters = (ctypes.c_void_p * 16)(*[ctypes.addressof(zero)] * 16)
-        stream, kernel = plane.lane.stream, plane.lane.kernel(0)  # only the Lane of mutants.py has them
+        thread = plane.cuda_thread
+        stream, kernel = thread.stream, thread.kernel(0)  # only the CudaThread of mutants.py has them
         me.context()
         least, greatest, priority = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
         me.cuda.cuCtxGetStreamPriorityRange(ctypes.byref(least), ctypes.byref(greatest))
@@ -425,16 +426,16 @@ def visited(me: Rank) -> None:
         stream = ctypes.c_void_p()
         me.context()
         assert me.cuda.cuStreamCreateWithPriority(ctypes.byref(stream), 1, 0) == 0
-        assert plane.lane.mark(stream) == ""  # only the Lane of mutants.py has it
+        assert plane.cuda_thread.mark(stream) == ""  # only the CudaThread of mutants.py has it
         asked = me.calls("cuStreamIsCapturing")
         me.fail("cuStreamIsCapturing", 1, -1)
-        threading.Thread(target=plane.lane.mark, args=(stream,), daemon=True).start()
+        threading.Thread(target=plane.cuda_thread.mark, args=(stream,), daemon=True).start()
         until(lambda: me.calls("cuStreamIsCapturing") > asked, "the call")
         plane.close()
-        assert plane.lane.left
+        assert plane.cuda_thread.left
         for call in ("cuEventDestroy", "cuModuleUnload", "cuStreamDestroy", "cuDevicePrimaryCtxRelease"):
             assert me.calls(call) == 0, call
-        assert plane.lane.mark(stream) == "it has been closed"
+        assert plane.cuda_thread.mark(stream) == "it has been closed"
     assert me.reports() == []
 
 
@@ -462,26 +463,26 @@ def never_ends(me: Rank) -> None:
 
 
 def rings(me: Rank) -> None:
-    """Use the lane alone: a waiter sleeps exactly until the lane has ended, and an idle lane starts at once."""
+    """Use the CUDA thread alone: a waiter sleeps exactly until it has ended, and an idle one starts at once."""
     found = libraries.load(None, None)
-    lane = planes.Lane(found.addresses, 0, 0, 1, b"", [], slab=0, tables=0)
+    cuda_thread = planes.CudaThread(found.addresses, 0, 0, 1, b"", [], slab=0, tables=0)
     for turn in range(2):
-        let_pass(0.3)  # until the lane sleeps
+        let_pass(0.3)  # until the CUDA thread sleeps
         begun = time.monotonic()
-        lane.begin("identify")
-        assert lane.wait(20) or lane.wait(20)
+        cuda_thread.begin("identify")
+        assert cuda_thread.wait(20) or cuda_thread.wait(20)
         assert time.monotonic() - begun < 10, "nobody was woken"
-        assert (lane.failure, lane.identity["devices"], lane.call) == (None, 1, None), turn
+        assert (cuda_thread.failure, cuda_thread.identity["devices"], cuda_thread.call) == (None, 1, None), turn
     me.fail("cuInit", 1, -1)
-    lane.begin("identify")
+    cuda_thread.begin("identify")
     begun = time.monotonic()
-    assert not lane.wait(0.5)
+    assert not cuda_thread.wait(0.5)
     assert time.monotonic() - begun > 0.4, "a wait that does not wait"
-    assert lane.call == "cuInit"
+    assert cuda_thread.call == "cuInit"
 
 
 def signalled(me: Rank) -> None:
-    """Receive signals while a call that exceeds the limit is awaited: the lane still returns."""
+    """Receive signals while a call that exceeds the limit is awaited: the CUDA thread still returns."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt

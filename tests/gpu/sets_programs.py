@@ -210,7 +210,7 @@ def threads(me: Rank) -> None:
 
 def late(me: Rank) -> None:
     """Let each of three sets wait for a rank that is late within the limit; waiting for a turn may take longer."""
-    me.cuda.stand_hosts_are_one(1)  # at a set's entry the lane sees that the device has passed the previous one
+    me.cuda.stand_hosts_are_one(1)  # at a set's entry the CUDA thread sees that the device has passed the previous one
     patience.STEP = 60.0  # a wait counts in full, although the remaining limit is not checked meanwhile
     connect = planes._Joining._connect
     asked: list[int] = []
@@ -262,18 +262,18 @@ class Device(ctypes.Structure):
 
 
 def seen(me: Rank) -> None:
-    """Check that no stream waits for what the lane has seen the device pass: the lane's word orders what follows.
+    """Check that no stream waits for what the CUDA thread has seen the device pass: its word orders what follows.
 
-    This is common when threads use other sets: the lane checks each entry when it gets to the next one.
+    This is common when threads use other sets: the CUDA thread checks each entry when it gets to the next one.
     """
     with me.world("seen"):
         open_all(me)
-        device = Device.from_address(runtime.current_device()._plane.lane.device)
+        device = Device.from_address(runtime.current_device()._plane.cuda_thread.device)
         for each in of(me, [0, 1]):
             with within(each):
                 tensor = DeviceTensor(values(me.rank, 10, "float32"), late=1.0)
                 handle = allreduce(tensor, tensor, "first")
-                until(lambda: device.passed == 2, "the lane has seen it, and what opened the GPUs")
+                until(lambda: device.passed == 2, "the CUDA thread has seen it, and what opened the GPUs")
                 waits = me.calls("cuStreamWaitEvent")
                 handle.wait()
                 assert me.calls("cuStreamWaitEvent") == waits
@@ -301,7 +301,7 @@ def removed(me: Rank) -> None:
                 compare(mine.numpy(), total(ranks, 50), f"turn {turn}")
             if chosen is not engine.global_process_set:
                 assert engine.remove_process_set(chosen)
-                assert runtime.current_device()._plane.lane.sets == 0, "it is still there"
+                assert runtime.current_device()._plane.cuda_thread.sets == 0, "it is still there"
             handle.wait()
             compare(tensor.numpy(), total(range(me.size), 100), f"world {turn}")
     assert me.calls("ncclCommInitRankConfig") == me.calls("ncclCommAbort")
@@ -336,7 +336,7 @@ def lost(me: Rank, how: str) -> None:
 
 
 def fails(me: Rank, call: str) -> None:
-    """Make a call of rank 1's lane fail while a set's ranks are being connected, or later."""
+    """Make a call of rank 1's CUDA thread fail while a set's ranks are being connected, or later."""
     with me.refused_world("fails", start_timeout=3.0):
         tensor = DeviceTensor(values(me.rank, 100, "float32"))
         allreduce(tensor, tensor, "first").wait()

@@ -73,7 +73,7 @@ def cases() -> list[tuple[Any, dict[str, Any]]]:
 
 def ordered(me: Rank) -> None:
     """Check that device_sums=ordered gives the bits of host memory for every dtype and reduction, however fused."""
-    me.cuda.stand_hosts_are_one(1)  # waiters learn from memory what the lane has seen done
+    me.cuda.stand_hosts_are_one(1)  # waiters learn from memory what the CUDA thread has seen done
     planes.SLAB, planes.TABLES = 1 << 16, 1 << 12
     wanted: dict[tuple[int, int], np.ndarray] = {}
     counts = (1, 3, 501, 9001)

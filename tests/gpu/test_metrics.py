@@ -101,7 +101,7 @@ def test_timeline_has_slices_where_the_host_saw_the_work(start_ranks: Start, tmp
     number = itertools.count()
 
     def measure() -> None:
-        """Check once; `measured` repeats it, since the lane may be too late for samples on a busy machine."""
+        """Check once; `measured` repeats it, since the CUDA thread may be too late for samples on a busy machine."""
         where = tmp_path / f"trace.{next(number)}"
         check_timeline(where, told(start_ranks(2, "timeline", str(where)))[0])
 

@@ -11,7 +11,7 @@ import pytest
 
 from ..parallel.test_frozen_runs import KILLERS as OF_FROZEN
 from .jobs import Start
-from .mutants import LANE, MUTANTS, VARIANTS, changed
+from .mutants import CUDA_THREAD, MUTANTS, VARIANTS, changed
 from .test_metrics import KILLERS as OF_METRICS
 from .test_plane import EVERY_CALL
 from .test_plane import KILLERS as OF_OPENING
@@ -85,7 +85,7 @@ SECONDS = {"allreduce_programs": 30, "moving_programs": 40, "views_programs": 40
 # Programs that end without an error on an unchanged source: the module, the program with its arguments, the source.
 RUN_UNCHANGED = sorted(
     {
-        (module, program, MUTANTS[mutant][0] if module == "views_programs" else LANE)
+        (module, program, MUTANTS[mutant][0] if module == "views_programs" else CUDA_THREAD)
         for module in SECONDS
         for mutant, program in KILLERS[module].items()
     }

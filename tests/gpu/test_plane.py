@@ -29,7 +29,7 @@ Start = Callable[..., Job]
 
 @pytest.fixture
 def start_ranks(libraries: Path, tmp_path: Path) -> Start:
-    """Function that starts a program of plane_programs.py on ranks. Only the lane may use a communicator."""
+    """Function that starts a program of plane_programs.py on ranks. Only the CUDA thread may use a communicator."""
 
     def begin(size: int, *program: str, **settings: object) -> Job:
         return Job(libraries, tmp_path, size, *program, module="plane_programs", **{"one_thread": 1, **settings})
@@ -92,7 +92,7 @@ def test_nothing_is_loaded_before_a_gpu_is_opened(libraries: Path) -> None:
     modules, _, maps = run.stdout.partition("\n")
     assert modules == "['engine.gpu', 'engine.gpu.device']"  # what opens a GPU, and is not the plane
     assert "core" in maps
-    assert not [word for word in ("libcuda", "libnccl", "/lane.cpython") if word in maps]
+    assert not [word for word in ("libcuda", "libnccl", "/cuda_thread.cpython") if word in maps]
 
 
 def test_libraries_of_the_system(libraries: Path) -> None:
@@ -272,7 +272,7 @@ def test_call_that_goes_on_behind_a_close(start_ranks: Start, tmp_path: Path) ->
     start_ranks(1, "visited", more=changed("none", tmp_path / "none")).succeeds()
 
 
-def test_lane_wakes_and_is_woken(start_ranks: Start) -> None:
+def test_cuda_thread_wakes_and_is_woken(start_ranks: Start) -> None:
     start_ranks(1, "rings").succeeds()
 
 
@@ -286,7 +286,7 @@ def test_each_call_that_fails_is_told_on_all_ranks(start_ranks: Start) -> None:
 
 
 @pytest.mark.slow
-def test_signals_do_not_lose_the_lane(start_ranks: Start) -> None:
+def test_signals_do_not_lose_the_cuda_thread(start_ranks: Start) -> None:
     start_ranks(1, "signalled", linger=800).succeeds()
 
 
@@ -431,7 +431,7 @@ KILLERS: dict[str, tuple[str, ...]] = {
     "communicator_not_ended": ("opens",),
     "communicator_not_finished": ("opens",),
     "failure_not_looked_at": ("kill", "ncclCommInitRankConfig"),
-    "lane_without_limit": ("codes",),
+    "cuda_thread_without_limit": ("codes",),
     "return_without_limit": ("hangs", "cuInit", "1"),
     "exchange_without_limit": ("stop", "cuInit"),
     "stuck_is_closed": ("hangs", "cuInit", "1"),

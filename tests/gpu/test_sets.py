@@ -53,7 +53,7 @@ def test_program(size: int, program: str, start_ranks: Start) -> None:
 
 
 @pytest.mark.slow
-def test_nobody_waits_for_what_the_lane_has_seen(start_ranks: Start, libraries: Path, tmp_path: Path) -> None:
+def test_nobody_waits_for_what_the_cuda_thread_has_seen(start_ranks: Start, libraries: Path, tmp_path: Path) -> None:
     start_ranks(3, "seen", more=changed("none", tmp_path / "told", told=libraries)).succeeds()
 
 
@@ -93,7 +93,7 @@ def test_rank_that_stops_in_a_set(start_ranks: Start) -> None:
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("call", ["ncclCommInitRankConfig", "ncclBroadcast"])
 def test_failure_while_a_set_is_connected_ends_the_world(call: str, start_ranks: Start) -> None:
-    """The lane also serves the world and other sets, which are told only its first failure."""
+    """The CUDA thread also serves the world and other sets, which are told only its first failure."""
     for text in start_ranks(3, "fails", call).succeeds():
         assert "refused: RankRaisedError" in text or "refused: DeviceError" in text
         assert f"rank 1: {call}" in text or f"rank 1 failed: {call}" in text

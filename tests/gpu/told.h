@@ -1,5 +1,5 @@
-/* For a lane that is compiled with this in front: the words by which threads learn from it how far the device is are told to the
- * stand-in. Who acquires a word then knows what the thread knew that released it. A relaxed load or store tells nothing.
+/* For a CUDA thread that is compiled with this in front: the words by which threads learn from it how far the device is are told
+ * to the stand-in. Who acquires a word then knows what the thread knew that released it. A relaxed load or store tells nothing.
  */
 #include "engine_ext/platform/atomics.h"
 

@@ -291,7 +291,7 @@ def shared(me: Rank) -> None:
 
 def dropped(me: Rank) -> None:
     """Drop an optimizer while the device works on its gradients, whichever thread has waited for them (problem 10)."""
-    me.cuda.stand_hosts_are_one(1)  # the lane reports the device's progress in memory
+    me.cuda.stand_hosts_are_one(1)  # the CUDA thread reports the device's progress in memory
     with me.world("dropped", cycle_time_ms=1.0):
         ours, other = Framework.stream, Framework.device.new_stream()
         for turn in range(6):

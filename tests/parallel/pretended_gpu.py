@@ -52,7 +52,7 @@ class PretendedGpu:
     def __init__(self, engine: core.Engine) -> None:
         self.log = (ctypes.c_uint64 * ROOM)()
         self.at = ctypes.c_void_p(library().pretended_begin(self.log, ctypes.c_uint64(ROOM)))
-        self.device = self.at.value  # the address that a lane uses; `device` is its first member
+        self.device = self.at.value  # the address that a CUDA thread uses; `device` is its first member
         engine.opener = lambda _ordinal: None
         engine.use(self)  # type: ignore[arg-type]
 
