@@ -99,7 +99,9 @@ class FrozenPass:
 
     def _prepare(self, reduction: Reduction, parts: list[Part], rows: list[Row], seconds: float) -> str:
         """Wait for the CUDA thread's allocations for the pass. Rank 0 returns a communicator's id unless connected."""
-        self._at = self._plane.cuda_thread.allocate_pass(reduction.op, reduction.prescale, reduction.postscale, parts, rows)
+        self._at = self._plane.cuda_thread.allocate_pass(
+            reduction.op, reduction.prescale, reduction.postscale, parts, rows
+        )
         if why := self._wait(seconds, "allocate for a frozen pass"):
             raise DeviceError(f"{why}: it takes up to {SLAB >> 20} MiB of its memory, and 0.4 % of what gradients take")
         return "" if self._plane.united or self._engine.rank else self._create_communicator_id(seconds)

@@ -52,7 +52,7 @@ class Plane:
     def __init__(
         self, cuda_thread: CudaThread, rank: int, ordinal: int, gpus: list[dict[str, Any]], seconds: dict[str, float]
     ) -> None:
-        self.cuda_thread = cuda_thread  # has a context, a stream of highest priority, kernels, events and a communicator
+        self.cuda_thread = cuda_thread  # has a context, a stream of highest priority, kernels, events, a communicator
         self.rank = rank
         self.ordinal = ordinal  # number of the GPU among those that the process sees
         self.gpus = gpus  # results of `identity.describe_gpu`, by rank
@@ -124,8 +124,9 @@ class Plane:
         patience = Patience(CLOSING)
         self.cuda_thread.destroy_communicator(at)
         engine.want_turn()
-        while not (stage := self.cuda_thread.await_stage(at, "destroyed", TICK)) and patience.seconds_left() and self._open:
-            pass
+        stage = None
+        while stage is None and patience.seconds_left() and self._open:
+            stage = self.cuda_thread.await_stage(at, "destroyed", TICK)
         if stage == "destroyed":
             engine.take_turns(0)
             self.cuda_thread.free_communicator(at)

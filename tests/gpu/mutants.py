@@ -489,7 +489,9 @@ class CudaThread:
         factors = (ctypes.c_double * 2)(prescale, postscale)
         their_parts = b"".join(struct.pack("=4i3Q", *part, 0, 0) for part in parts)
         their_rows = b"".join(struct.pack("=3Q", *row) for row in rows)
-        return int(self.glue.glue_allocate_pass(self.state, op, factors, their_parts, len(parts), their_rows, len(rows)))
+        counts = len(parts), len(rows)
+        made = self.glue.glue_allocate_pass(self.state, op, factors, their_parts, counts[0], their_rows, counts[1])
+        return int(made)
 
     def connect_pass(self, pass_at: int, id: bytes | None) -> None:
         self.glue.glue_connect_pass(self.state, ctypes.c_void_p(pass_at), id)
