@@ -34,8 +34,8 @@ cdef inline bint is_id(int32_t id) noexcept nogil:
 
 # ---- metadata ----------------------------------------------------------------------------------------------------------------
 
-cdef bint is_extent(const engine_meta* meta) noexcept nogil:
-    """Return whether a tensor, or a group, can have that shape."""
+cdef bint shape_is_valid(const engine_meta* meta) noexcept nogil:
+    """Return whether a shape received from another host has no negative dimension and no byte count that overflows."""
     cdef uint64_t total = 0
     cdef uint64_t items = 1
     cdef bint empty = False
@@ -46,7 +46,7 @@ cdef bint is_extent(const engine_meta* meta) noexcept nogil:
     if meta.layout == LAYOUT_SPARSE:        # indices and values
         return operation_of(meta).says == SAYS_ROWS and meta.group == 2 and 0 <= meta.dims[DIM_SPARSE] <= MAX_DIMS
     if operation_of(meta).uneven:
-        return True             # numbers of rows come with each entry: are_rows, and the operation that takes them in, check them
+        return True             # row counts come with each entry: row_counts_are_valid and their operation check them
     if meta.group:
         for d in range(ENGINE_DTYPES):
             if not add_bytes(&total, meta.dims[d], <uint64_t>dtype_bytes(<int>d)):
@@ -96,23 +96,24 @@ cdef inline bint is_wire(int wire) noexcept nogil:
     return wire < WIRES or wire == WIRE_TUNED or wire == WIRE_TUNED8
 
 
-cdef bint is_meta(const engine_meta* meta, int size) noexcept nogil:
+cdef bint meta_is_valid(const engine_meta* meta, int size) noexcept nogil:
     """Return whether a description's numbers are in range and fit together."""
     return (meta.kind < KINDS and meta.op <= ENGINE_ADASUM and operation_of(meta) != NULL and meta.dtype < ENGINE_ALL_DTYPES
             and meta.layout <= LAYOUT_SPARSE and meta.ndim <= MAX_DIMS and meta.fault <= FAULT_CALL and meta.shared >= -1
             and meta.device <= 1 and meta.group <= MAX_GROUP and is_wire(meta.wire)
-            and (meta.wire != WIRE_FP8 or can_be_coded(meta)) and is_extent(meta) and has_sound_reduction(meta, size))
+            and (meta.wire != WIRE_FP8 or can_be_coded(meta)) and shape_is_valid(meta) and has_sound_reduction(meta, size))
 
 
 # ---- entries -----------------------------------------------------------------------------------------------------------------
 
-cdef bint are_knobs(const engine_knobs* knobs) noexcept nogil:
+cdef bint knobs_are_valid(const engine_knobs* knobs) noexcept nogil:
+    """Return whether the knobs in an entry are in their ranges."""
     return (0 <= knobs.cycle_time_ms <= LONGEST_CYCLE_MS and 0 < knobs.chunk_bytes <= SLOT_BYTES and knobs.stores < STORES
             and knobs.compression < WIRES and 1 <= knobs.sockets_per_lane <= MAX_SOCKETS and knobs.between_hosts < BETWEENS)
 
 
-cdef bint are_members(const engine_entry* entry) noexcept nogil:
-    """Return whether the ids of a BATCH or a SKIP are in range, none of them twice."""
+cdef bint ids_are_valid(const engine_entry* entry) noexcept nogil:
+    """Return whether the ids of a BATCH or a SKIP are in range and distinct."""
     cdef uint64_t[ID_WORDS] seen
     cdef int32_t id
     cdef uint32_t i
@@ -125,8 +126,8 @@ cdef bint are_members(const engine_entry* entry) noexcept nogil:
     return True
 
 
-cdef bint are_rows(const Segment* segment, const engine_entry* entry) noexcept nogil:
-    """Return whether all ranks together can have the rows that a BATCH or a SKIP lists by rank."""
+cdef bint row_counts_are_valid(const Segment* segment, const engine_entry* entry) noexcept nogil:
+    """Return whether the row counts that a BATCH or a SKIP lists by rank are not negative, and their bytes do not overflow."""
     cdef uint64_t total = 0
     cdef int r
     for r in range(segment.size if operation_of(&entry.meta).says == SAYS_ROWS else 0):
@@ -136,8 +137,8 @@ cdef bint are_rows(const Segment* segment, const engine_entry* entry) noexcept n
     return True
 
 
-cdef bint are_numbers(const engine_entry* entry) noexcept nogil:
-    """Return whether the numbers of unnamed operations in a barrier's entry can be."""
+cdef bint unnamed_counts_are_valid(const engine_entry* entry) noexcept nogil:
+    """Return whether a barrier's counts of unnamed operations are in range, and only a barrier has them."""
     cdef int kind
     for kind in range(KINDS if entry.flags & ENTRY_ALIGN else 0):
         if not 0 <= entry.meta.dims[kind] < <int64_t>1 << 62:
@@ -145,8 +146,8 @@ cdef bint are_numbers(const engine_entry* entry) noexcept nogil:
     return entry.flags & ENTRY_ALIGN == 0 or operation_of(&entry.meta).says == SAYS_ALIGNED
 
 
-cdef bint are_arrivals(const Segment* segment, const engine_entry* entry) noexcept nogil:
-    """Return whether the arrivals of an entry, and those at the end of a recorded one, name ranks, or none."""
+cdef bint arrivals_are_valid(const Segment* segment, const engine_entry* entry) noexcept nogil:
+    """Return whether the arrivals of an entry, and those at the end of a recorded one, name ranks in range, or none."""
     cdef const uint64_t* arrivals = <const uint64_t*>entry + entry.words - entry.items
     cdef uint32_t i
     if arrival_last(entry.arrival) >= segment.size:
@@ -157,11 +158,11 @@ cdef bint are_arrivals(const Segment* segment, const engine_entry* entry) noexce
     return True
 
 
-cdef bint is_batch(const Segment* segment, const engine_entry* entry) noexcept nogil:
+cdef bint batch_is_valid(const Segment* segment, const engine_entry* entry) noexcept nogil:
     """Return whether a BATCH or a SKIP is valid: its description, and what follows its header."""
     cdef const Operation* operation
     cdef uint64_t least
-    if not is_meta(&entry.meta, segment.size) or entry.kind != entry.meta.kind or entry.meta.wire >= WIRES:
+    if not meta_is_valid(&entry.meta, segment.size) or entry.kind != entry.meta.kind or entry.meta.wire >= WIRES:
         return False
     operation = operation_of(&entry.meta)
     if not 1 <= entry.items <= BATCH_ITEMS or (operation.alone and entry.items != 1):
@@ -171,7 +172,8 @@ cdef bint is_batch(const Segment* segment, const engine_entry* entry) noexcept n
         least += <uint64_t>segment.size
     if entry.words != least + entry.items and (entry.words != least or entry.closed):
         return False
-    if not are_members(entry) or not are_rows(segment, entry) or not are_numbers(entry) or not are_arrivals(segment, entry):
+    if not (ids_are_valid(entry) and row_counts_are_valid(segment, entry) and unnamed_counts_are_valid(entry)
+            and arrivals_are_valid(segment, entry)):
         return False
     if entry.flags & ENTRY_MEMBERS and not (
             (operation.tells_members or entry.meta.wire == WIRE_FP8) and 0 <= entry.id < segment.size):
@@ -186,19 +188,19 @@ cdef bint is_batch(const Segment* segment, const engine_entry* entry) noexcept n
             and (not operation.rooted or place_of(segment, entry.meta.root) >= 0))
 
 
-cdef bint is_entry(const Segment* segment, const engine_entry* entry) noexcept nogil:
+cdef bint entry_is_valid(const Segment* segment, const engine_entry* entry) noexcept nogil:
     """Return whether an entry other than a pad is valid; its words are there. Fields that every rank notes are checked in all
     types."""
     cdef uint64_t room = <uint64_t>entry.words * 8 - sizeof(engine_entry)
-    if not (are_knobs(&entry.knobs) and entry.kind < KINDS and entry.algorithm < ALGORITHMS and entry.stores < STORES
+    if not (knobs_are_valid(&entry.knobs) and entry.kind < KINDS and entry.algorithm < ALGORITHMS and entry.stores < STORES
             and is_wire(entry.meta.wire)):
         return False
     if entry.type == ENTRY_BATCH or entry.type == ENTRY_SKIP:
-        return is_batch(segment, entry)
+        return batch_is_valid(segment, entry)
     if not 0 <= entry.name_bytes <= NAME_BYTES or <uint64_t>entry.name_bytes > room:
         return False
     if entry.type == ENTRY_DEFINE:
-        return is_id(entry.id) and is_meta(&entry.meta, segment.size)
+        return is_id(entry.id) and meta_is_valid(&entry.meta, segment.size)
     if entry.type == ENTRY_ERROR:
         return ((entry.id == -1 or is_id(entry.id)) and entry.bytes <= room and <uint64_t>entry.name_bytes + entry.bytes <= room
                 and 0 <= entry.meta.root <= segment.size)
@@ -216,7 +218,7 @@ cdef bint entries_are_valid(const Segment* segment, const uint64_t* words, uint6
         entry = <const engine_entry*>words      # a pad may be shorter: only its first word is read
         if not 1 <= entry.words <= count:
             return False
-        if entry.type != ENTRY_PAD and (entry.words < sizeof(engine_entry) // 8 or not is_entry(segment, entry)):
+        if entry.type != ENTRY_PAD and (entry.words < sizeof(engine_entry) // 8 or not entry_is_valid(segment, entry)):
             return False
         words += entry.words
         count -= entry.words
@@ -236,13 +238,13 @@ cdef bint range_is_valid(uint64_t position, uint64_t count, uint64_t first, uint
 
 # ---- requests ------------------------------------------------------------------------------------------------------------------
 
-cdef bint is_request(const Segment* segment, const engine_request* request) noexcept nogil:
+cdef bint request_is_valid(const Segment* segment, const engine_request* request) noexcept nogil:
     """Return whether a request is valid; its header is there."""
     cdef uint32_t length = <uint32_t>sizeof(engine_request) + request.name_bytes + request.text_bytes
     return (request.name_bytes <= NAME_BYTES and request.text_bytes <= FAILURE_BYTES
             and (request.turn == 0 or (request.turn > 0 and length == sizeof(engine_request) and segment.world == segment))
             and request.bytes == (length + 7) & ~<uint32_t>7 and (request.text_bytes == 0 or request.meta.fault == FAULT_CALL)
-            and rows_are_valid(<uint64_t>request.rows) and is_meta(&request.meta, segment.size))
+            and rows_are_valid(<uint64_t>request.rows) and meta_is_valid(&request.meta, segment.size))
 
 
 cdef bint requests_are_valid(const Segment* segment, int rank, uint64_t begin, uint64_t end) noexcept nogil:
@@ -257,7 +259,7 @@ cdef bint requests_are_valid(const Segment* segment, int rank, uint64_t begin, u
         left = REQUEST_BYTES - begin % REQUEST_BYTES
         if request.bytes == 0:
             step = left
-        elif left < sizeof(engine_request) or request.bytes > left or not is_request(segment, request):
+        elif left < sizeof(engine_request) or request.bytes > left or not request_is_valid(segment, request):
             return False
         else:
             step = request.bytes
