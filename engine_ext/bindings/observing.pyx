@@ -8,7 +8,7 @@ from engine_ext.control.completion cimport end_step
 from engine_ext.control.driver cimport driver_pin, driver_unpin
 from engine_ext.control.observers cimport observe_marked_step
 from engine_ext.control.step_clock cimport step_clock_collection, step_clock_input
-from engine_ext.control.trace cimport marks_open
+from engine_ext.control.trace cimport open_step_marks
 from engine_ext.operations.op cimport Record
 from engine_ext.platform.atomics cimport store32_release
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
@@ -79,7 +79,7 @@ cdef int record_steps(State* e) except -1:
     """Record the ends of steps from now on."""
     cdef int status
     pthread_mutex_lock(&e.lock)
-    status = marks_open(&e.marks)
+    status = open_step_marks(&e.marks)
     pthread_mutex_unlock(&e.lock)
     if status < 0:
         raise MemoryError("no memory for the times of steps")

@@ -12,7 +12,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from engine_ext.control.overlap cimport overlap_wait_begins, overlap_wait_ends
 from engine_ext.control.state cimport State
 from engine_ext.control.step_clock cimport step_clock_sample, step_clock_wait
-from engine_ext.control.trace cimport marks_busy, trace_wait_begins, trace_wait_ends
+from engine_ext.control.trace cimport note_busy, trace_wait_begins, trace_wait_ends
 from engine_ext.coordinator.coordinator cimport waiting
 from engine_ext.gpu.device cimport device_sample
 from engine_ext.hosts.connections cimport traffic_waited, traffic_waits
@@ -162,7 +162,7 @@ cdef inline bint something_ready(const State* e) noexcept nogil:
 cdef inline void observe_readiness(State* e) noexcept nogil:
     """Note whether any tensor is ready on all ranks and not done. Called by drive_once, on every rank."""
     if load32_relaxed(&e.marks.timed) and coordinates(&e.segment):
-        marks_busy(&e.marks, something_ready(e))
+        note_busy(&e.marks, something_ready(e))
 
 cdef inline void observe_yield(State* e) noexcept nogil:
     """Count that a caller yields the processor."""

@@ -8,8 +8,8 @@ from engine_ext.control.step_clock cimport (
     LateStep, step_clock_close, step_clock_entry, step_clock_forked, step_clock_mark, step_clock_open, step_clock_switch,
 )
 from engine_ext.control.trace cimport (
-    SOURCE_TRAFFIC, marks_add, marks_close, marks_pass, trace_close, trace_entry, trace_entry_begins, trace_entry_ends,
-    trace_late_step, trace_sample, trace_step,
+    SOURCE_TRAFFIC, add_step_mark, close_step_marks, count_towards_mark, trace_close, trace_entry, trace_entry_begins,
+    trace_entry_ends, trace_late_step, trace_sample, trace_step,
 )
 from engine_ext.hosts.connections cimport traffic_count
 from engine_ext.operations.kinds cimport operation_of, wire_bytes
@@ -96,7 +96,7 @@ cdef void observers_close(State* e, bint alive) noexcept nogil:
     step_clock_close(e.step_clock, alive)
     e.step_clock = NULL
     trace_close(&e.trace)
-    marks_close(&e.marks)
+    close_step_marks(&e.marks)
 
 
 # ---- an entry of the schedule -----------------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ cdef void observe_completions(State* e, const engine_entry* entry) noexcept nogi
     if observes_stages(e, entry) and not entry.meta.device:     # only the device knows the stages of those
         trace_entry(&e.trace, entry, e.batch, &e.executor, e.entry_begun, from_coordinator_time(&e.segment, entry.closed))
     if e.marks.ring != NULL:
-        marks_pass(&e.marks, e.batch, entry.items)
+        count_towards_mark(&e.marks, e.batch, entry.items)
 
 
 cdef inline bint is_fusible(const engine_entry* entry) noexcept nogil:
@@ -333,7 +333,7 @@ cdef uint64_t observe_overdue(State* e, uint64_t operations, uint64_t seen) noex
 
 cdef void add_mark(State* e, int source) noexcept nogil:
     """Add a mark for the tuner. The caller holds the lock."""
-    marks_add(&e.marks, source, e.knobs.version, load_relaxed(&e.counters.wait_ns), load_relaxed(&e.counters.nbytes))
+    add_step_mark(&e.marks, source, e.knobs.version, load_relaxed(&e.counters.wait_ns), load_relaxed(&e.counters.nbytes))
 
 
 cdef void tell_step(State* e, int source) noexcept nogil:

@@ -118,8 +118,8 @@ cdef struct Marks:
     uint64_t busy               # nanoseconds of the busy periods that have ended
     uint64_t since              # start of the busy period in progress, nanoseconds, monotonic; 0: there is none
 
-cdef int marks_open(Marks* m) noexcept nogil
-cdef void marks_close(Marks* m) noexcept nogil
-cdef void marks_add(Marks* m, int32_t source, uint32_t knob_version, uint64_t waited, uint64_t nbytes) noexcept nogil
-cdef void marks_pass(Marks* m, Op** batch, uint32_t items) noexcept nogil
-cdef void marks_busy(Marks* m, bint busy) noexcept nogil
+cdef int open_step_marks(Marks* m) noexcept nogil
+cdef void close_step_marks(Marks* m) noexcept nogil
+cdef void add_step_mark(Marks* m, int32_t source, uint32_t knob_version, uint64_t waited, uint64_t nbytes) noexcept nogil
+cdef void count_towards_mark(Marks* m, Op** batch, uint32_t items) noexcept nogil
+cdef void note_busy(Marks* m, bint busy) noexcept nogil

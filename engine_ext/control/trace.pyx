@@ -214,19 +214,20 @@ cdef Totals trace_totals(Trace* t, uint64_t now) noexcept nogil:
 
 # Marks at the ends of steps. While nobody tunes, they cost one branch for an entry, and one for a pass of rank 0's driver.
 
-cdef int marks_open(Marks* m) noexcept nogil:
-    """Allocate the ring of marks; 0, or -1 without memory."""
+cdef int open_step_marks(Marks* m) noexcept nogil:
+    """Allocate the ring of step marks, from which the autotuner measures the length of steps; return -1 without memory."""
     if m.ring == NULL:
         m.ring = <Mark*>calloc(MARKS, sizeof(Mark))
     return 0 if m.ring != NULL else -1
 
 
-cdef void marks_close(Marks* m) noexcept nogil:
+cdef void close_step_marks(Marks* m) noexcept nogil:
+    """Free the ring of step marks."""
     free(m.ring)
     m.ring = NULL
 
 
-cdef void marks_add(Marks* m, int32_t source, uint32_t knob_version, uint64_t waited, uint64_t nbytes) noexcept nogil:
+cdef void add_step_mark(Marks* m, int32_t source, uint32_t knob_version, uint64_t waited, uint64_t nbytes) noexcept nogil:
     """Add a mark: a step of `source` has ended. For SOURCE_TRAFFIC the caller also holds the driver's role."""
     cdef Mark* mark = &m.ring[m.count % MARKS]
     mark.time, mark.source, mark.knob_version, mark.waited, mark.nbytes = now_ns(), source, knob_version, waited, nbytes
@@ -237,7 +238,7 @@ cdef void marks_add(Marks* m, int32_t source, uint32_t knob_version, uint64_t wa
     m.count += 1
 
 
-cdef void marks_pass(Marks* m, Op** batch, uint32_t items) noexcept nogil:
+cdef void count_towards_mark(Marks* m, Op** batch, uint32_t items) noexcept nogil:
     """Count operations that are about to be finished towards the next mark of the traffic."""
     cdef uint32_t k
     if m.anchor != NULL:
@@ -251,7 +252,7 @@ cdef void marks_pass(Marks* m, Op** batch, uint32_t items) noexcept nogil:
             m.passed, m.due = 0, True
 
 
-cdef void marks_busy(Marks* m, bint busy) noexcept nogil:
+cdef void note_busy(Marks* m, bint busy) noexcept nogil:
     """Note whether any tensor is ready on all ranks and not done, from now on. The caller holds the driver's role."""
     if busy and m.since == 0:
         m.since = now_ns()
