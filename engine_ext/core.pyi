@@ -151,7 +151,7 @@ class Engine:
         """`output`, on the host: gets the result if it has as many bytes; else the handle has it, as without.
 
         `room`, of a tensor on a GPU: makes tensors for results of so many bytes each, on the stream that was current
-        when it was made, and keeps that stream alive. The thread of `make_rooms` calls it.
+        when it was made, and keeps that stream alive. The thread of `serve_allocations` calls it.
         """
     def send_bytes(self, tensor: Any, name: str, copy: bool) -> Handle:
         """In a set of two ranks: send what a tensor of the host holds to the one that receives under this name.
@@ -341,11 +341,11 @@ class Engine:
         """
     def want_turn(self) -> None:
         """Of a process set: the CUDA thread was given something that moves nothing, and needs a turn."""
-    def make_rooms(self) -> None:
-        """Make room for results on the GPU whose size only their entry tells, until `close_rooms`. For a thread of its
-        own."""
-    def close_rooms(self) -> None:
-        """End `make_rooms`."""
+    def serve_allocations(self) -> None:
+        """Allocate results on the GPU whose size only their entry tells, until `stop_allocations` is called; for a thread
+        of its own."""
+    def stop_allocations(self) -> None:
+        """Make `serve_allocations` return."""
     def free_deferred(self) -> None:
         """Free operations that nobody holds, and whose tensors nobody uses any more."""
     def close(self, timeout: float) -> None:

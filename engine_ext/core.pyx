@@ -17,7 +17,7 @@ from engine_ext.bindings.collectives cimport (
     allgather_group_op, allgather_op, allreduce_op, alltoall_op, barrier_op, broadcast_op, receive_op, reduce_group_op,
     reducescatter_op, send_op, size_barrier_op,
 )
-from engine_ext.bindings.devices cimport close_rooms, finish_device, make_rooms
+from engine_ext.bindings.devices cimport finish_device, serve_allocations, stop_allocations
 from engine_ext.bindings.handles cimport begin_in_turn, begin_op, meet_directly, reduce_directly, wait_for_joins
 from engine_ext.bindings.memory cimport Part, free_deferred, grow_arena, map_region, part_of
 from engine_ext.bindings.observing cimport (
@@ -63,8 +63,8 @@ from engine_ext.shared.segment cimport (
     GROUP_NAME_BYTES, Segment, abort_world, segment_append, segment_enter, segment_leave, segment_map, segment_unmap, wake_others,
 )
 from engine_ext.snapshots cimport (
-    clock_of, counters_of, definitions_of, expect_summing, history_of, knobs_of, knobs_with, late_steps_of, overdue_of,
-    pending_of, ranks_of, set_knobs, steps_of, unfinished_of,
+    clock_of, counters_of, definitions_of, expect_summing, history_of, knobs_with, late_steps_of, overdue_of,
+    pending_of, ranks_of, read_knobs_in_force, set_knobs, steps_of, unfinished_of,
 )
 from engine_ext.transport.arena cimport Arena, arena_close, arena_forked, arena_open, arena_populate_share
 from engine_ext.transport.carrier cimport (
@@ -386,13 +386,13 @@ cdef class Engine:
             if e.segment.rank == COORDINATOR:
                 turns_want(e.world, e.queue)
 
-    def make_rooms(self):
-        """Allocate results on the GPU until `close_rooms` is called; for a thread of its own."""
-        make_rooms(self.state)
+    def serve_allocations(self):
+        """Allocate results on the GPU until `stop_allocations` is called; for a thread of its own."""
+        serve_allocations(self.state)
 
-    def close_rooms(self):
-        """End `make_rooms`."""
-        close_rooms(self.state)
+    def stop_allocations(self):
+        """Make `serve_allocations` return."""
+        stop_allocations(self.state)
 
     def free_deferred(self):
         """Free finished operations that nobody holds, except those that the device still uses."""
@@ -695,7 +695,7 @@ cdef class Engine:
         return set_knobs(self.state, changes)
 
     def knobs(self):
-        return knobs_of(self.state)
+        return read_knobs_in_force(self.state)
 
     @property
     def compressible(self):

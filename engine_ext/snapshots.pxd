@@ -18,5 +18,5 @@ cdef list ranks_of(State* e)
 
 cdef engine_knobs knobs_with(engine_knobs knobs, dict changes) except *
 cdef uint32_t set_knobs(State* e, dict changes) except? 0
-cdef dict knobs_of(State* e)
+cdef dict read_knobs_in_force(State* e)
 cdef int expect_summing(const State* e, const engine_knobs* knobs) except -1

@@ -441,7 +441,7 @@ cdef uint32_t set_knobs(State* e, dict changes) except? 0:
     return chosen.version
 
 
-cdef dict knobs_of(State* e):
+cdef dict read_knobs_in_force(State* e):
     """Return the knobs of the last entry that this rank executed, their version, and the entry with which it took effect."""
     cdef engine_knobs seen
     cdef uint64_t entry

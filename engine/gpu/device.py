@@ -95,7 +95,7 @@ class Device:
                     member.opening = False
                 if member.rooms is None:
                     # In a thread of its own, since the framework's allocator may wait for the GPU.
-                    rooms = threading.Thread(target=engine.make_rooms, name="engine-rooms", daemon=True)
+                    rooms = threading.Thread(target=engine.serve_allocations, name="engine-rooms", daemon=True)
                     rooms.start()
                     member.rooms = rooms
                 engine.use(plane.cuda_thread)
@@ -234,7 +234,7 @@ class Device:
     def _end_rooms(engine: core.Engine, member: _Member) -> None:
         engine.opener = None
         if member.rooms is not None:
-            engine.close_rooms()
+            engine.stop_allocations()
             member.rooms.join(LEAVING)
 
     def _all_have_left(self) -> bool:

@@ -16,6 +16,6 @@ cdef bint has_passed(State* e, uint64_t ticket) noexcept nogil
 cdef bint finish_device(State* e, uint64_t ns) noexcept nogil
 
 cdef int set_allocator(Op* op, object room, const View* view) except -1
-cdef int make_rooms(State* e) except -1
-cdef void close_rooms(State* e) noexcept nogil
-cdef list parts_in_rooms(const Op* op, int size, int count)
+cdef int serve_allocations(State* e) except -1
+cdef void stop_allocations(State* e) noexcept nogil
+cdef list list_group_parts(const Op* op, int size, int count)

@@ -294,15 +294,15 @@ cdef int allocate_results(State* e, Wanted* wanted, object room) except -1:
     return assign_targets(e, wanted, targets, mark, made)
 
 
-cdef int make_rooms(State* e) except -1:
-    """Allocate memory whenever a result needs it, until `close_rooms` is called. An error makes the world fail."""
+cdef int serve_allocations(State* e) except -1:
+    """Allocate memory whenever a result needs it, until `stop_allocations` is called. An error makes the world fail."""
     cdef Wanted wanted
     cdef void* room = NULL
     cdef object function
     cdef uint32_t count
     while True:
         count = door_count(&e.allocation_door)
-        if load32_acquire(&e.rooms_closed):         # pairs with close_rooms
+        if load32_acquire(&e.rooms_closed):         # pairs with stop_allocations
             return 0
         if next_item(e, &wanted, &room) == NULL:
             with nogil:
@@ -320,15 +320,15 @@ cdef int make_rooms(State* e) except -1:
             function = None
 
 
-cdef void close_rooms(State* e) noexcept nogil:
+cdef void stop_allocations(State* e) noexcept nogil:
     """End the thread that allocates results, since none will be needed any more."""
-    store32_release(&e.rooms_closed, 1)             # pairs with make_rooms
+    store32_release(&e.rooms_closed, 1)             # pairs with serve_allocations
     door_ring(&e.allocation_door, DOOR_EVERYBODY)
 
 
 # ---- results -----------------------------------------------------------------------------------------------------------------
 
-cdef list parts_in_rooms(const Op* op, int size, int count):
+cdef list list_group_parts(const Op* op, int size, int count):
     """Return what was gathered of a group as a list by member: (tensor with the bytes, rows of each rank, bytes of a row)."""
     cdef list made = <list>op.result
     cdef int k, r

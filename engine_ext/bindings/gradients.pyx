@@ -13,7 +13,7 @@ from libc.string cimport memcmp, memcpy, memset
 
 from engine_ext.bindings.collectives cimport FAULT_BYTES, may_share, raise_text, wire_fault, wire_number, wire_of
 from engine_ext.bindings.devices cimport (
-    device_of, set_allocator, is_known_passed, make_stream_wait, mark_ready, parts_in_rooms, release_mark,
+    device_of, set_allocator, is_known_passed, list_group_parts, make_stream_wait, mark_ready, release_mark,
 )
 from engine_ext.bindings.groups cimport Extent, find_overlap, group_add, group_gather, group_open, group_parts, group_sparse
 from engine_ext.bindings.handles cimport wait_for
@@ -318,7 +318,7 @@ cdef class GradientHook:
         cdef list parts = None
         if self.op.status == Status.OK and self.op.row_counts != NULL:
             if self.op.result != NULL:
-                parts = parts_in_rooms(self.op, self.engine.state.segment.size, 2)
+                parts = list_group_parts(self.op, self.engine.state.segment.size, 2)
             else:
                 parts = group_parts(self.op.memory, self.op.row_counts, self.engine.state.segment.size, 2)
         self.drop_parts()

@@ -20,7 +20,7 @@ cdef class Handle:
 
     cdef int wait_until(self, uint64_t limit_ns) except -1
     cdef int take_result(self, Op* op) except -1
-    cdef int take_from_room(self, Op* op) except -1
+    cdef int take_allocated_result(self, Op* op) except -1
 
 cdef Handle begin_op(object engine, State* e, Op* op, object name, bint blocking, object output)
 cdef Handle begin_in_turn(object engine, State* e, Op* op, str name)

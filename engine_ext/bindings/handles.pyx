@@ -6,7 +6,7 @@ from libc.stdint cimport uint32_t
 from libc.string cimport memset
 
 from engine_ext.bindings.collectives cimport barrier_op, direct_allreduce_op, expect_name
-from engine_ext.bindings.devices cimport has_passed, make_stream_wait, parts_in_rooms
+from engine_ext.bindings.devices cimport has_passed, list_group_parts, make_stream_wait
 from engine_ext.bindings.groups cimport group_parts
 from engine_ext.bindings.memory cimport Memory, abandon_op, copy_memory, keep_alive, free_when_passed, take_memory
 from engine_ext.bindings.refusals cimport expect_open, make_mismatch_error, raise_refusal
@@ -158,7 +158,7 @@ cdef class Handle:
             self.ticket, self.stream_of = op.ticket, op.stream_of
             make_stream_wait(e, op.ticket, op.stream_of, op, False)
         if op.result != NULL:
-            self.take_from_room(op)
+            self.take_allocated_result(op)
         elif op.memory != NULL and op.meta.group:
             self.parts = self.parts or group_parts(op.memory, op.row_counts, e.segment.size, op.meta.group)
         elif op.row_counts != NULL and self.rows is None:
@@ -169,11 +169,11 @@ cdef class Handle:
             catch_up(e, op.meta.dims)
         return 0
 
-    cdef int take_from_room(self, Op* op) except -1:
-        """Take the result from tensors of the framework, which the operation keeps as long as the device may write to them."""
+    cdef int take_allocated_result(self, Op* op) except -1:
+        """Take the result from GPU tensors that the framework's allocator made, which `op` keeps while the device may write."""
         cdef State* e = self.state
         if op.meta.group:
-            self.parts = parts_in_rooms(op, e.segment.size, <int>op.meta.group)
+            self.parts = list_group_parts(op, e.segment.size, <int>op.meta.group)
         else:
             self.rows = tuple([op.row_counts[r] for r in range(e.segment.size)])
             self.memory = (<list>op.result)[0]
