@@ -21,31 +21,35 @@ NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 Connection = TypeVar("Connection")
 
 
-def accept(listener: socket.socket, give_way: Callable[[], bool], spare: int = SPARE) -> tuple[socket.socket, Any]:
+def accept(
+    listener: socket.socket, drop_unauthenticated: Callable[[], bool], spare: int = SPARE
+) -> tuple[socket.socket, Any]:
     """Accept a connection; while the process is short of descriptors, strangers are displaced for it.
 
-    It returns the connection and its remote address. `give_way` closes the stranger that is displaced next, and returns
-    False if there is none. `spare` is the number of descriptors that strangers leave free. Use 0 if all peers are of
-    this user and do not reconnect after being displaced: a process with few descriptors may still have enough for all
-    legitimate peers. Errors are those of the system's `accept`, with `NO_DESCRIPTORS` only if no stranger holds any.
+    It returns the connection and its remote address. `drop_unauthenticated` closes the stranger that is displaced next,
+    and returns False if there is none. `spare` is the number of descriptors that strangers leave free. Use 0 if all
+    peers are of this user and do not reconnect after being displaced: a process with few descriptors may still have
+    enough for all legitimate peers. Errors are those of the system's `accept`, with `NO_DESCRIPTORS` only if no
+    stranger holds any.
     """
     while True:
         try:
             connection, name = retry_short(listener.accept)
             break
         except OSError as error:
-            if error.errno not in NO_DESCRIPTORS or not give_way():
+            if error.errno not in NO_DESCRIPTORS or not drop_unauthenticated():
                 raise
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)  # the system assigns the lowest free number
     if limit != resource.RLIM_INFINITY and connection.fileno() >= limit - spare:
-        give_way()
+        drop_unauthenticated()
     return connection, name
 
 
-def free_descriptors(give_way: Callable[[], bool], count: int = 1) -> None:
-    """Free `count` descriptors by displacing strangers, as far as these hold any; `give_way` is that of `accept`.
+def free_descriptors(drop_unauthenticated: Callable[[], bool], count: int = 1) -> None:
+    """Free `count` descriptors by displacing strangers, as far as these hold any.
 
-    The system drops a descriptor that comes with a message if there is no room for it.
+    `drop_unauthenticated` is that of `accept`. The system drops a descriptor that comes with a message if there is no
+    room for it.
     """
     held: list[int] = []
     try:
@@ -53,7 +57,7 @@ def free_descriptors(give_way: Callable[[], bool], count: int = 1) -> None:
             try:
                 held.append(os.open("/", os.O_PATH | os.O_CLOEXEC))
             except OSError as error:
-                if error.errno not in NO_DESCRIPTORS or not give_way():
+                if error.errno not in NO_DESCRIPTORS or not drop_unauthenticated():
                     return
     finally:
         for descriptor in held:

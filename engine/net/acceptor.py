@@ -55,8 +55,8 @@ class Acceptor:
         for listener in self._listeners:
             listener.close()
 
-    def give_way(self) -> bool:
-        """Close the unauthenticated connection that is displaced next; return False if there is none."""
+    def drop_unauthenticated(self) -> bool:
+        """Close an unauthenticated connection to free a descriptor; return False if there is none."""
         displaced = self._strangers.displace_next()
         self._close_displaced(displaced)
         return displaced is not None
@@ -65,7 +65,7 @@ class Acceptor:
         while True:
             yield Wait(connection=listener)
             try:
-                connected, name = accept(listener, self.give_way)
+                connected, name = accept(listener, self.drop_unauthenticated)
             except OSError as error:
                 if error.errno in EXHAUSTED:  # The listener stays readable.
                     self.on_exhausted(error)

@@ -145,7 +145,7 @@ class TaskRegistry(TaskServer):
         while True:
             yield Wait(None, self._inner)
             try:
-                carrier, _ = accept(self._inner, self._acceptor.give_way)
+                carrier, _ = accept(self._inner, self._acceptor.drop_unauthenticated)
             except OSError:  # it has gone, or there are no descriptors and the listener stays readable
                 yield Wait(Patience(PAUSE))
             else:

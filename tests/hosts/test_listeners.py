@@ -189,7 +189,7 @@ def test_where_no_descriptor_is_left_the_oldest_strangers_give_way() -> None:
         strangers: list[socket.socket] = []
         opened.callback(lambda: [each.close() for each in strangers])
 
-        def give_way() -> bool:
+        def drop_unauthenticated() -> bool:
             if strangers:
                 strangers.pop(0).close()
             return bool(strangers)
@@ -205,7 +205,7 @@ def test_where_no_descriptor_is_left_the_oldest_strangers_give_way() -> None:
                 accept(listener, lambda: False)
             assert raised.value.errno == errno.EMFILE
             for _ in held[3:]:
-                connection, _ = accept(listener, give_way)
+                connection, _ = accept(listener, drop_unauthenticated)
                 strangers.append(connection)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)

@@ -102,7 +102,7 @@ class WorkerServer:
 
     def _accept(self) -> None:
         try:
-            connection, _ = accept(self._listener, self._give_way, spare=0)
+            connection, _ = accept(self._listener, self._drop_unauthenticated, spare=0)
         except OSError as error:
             if error.errno in NO_DESCRIPTORS:  # the listener stays readable until there are some
                 self._told.show_line(f"no worker can come to the gate: {linux.explain_refusal('accept', error)}")
@@ -120,8 +120,8 @@ class WorkerServer:
         self._loop.add_reader(connection.fileno(), lambda: self._read(peer))
         self._write(peer, peer.stream.open())
 
-    def _give_way(self) -> bool:
-        """Close the oldest unauthenticated connection; return False if there is none."""
+    def _drop_unauthenticated(self) -> bool:
+        """Close the oldest unauthenticated connection to free a descriptor; return False if there is none."""
         displaced = self._strangers.displace_next()
         if displaced is not None:
             self._close(displaced)

@@ -134,14 +134,17 @@ class _Server(ThreadingHTTPServer):
     def get_request(self) -> tuple[socket.socket, Any]:
         """Accept a connection."""
         try:
-            return accept(self.socket, self._give_way)
+            return accept(self.socket, self._drop_unauthenticated)
         except OSError:  # no descriptors are left: the connection waits, and the thread must not spin
             if not self.endpoint.stopped:
                 time.sleep(PAUSE)
             raise
 
-    def _give_way(self) -> bool:
-        """Displace the next stranger and wait until its thread has closed it; return False if there is none."""
+    def _drop_unauthenticated(self) -> bool:
+        """Shut down an unauthenticated connection to free its descriptor; return False if there is none.
+
+        It returns when the connection's thread has closed it, or after `STOP_LIMIT` seconds.
+        """
         with self._lock:
             displaced = self._strangers.displace_next()
         if displaced is None:
@@ -159,7 +162,7 @@ class _Server(ThreadingHTTPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Handle a connection in a new thread, or reject it with 503."""
-        if len(self.open) < CONNECTIONS or self._give_way():
+        if len(self.open) < CONNECTIONS or self._drop_unauthenticated():
             self.open.add(request)
             with self._lock:
                 self._strangers.add(request, str(client_address[0]))

@@ -90,9 +90,10 @@ class Hub(InterHostRendezvous):
         self.own.ready = True
         self._finish_if_ready()
 
-    def give_way(self) -> bool:
-        """Close an unauthenticated connection to free its descriptor; return False if there is none."""
-        return super().give_way() or (self.lane_acceptor is not None and self.lane_acceptor.give_way())
+    def drop_unauthenticated(self) -> bool:
+        """Close an unauthenticated connection to free a descriptor; return False if there is none."""
+        lanes = self.lane_acceptor
+        return super().drop_unauthenticated() or (lanes is not None and lanes.drop_unauthenticated())
 
     def close(self) -> None:
         """Close every listener, and every connection that was not handed over."""
@@ -182,7 +183,7 @@ class Hub(InterHostRendezvous):
         """Handle a leader's message: `come`, `crew`, `ready` or a refusal."""
         raise_refusal(message)
         if "come" in message:
-            self._record_processes(host, _parse_processes(message["come"]))
+            self._record_processes(host, _parse_rank_pids(message["come"]))
             failures = dict(message.get("failures", ()))
             self.failures |= {
                 _parse_rank(rank): readable.replace_unprintable(str(text)) for rank, text in failures.items()
@@ -280,8 +281,8 @@ def _parse_rank(digits: Any) -> int:
     return rank
 
 
-def _parse_processes(entries: Any) -> dict[int, int]:
-    """Parse a leader's list of ranks and process ids."""
+def _parse_rank_pids(entries: Any) -> dict[int, int]:
+    """Parse a leader's list of ranks and their process ids; return them as a dictionary."""
     try:
         found = dict(entries)
     except TypeError:

@@ -220,9 +220,9 @@ class InterHostRendezvous:
         self.open[lane] = connection
         connection.send_message({})
 
-    def give_way(self) -> bool:
-        """Close an unauthenticated connection to free its descriptor; return False if there is none."""
-        return self.acceptor is not None and self.acceptor.give_way()
+    def drop_unauthenticated(self) -> bool:
+        """Close an unauthenticated connection to free a descriptor; return False if there is none."""
+        return self.acceptor is not None and self.acceptor.drop_unauthenticated()
 
     def send_refusal(self, error: RendezvousError) -> None:
         """Send the other leaders the error with which this start fails."""

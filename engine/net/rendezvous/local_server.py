@@ -245,7 +245,7 @@ class LocalServer:
 
     def _accept(self, listener: socket.socket) -> None:
         try:
-            connection, _ = accept(listener, self._give_way, spare=0)
+            connection, _ = accept(listener, self._drop_unauthenticated, spare=0)
         except (BlockingIOError, ConnectionAbortedError):
             return
         except OSError as error:
@@ -273,9 +273,9 @@ class LocalServer:
             self._drop_stranger(displaced)
         self.selector.register(connection, selectors.EVENT_READ, visitor)
 
-    def _give_way(self) -> bool:
-        """Drop an unauthenticated connection, of the network if possible, else of this host; False if there is none."""
-        if self.inter_host is not None and self.inter_host.give_way():
+    def _drop_unauthenticated(self) -> bool:
+        """Close an unauthenticated connection to free a descriptor, other hosts' first; False if there is none."""
+        if self.inter_host is not None and self.inter_host.drop_unauthenticated():
             return True
         displaced = self.strangers.displace_next()
         if displaced is not None:
@@ -289,7 +289,7 @@ class LocalServer:
 
     def _receive(self, visitor: _Visitor) -> None:
         if visitor.hello is None:
-            free_descriptors(self._give_way)
+            free_descriptors(self._drop_unauthenticated)
             if visitor.connection.fileno() < 0:
                 return
         else:
@@ -387,7 +387,7 @@ class LocalServer:
 
     def _make_memory(self, hellos: list[Hello]) -> tuple[int, int]:
         """Check that the ranks can work together, then make the memory and return its descriptors."""
-        free_descriptors(self._give_way, SPARE)
+        free_descriptors(self._drop_unauthenticated, SPARE)
         if self.inter_host is None:
             compare_hellos(hellos, {})
             return self.options.create()
