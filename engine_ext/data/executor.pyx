@@ -109,21 +109,22 @@ cdef void pass_chunk(Executor* x, Stage stage, uint64_t chunk) noexcept nogil:
         x.stage_spent[<int>stage] += age_ns(x.stage_last[<int>stage], begun)
 
 
-cdef inline bint reached(Executor* x, Stage stage, uint64_t chunks) noexcept nogil:
-    return x.transport.reached(x.transport, stage, chunks)
+cdef inline bint all_ranks_reached(Executor* x, Stage stage, uint64_t chunks) noexcept nogil:
+    """Return whether every rank, this one included, has passed `stage` for `chunks` chunks."""
+    return x.transport.all_ranks_reached(x.transport, stage, chunks)
 
 
 cdef inline bint may_take(Executor* x) noexcept nogil:
     """Return whether the input of the next chunk's reduction is complete."""
     if x.sums:
         return x.transport.summed(x.transport)
-    return x.takes_nothing or (x.steps.in_place and not x.needs_pack) or reached(x, Stage.PACKED, x.passed.reduced + 1)
+    return x.takes_nothing or (x.steps.in_place and not x.needs_pack) or all_ranks_reached(x, Stage.PACKED, x.passed.reduced + 1)
 
 
 cdef bint step(Executor* x) noexcept nogil:
     """Take one chunk through one stage, if any can. Later stages come first, so that few chunks are in flight at once."""
     if x.passed.copied < x.passed.reduced:
-        if not x.steps.copies_results or reached(x, Stage.REDUCED, x.passed.copied + 1):
+        if not x.steps.copies_results or all_ranks_reached(x, Stage.REDUCED, x.passed.copied + 1):
             pass_chunk(x, Stage.COPIED, x.passed.copied - x.first)
             x.passed.copied += 1
             return True
@@ -136,7 +137,7 @@ cdef bint step(Executor* x) noexcept nogil:
             x.passed.reduced += 1
             return True
     if may_pack(x):
-        if x.steps.in_place or x.passed.packed < SLOTS or reached(x, Stage.COPIED, x.passed.packed + 1 - SLOTS):
+        if x.steps.in_place or x.passed.packed < SLOTS or all_ranks_reached(x, Stage.COPIED, x.passed.packed + 1 - SLOTS):
             pass_chunk(x, Stage.PACKED, x.passed.packed - x.first)
             x.passed.packed += 1
             return True

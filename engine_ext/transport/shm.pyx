@@ -17,7 +17,7 @@ cdef Transport* shared_memory_open(SharedMemory* t, Segment* segment) noexcept n
     """Fill in a transport over a mapped segment, which the caller owns."""
     memset(t, 0, sizeof(SharedMemory))      # functions that are not set below stay NULL: this transport has none
     t.segment = segment
-    t.functions.slot, t.functions.publish, t.functions.reached = slot, publish, reached
+    t.functions.slot, t.functions.publish, t.functions.all_ranks_reached = slot, publish, all_ranks_reached
     t.functions.needs, t.functions.progress = needs, progress
     return &t.functions
 
@@ -27,17 +27,19 @@ cdef inline Segment* segment_of(Transport* t) noexcept nogil:
 
 
 cdef char* slot(Transport* t, int rank, uint64_t n) noexcept nogil:
+    """Return the address of the slot of `rank` for chunk `n`. Other ranks' slots are read only."""
     return segment_slot(segment_of(t).header, rank, n)
 
 
 cdef void publish(Transport* t, const Progress* mine) noexcept nogil:
+    """Publish this rank's progress, and wake the ranks whose needs it meets."""
     shared_memory_publish(segment_of(t), segment_of(t).rank, mine)
 
 
 cdef void shared_memory_publish(Segment* segment, int rank, const Progress* passed) noexcept nogil:
     """Store the progress of `rank`, and wake the ranks of this host whose needs it meets.
 
-    The stores release the rank's writes to its slot, and its reads of others' slots. They pair with reached().
+    The stores release the rank's writes to its slot, and its reads of others' slots. They pair with all_ranks_reached().
     """
     cdef rank_page* page = segment.pages[rank]
     cdef int i
@@ -54,7 +56,8 @@ cdef void shared_memory_publish(Segment* segment, int rank, const Progress* pass
             wake_unfenced(segment, segment.crew[i], SLEEP_IN_ENTRY)
 
 
-cdef bint reached(Transport* t, Stage stage, uint64_t chunks) noexcept nogil:
+cdef bint all_ranks_reached(Transport* t, Stage stage, uint64_t chunks) noexcept nogil:
+    """Return whether every rank, this one included, has passed `stage` for `chunks` chunks."""
     cdef Segment* segment = segment_of(t)
     cdef uint64_t* known = &(<SharedMemory*>t).known[<int>stage]
     cdef uint64_t least, passed
@@ -71,6 +74,7 @@ cdef bint reached(Transport* t, Stage stage, uint64_t chunks) noexcept nogil:
 
 
 cdef void needs(Transport* t, const Progress* others) noexcept nogil:
+    """Store the progress of others for which this rank waits, before it sleeps; UINT64_MAX: it does not wait for that stage."""
     cdef uint64_t* need = segment_of(t).mine.need
     store_relaxed(&need[<int>Stage.PACKED], others.packed)
     store_relaxed(&need[<int>Stage.REDUCED], others.reduced)
@@ -78,6 +82,7 @@ cdef void needs(Transport* t, const Progress* others) noexcept nogil:
 
 
 cdef Progress progress(Transport* t, int rank) noexcept nogil:
+    """Return the progress that `rank` has published."""
     cdef const rank_page* page = segment_of(t).pages[rank]
     cdef Progress passed
     passed.packed, passed.reduced = load_acquire(&page.packed), load_acquire(&page.reduced)

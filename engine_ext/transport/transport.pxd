@@ -6,9 +6,10 @@ tensors nor fusion nor the computation. The executor (data/executor.pyx) is its 
 
 Every implementation promises:
 
-- **Order.** When `reached(stage, n)` is true, everything can be read that any rank wrote and offered before it published n chunks
-  of that stage: its slots, and its part of the arena if there is one. A slot holds chunk n from when its owner has published n
-  as packed until all ranks have published n as copied. Then the owner writes chunk n + SLOTS to it. Progress only grows.
+- **Order.** When `all_ranks_reached(stage, n)` is true, everything can be read that any rank wrote and offered before it
+  published n chunks of that stage: its slots, and its part of the arena if there is one. A slot holds chunk n from when its owner
+  has published n as packed until all ranks have published n as copied. Then the owner writes chunk n + SLOTS to it. Progress only
+  grows.
 - **Fences.** A wake-up is never lost. A rank that has stored its `needs` and checks once more, after a full fence, either sees
   what another rank has published since, or is woken by it. The caller fences after `needs`; `publish` fences before it looks
   for ranks that sleep (docs/architecture/protocol.md, I8).
@@ -40,7 +41,7 @@ cdef struct Transport:
     # rank. NULL where ranks read slots in place.
     void (*offer)(Transport* t, int rank, uint64_t n, uint64_t begin, uint64_t nbytes) noexcept nogil
     # Return whether every rank, this one included, has passed `stage` for `chunks` chunks.
-    bint (*reached)(Transport* t, Stage stage, uint64_t chunks) noexcept nogil
+    bint (*all_ranks_reached)(Transport* t, Stage stage, uint64_t chunks) noexcept nogil
     # Store, before this rank sleeps, the progress of others at which it can go on; UINT64_MAX: it does not wait for that stage.
     void (*needs)(Transport* t, const Progress* others) noexcept nogil
     # Sums over all ranks by the transport itself; the three are NULL if it cannot. `sum_room` returns memory of the transport
