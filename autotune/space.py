@@ -51,8 +51,8 @@ class Real:
     def encode(self, value: Any) -> list[float]:
         """Return the coordinates of a value: its position from low to high, and whether it is off."""
         if self.off is None:
-            return [self._compute_share(float(value))]
-        return [0.0, 1.0] if value == self.off else [self._compute_share(float(value)), 0.0]
+            return [self._normalize_value(float(value))]
+        return [0.0, 1.0] if value == self.off else [self._normalize_value(float(value)), 0.0]
 
     def decode(self, at: Sequence[float]) -> Any:
         """Return the value nearest to the coordinates, to four digits."""
@@ -98,7 +98,8 @@ class Real:
     def _scale_value(self, value: float) -> float:
         return math.log(value) if self.log else value
 
-    def _compute_share(self, value: float) -> float:
+    def _normalize_value(self, value: float) -> float:
+        """Return the position of a value between `low` (0) and `high` (1), on the parameter's scale."""
         low, high = self._scale_value(self.low), self._scale_value(self.high)
         return (self._scale_value(value) - low) / (high - low)
 

@@ -32,7 +32,7 @@ class Adapter(Protocol):
     def store(self, tensor: Any, result: Any) -> None:
         """Copy `result` into `tensor`; called when `as_target` has returned a copy."""
 
-    def as_result(self, tensor: Any, output: Any) -> Any:
+    def as_framework_tensor(self, tensor: Any, output: Any) -> Any:
         """Return `output`, which `make_empty` has allocated, as a tensor of the framework of `tensor`."""
 
     def as_rows(self, tensor: Any) -> Any:
@@ -85,7 +85,8 @@ class NumpyAdapter:
     def store(self, tensor: Any, result: Any) -> None:
         tensor[...] = result
 
-    def as_result(self, tensor: Any, output: Any) -> Any:
+    def as_framework_tensor(self, tensor: Any, output: Any) -> Any:
+        """Return `output`, which `make_empty` has allocated as an array of NumPy."""
         return output
 
     def as_rows(self, tensor: Any) -> Any:
@@ -133,13 +134,14 @@ class ProtocolAdapter(NumpyAdapter):
     def store(self, tensor: Any, result: Any) -> None:
         self._view(tensor)[...] = result
 
-    def as_result(self, tensor: Any, output: Any) -> Any:
+    def as_framework_tensor(self, tensor: Any, output: Any) -> Any:
+        """Return `output` as an array of the library of `tensor` if it has the array API, else as it is."""
         if not hasattr(tensor, "__array_namespace__"):
             return output
         return tensor.__array_namespace__().from_dlpack(output)
 
     def make_gathered(self, tensor: Any, data: memoryview, rows: int) -> Any:
-        return self.as_result(tensor, super().make_gathered(self._view(tensor), data, rows))
+        return self.as_framework_tensor(tensor, super().make_gathered(self._view(tensor), data, rows))
 
 
 _adapters: dict[type, Adapter] = {}

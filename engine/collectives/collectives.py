@@ -377,7 +377,7 @@ def _reduce(
     except Exception as error:
         announce_failure(process_set, kind, name, error)
         raise
-    handle = Handle(native, output, lambda output: adapter.as_result(sent, output))
+    handle = Handle(native, output, lambda output: adapter.as_framework_tensor(sent, output))
     return handle if own is None else handle.then(lambda result: own.decompress(result, context))
 
 
@@ -418,7 +418,7 @@ def _submit_broadcast(tensor: Any, root: int, name: str | None, process_set: Pro
     except Exception as error:
         announce_failure(process_set, "broadcast", name, error)
         raise
-    return Handle(native, output, lambda output: adapter.as_result(tensor, output))
+    return Handle(native, output, lambda output: adapter.as_framework_tensor(tensor, output))
 
 
 def _spread_in_place(tensor: Any, root: int, name: str | None, process_set: ProcessSet, blocking: bool) -> Handle:

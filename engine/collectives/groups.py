@@ -232,7 +232,8 @@ def _reduce(
 
     def fetch_results(outputs: list[Any]) -> list[Any]:
         return [
-            adapter.as_result(tensor, output) for adapter, tensor, output in zip(adapters, sent, outputs, strict=True)
+            adapter.as_framework_tensor(tensor, output)
+            for adapter, tensor, output in zip(adapters, sent, outputs, strict=True)
         ]
 
     handle = Handle(native, outputs, fetch_results)

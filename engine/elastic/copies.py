@@ -55,8 +55,8 @@ class NumpyArrays:
         """Return uninitialized memory for copies."""
         return np.empty(nbytes, np.uint8)
 
-    def write(self, arrays: list[Any], views: list[Any]) -> None:
-        """Copy arrays into the views that `view` returned for their places."""
+    def copy_into_views(self, arrays: list[Any], views: list[Any]) -> None:
+        """Copy each array into the view that `view` returned for its place."""
         for array, view in zip(arrays, views, strict=True):
             np.copyto(view, array)
 
@@ -135,7 +135,7 @@ def copy_values(values: Mapping[str, Any], kind: NumpyArrays, find_memory: Calla
     for array in pickler.arrays:
         places.append(kind.describe_array(array, -(-count_bytes((*places[-1:],)) // _ALIGNMENT) * _ALIGNMENT))
     memory = find_memory(count_bytes(tuple(places)))
-    kind.write(pickler.arrays, [kind.view(memory, place) for place in places])
+    kind.copy_into_views(pickler.arrays, [kind.view(memory, place) for place in places])
     return Copy(tuple(values), file.getvalue(), tuple(places), memory)
 
 

@@ -43,7 +43,8 @@ class JaxAdapter(NumpyAdapter):
         start = -raw.ctypes.data % _ALIGNMENT
         return raw[start : start + source.nbytes].view(source.dtype).reshape(source.shape)
 
-    def as_result(self, tensor: Any, output: Any) -> Any:
+    def as_framework_tensor(self, tensor: Any, output: Any) -> Any:
+        """Return `output` as an array of JAX, over the same memory if that is aligned."""
         return _array_over(output, tensor)
 
     def make_gathered(self, tensor: Any, data: memoryview, rows: int) -> Any:

@@ -30,8 +30,8 @@ class JaxArrays(NumpyArrays):
         origin = str(jax.random.key_impl(array)) if _is_key(array) else ""
         return ArrayPlace(start, plain.nbytes, np.dtype(plain.dtype), plain.shape, origin)
 
-    def write(self, arrays: list[Any], views: list[Any]) -> None:
-        """Copy arrays into views."""
+    def copy_into_views(self, arrays: list[Any], views: list[Any]) -> None:
+        """Copy each array into the view for its place; of random keys, copy their data."""
         for array, view in zip(arrays, views, strict=True):
             np.copyto(view, np.asarray(jax.random.key_data(array) if _is_key(array) else array))
 

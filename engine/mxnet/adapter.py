@@ -26,7 +26,8 @@ class MXNetAdapter(ProtocolAdapter):
             return  # The result is in place already.
         tensor[:] = result.reshape(tensor.shape)
 
-    def as_result(self, tensor: Any, output: Any) -> Any:
+    def as_framework_tensor(self, tensor: Any, output: Any) -> Any:
+        """Copy `output` to an array of MXNet, of the same interface as `tensor`."""
         if isinstance(tensor, mxnet.np.ndarray):
             return mxnet.np.array(output, dtype=output.dtype)
         return mxnet.nd.array(output, dtype=output.dtype)

@@ -56,7 +56,8 @@ class TensorAdapter:
     def store(self, tensor: Any, result: Any) -> None:
         tensor.assign(result.tensor if isinstance(result, _Lent) else result)
 
-    def as_result(self, tensor: Any, output: Any) -> Any:
+    def as_framework_tensor(self, tensor: Any, output: Any) -> Any:
+        """Return the `tf.Tensor` whose memory `output` lends to the engine."""
         return output.tensor
 
     def as_rows(self, tensor: Any) -> Any:

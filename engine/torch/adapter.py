@@ -54,7 +54,8 @@ class TorchAdapter:
             with torch.no_grad():
                 tensor.copy_(result)
 
-    def as_result(self, tensor: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+    def as_framework_tensor(self, tensor: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+        """Return `output`, which `make_empty` has allocated as a tensor of PyTorch."""
         return output
 
     def as_rows(self, tensor: torch.Tensor) -> torch.Tensor:

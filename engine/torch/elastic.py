@@ -47,8 +47,8 @@ class TorchArrays(NumpyArrays):
         memory: Memory = torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=pinned).numpy()
         return memory
 
-    def write(self, tensors: list[torch.Tensor], views: list[torch.Tensor]) -> None:
-        """Copy tensors into views; copies from GPUs run concurrently."""
+    def copy_into_views(self, tensors: list[torch.Tensor], views: list[torch.Tensor]) -> None:
+        """Copy each tensor into the view for its place; copies from GPUs run concurrently, and have ended on return."""
         devices = set()
         for tensor, view in zip(tensors, views, strict=True):
             view.copy_(tensor, non_blocking=tensor.is_cuda)

@@ -149,10 +149,11 @@ def slowest_tensors(recordings: Sequence[Recording], count: int = TENSORS) -> li
         )
     often = max((row["times"] for row in rows), default=0) / SELDOM
 
-    def make_sort_key(row: dict[str, Any]) -> tuple[bool, float]:
+    def by_frequency_then_time(row: dict[str, Any]) -> tuple[bool, float]:
+        """Sort key: names of every step first, the longest time first among them and among the others."""
         return row["times"] < often, -(row["execute"] + row["queue"] + row["negotiate"])
 
-    return sorted(rows, key=make_sort_key)[:count]
+    return sorted(rows, key=by_frequency_then_time)[:count]
 
 
 def compute_stage_shares(recordings: Sequence[Recording]) -> dict[str, float]:

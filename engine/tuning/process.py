@@ -119,7 +119,7 @@ class TunerProcess:
             return  # closed already, from either side
 
     def close(self) -> None:
-        """End the process and wait for it."""
+        """Stop the tuner's child process, kill it if it has not exited after `ENDING` seconds, and wait for it."""
         self.interrupt_request()
         try:
             self._process.wait(ENDING)

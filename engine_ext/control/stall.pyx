@@ -323,8 +323,9 @@ cdef void stall_look_for_left(State* e) noexcept nogil:
 
 
 cdef void say_overdue(State* e, const Op* op, bint limit) noexcept nogil:
-    """Tell the coordinator of an overdue operation with an id; it knows new names itself. The caller holds the lock, and wakes
-    the leader afterwards."""
+    """Tell the coordinator of an overdue operation with an id; it knows new names itself. `limit`: the stall limit has passed, so
+    the coordinator accuses the rank that withholds the operation; otherwise the stall warning is due, and it only reports. The
+    caller holds the lock, and wakes the leader afterwards."""
     if op.record.id >= 0:
         store32_release(&e.segment.mine.overdue, <uint32_t>(op.record.id + 1) << 1 | limit)
 

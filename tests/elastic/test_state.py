@@ -158,7 +158,7 @@ def test_a_signal_within_a_save_leaves_the_commit_before(monkeypatch: pytest.Mon
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module.copies.NumpyArrays, "write", interrupted)
+    monkeypatch.setattr(module.copies.NumpyArrays, "copy_into_views", interrupted)
     with pytest.raises(KeyboardInterrupt):
         state.save()
     monkeypatch.undo()

@@ -332,4 +332,4 @@ def test_results_lie_in_the_memory_that_the_engine_filled() -> None:
     """XLA uses aligned memory in place, without a copy of the result."""
     adapter = engine.collectives.adapters.adapter_of(jnp.ones(1))
     output = adapter.make_empty(np.ones((3, 1000), np.float32))
-    assert adapter.as_result(jnp.ones(1), output).unsafe_buffer_pointer() == output.ctypes.data
+    assert adapter.as_framework_tensor(jnp.ones(1), output).unsafe_buffer_pointer() == output.ctypes.data

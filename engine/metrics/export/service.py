@@ -156,7 +156,7 @@ class Service:
             self._sender.stop()
 
     def remove_files(self) -> None:
-        """Remove the files from another process, after this one was killed."""
+        """Remove the file_sd document and the textfile; the guardian process calls it after the launcher was killed."""
         if self._announced is not None:
             files.remove(self._announced, self._document)
         if self._wanted.textfile is not None:
