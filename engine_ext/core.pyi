@@ -342,8 +342,8 @@ class Engine:
     def want_turn(self) -> None:
         """Of a process set: the CUDA thread was given something that moves nothing, and needs a turn."""
     def serve_allocations(self) -> None:
-        """Allocate results on the GPU whose size only their entry tells, until `stop_allocations` is called; for a thread
-        of its own."""
+        """Allocate results on the GPU whose size only their entry tells, until `stop_allocations` is called; for a
+        thread of its own."""
     def stop_allocations(self) -> None:
         """Make `serve_allocations` return."""
     def free_deferred(self) -> None:

@@ -82,7 +82,7 @@ class CudaThread:
         """Address of its `device` (device.h)."""
     @property
     def pending(self) -> bool:
-        """Whether items were pushed that it has not ended."""
+        """Return whether items were pushed that it has not ended."""
     @property
     def call(self) -> str | None:
         """Name of the CUDA or NCCL call that the thread is in; None: it is in none."""
@@ -99,4 +99,4 @@ class CudaThread:
         """Id that the ranks of a communicator share, after the job `name`."""
     @property
     def left(self) -> bool:
-        """Whether, after the job `close`, work on the device did not end, so nothing that it may use was freed."""
+        """Return whether, after the job `close`, work on the device did not end, so nothing that it uses was freed."""

@@ -223,7 +223,7 @@ cdef class CudaThread:
 
     @property
     def pending(self):
-        """Whether items were pushed that it has not ended."""
+        """Return whether items were pushed that it has not ended."""
         return load_acquire(&self.state.d.ended) < load_acquire(&self.state.d.pushed)
 
     @property
@@ -259,5 +259,5 @@ cdef class CudaThread:
 
     @property
     def left(self):
-        """Whether, after the job `close`, work on the device did not end, so nothing that it may use was freed."""
+        """Return whether, after the job `close`, work on the device did not end, so nothing that it may use was freed."""
         return bool(self.state.left)
