@@ -31,7 +31,7 @@ cdef class Engine:
     cdef int open(self, int rank, tuple numbers, Engine world, uint64_t offset, int calls) except -1
     cdef int apply_settings(self, Engine world) except -1
     cdef int map_segment(self, Engine world) except -1
-    cdef int enter_set(self, Engine world) except -1
+    cdef int enter_segment(self, Engine world) except -1
     cdef Transport* open_transport(self, list failures) except? NULL
     cdef int open_tables(self, Transport* transport) except -1
     cdef int start_threads(self) except -1

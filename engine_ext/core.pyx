@@ -187,7 +187,7 @@ cdef class Engine:
             stall_open(e)
         else:
             e.clock = world.state.clock
-            self.enter_set(world)
+            self.enter_segment(world)
         self.open_tables(self.open_transport(failures))
         observers_open(e, self.page if world is None else world.state.counters_page)
         self.start_threads()
@@ -228,7 +228,7 @@ cdef class Engine:
             raise OSError(-status, "cannot map the control segment")
         return 0
 
-    cdef int enter_set(self, Engine world) except -1:
+    cdef int enter_segment(self, Engine world) except -1:
         """Enter the segment of a process set of `world`."""
         cdef State* e = self.state
         cdef int[MAX_RANKS] members
