@@ -394,7 +394,7 @@ cdef class GradientHook:
         cdef State* e = self.engine.state
         cdef int status
         while True:
-            self.op.flags = 0
+            self.op.flags, self.op.memory_bytes = 0, 0      # of the last pass: `target` is not for a result that is gathered
             status = driver_submit(e, &self.target, self.op)
             if status == Status.OK:
                 self.flying = True

@@ -62,7 +62,7 @@ cdef bint allgather_memory(Executor* x, uint64_t chunk, char* own, uint64_t nbyt
 
 cdef bint plan(Executor* x, Op** batch, const engine_entry* entry) noexcept nogil:
     """Plan one tensor or group; False without memory. Only the entry tells the size of the result. It goes into the given target
-    if that has this size, else into memory that is allocated here."""
+    if that has this size and is for one tensor, else into memory that is allocated here."""
     cdef Op* op = batch[0]
     cdef const int64_t* rows = entry_rows(entry)
     cdef uint64_t given = op.memory_bytes, longest = 0, row_bytes = <uint64_t>bytes_of_row(&entry.meta)
@@ -74,7 +74,7 @@ cdef bint plan(Executor* x, Op** batch, const engine_entry* entry) noexcept nogi
         longest = max(longest, x.gather_bytes[r])
     op.row_counts = <int64_t*>malloc(x.size * sizeof(int64_t))
     x.gathered = op.target
-    if op.target == NULL or op.memory_bytes != given:
+    if op.target == NULL or entry.meta.group or op.memory_bytes != given:
         op.memory = x.gathered = engine_memory_take(op.memory_bytes)
     if op.row_counts == NULL or x.gathered == NULL:
         return False

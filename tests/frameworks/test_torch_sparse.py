@@ -283,6 +283,24 @@ def test_training_with_sparse_gradients(as_dense: bool, wrap: Wrap) -> None:
         toy.check_same_everywhere(toy.parameters_of(model))
 
 
+def test_a_table_that_the_same_rank_alone_uses_in_each_step(wrap: Wrap) -> None:
+    """The others get a sparse gradient of equal size each time, which must not go where a dense one would."""
+    model, alone = tables(), tables()
+    optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.5), model.named_parameters())
+    single = torch.optim.SGD(alone.parameters(), lr=0.5)
+    rows = looked_up(0, 0)
+    for _ in range(4):
+        optimizer.zero_grad()
+        used = model if hvd.rank() == hvd.size() - 1 else model[:1]
+        torch.stack([loss_of(table, rows) for table in used]).sum().backward()
+        optimizer.step()
+        single.zero_grad()
+        (loss_of(alone[0], rows) + loss_of(alone[1], rows) / hvd.size()).backward()
+        single.step()
+    toy.check_close(toy.parameters_of(model), toy.parameters_of(alone))
+    toy.check_same_everywhere(toy.parameters_of(model))
+
+
 def test_a_table_that_some_ranks_do_not_use(wrap: Wrap) -> None:
     """Such ranks contribute nothing, from the first step on, and get the others' gradient."""
     model, alone = tables(), tables()
