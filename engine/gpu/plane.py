@@ -124,7 +124,7 @@ class Plane:
         patience = Patience(CLOSING)
         self.cuda_thread.destroy_communicator(at)
         engine.want_turn()
-        stage = None
+        stage = self.cuda_thread.await_stage(at, "destroyed", TICK)  # also of a plane that is closed meanwhile
         while stage is None and patience.seconds_left() and self._open:
             stage = self.cuda_thread.await_stage(at, "destroyed", TICK)
         if stage == "destroyed":

@@ -38,7 +38,8 @@ def test_a_newcomer_that_compiles_its_step_goes_with_a_survivor_that_does_not() 
     from engine.keras import wrapping
 
     x = np.ones((4, 3), np.float32)
-    compares, wrapping.compares_gradients = wrapping.compares_gradients, lambda: False  # as in an elastic job
+    compares = agreement.compares_gradients
+    wrapping.compares_gradients = agreement.compares_gradients = lambda: False  # as in an elastic job
     try:
         engine.init()
         model, state = made()
@@ -47,7 +48,7 @@ def test_a_newcomer_that_compiles_its_step_goes_with_a_survivor_that_does_not() 
             if second:
                 engine.shutdown()
                 if newcomer:
-                    getattr(agreement, "_counts", {}).clear()  # as in a new process
+                    engine.global_process_set.numbers.counts.clear()  # as in a new process
                     model, state = made()
                 engine.init()
             state.sync()
@@ -57,4 +58,4 @@ def test_a_newcomer_that_compiles_its_step_goes_with_a_survivor_that_does_not() 
         weights = [np.asarray(keras.ops.convert_to_numpy(each.value)) for each in model.weights]
         engine.check_consistency({str(number): each for number, each in enumerate(weights)})
     finally:
-        wrapping.compares_gradients = compares
+        wrapping.compares_gradients = agreement.compares_gradients = compares
