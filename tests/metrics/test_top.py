@@ -37,6 +37,7 @@ from .written_pages import groups_of, snapshot, words_of
 
 TOP = [sys.executable, "-m", "engine.launch", "top"]
 DEADLINE = 60.0
+SIZE = "COLUMNS", "LINES"  # variables that come before a terminal's own size; pytest-xdist sets them
 LAST = "\N{SYMBOL FOR END OF TRANSMISSION}"
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -53,7 +54,9 @@ class Terminal:
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
-            env=ENVIRONMENT | {"TERM": "xterm-256color"} | variables,
+            env={key: value for key, value in ENVIRONMENT.items() if key not in SIZE}
+            | {"TERM": "xterm-256color"}
+            | variables,
             start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )
