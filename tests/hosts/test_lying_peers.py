@@ -44,7 +44,7 @@ from .middle import (
 )
 
 ENTRY_BYTES, REQUEST_RING, BATCH = 256, 1 << 18, 1  # engine_ext/shared/layout.h
-UNNAMED, STUCK = 192, 240  # offsets in rank_page of that header
+UNNAMED, WAITS_UNNAMED = 192, 240  # offsets in rank_page of that header
 LIMIT = 20.0  # s
 
 
@@ -308,7 +308,7 @@ def test_operations_without_a_name_that_an_entry_makes_up_name_the_coordinator()
 
 
 def test_a_rank_that_waits_for_an_operation_of_an_absurd_number_is_named() -> None:
-    words = bytearray(WORD.pack(STUCK, 8, 1 << 56 | 1 << 40))
+    words = bytearray(WORD.pack(WAITS_UNNAMED, 8, 1 << 56 | 1 << 40))
     change = once(
         lambda frame: frame.type == WORDS and frame.sender == 1,
         lambda frame: [frame, Frame(WORDS, 1, 0, 0, words, frame.sender, frame.link)],
