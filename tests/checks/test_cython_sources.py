@@ -35,6 +35,8 @@ OBSERVERS_ARE_KNOWN_TO = {
 }
 
 FROM = re.compile(r"^[ \t]*from[ \t]+([\w.]+)[ \t]+c?import[ \t]+(?:\(([^)]*)\)|([^\n]*))", re.MULTILINE)
+CLASS = re.compile(r"(?:cdef )?class (\w+)")
+DEFINITION = re.compile(r"(    )?(?:cdef|cpdef|def) [^(=]*?(\w+)\(")
 PLAIN = re.compile(r"^[ \t]*c?import[ \t]+([^\n]*)", re.MULTILINE)
 
 
@@ -130,6 +132,46 @@ def test_build_knows_every_declaration_that_a_source_uses(source: Path) -> None:
     tracked = dependencies.create_dependency_tree(quiet=True).immediate_dependencies(str(source))
     used = {path for name in imported(source) if (path := ROOT.joinpath(*name.split(".")).with_suffix(".pxd")).exists()}
     assert {str(path) for path in used - {source}} - {str(Path(path).absolute()) for path in tracked} == set()
+
+
+def find_repeated_definitions(source: str) -> list[str]:
+    """Return the names that a module, or a class in it, defines again; setters of properties may repeat a name."""
+    repeated, defined, scope, before = [], set(), "", ""
+    for line in source.splitlines():
+        if found := CLASS.match(line):
+            scope = found[1]
+        elif (found := DEFINITION.match(line)) and not before.lstrip().startswith("@"):
+            name = f"{scope}.{found[2]}" if found[1] else found[2]
+            repeated += [name] * (name in defined)
+            defined.add(name)
+        before = line
+    return repeated
+
+
+def test_no_class_or_module_defines_a_name_twice() -> None:
+    """Cython takes the later one without a word, and calls of the earlier one go there."""
+    twice = "cdef class Engine:\n    cdef int enter(self, int at) except -1:\n        pass\n    def enter(self):\n"
+    assert find_repeated_definitions(twice) == ["Engine.enter"]
+    found = [f"{path.name}: {name}" for path in SOURCES for name in find_repeated_definitions(path.read_text())]
+    assert found == []
+
+
+def test_build_installs_every_module_and_stub() -> None:
+    """A wheel has what meson.build lists; the slow tests of packaging look into a wheel."""
+    build = (ROOT / "engine_ext/meson.build").read_text()
+    block = build.partition("python_sources = {")[2].partition("\n}")[0]
+    listed = {
+        str(Path(folder, name))
+        for folder, names in re.findall(r"'([\w.]+)': \[([^\]]*)\]", block)
+        for name in re.findall(r"'([^']+)'", names)
+        if name.endswith((".py", ".pyi"))
+    }
+    there = {
+        str(path.relative_to(ROOT / "engine_ext"))
+        for path in (ROOT / "engine_ext").rglob("*.py*")
+        if path.suffix in (".py", ".pyi")
+    }
+    assert listed and listed == there
 
 
 def test_flags_of_an_operation_are_read_by_the_accessors_alone() -> None:
