@@ -1,6 +1,6 @@
 """Types of the gradient hooks. A framework's binding wraps them."""
 
-from typing import Any, Protocol, type_check_only
+from typing import Any, Protocol, final, type_check_only
 
 from engine_ext.core import Engine
 
@@ -40,6 +40,7 @@ class Binding(Protocol):
 def hold_the_same(groups: list[Any], seen: list[list[Any]]) -> bool:
     """Whether lists hold the same objects as others, in the same order. Objects are not compared by `==`."""
 
+@final
 class GradientHook:
     """Callable for `register_post_accumulate_grad_hook`: submits the gradient of one parameter, in C."""
 

@@ -83,6 +83,7 @@ cdef int expect_wire(int wire, int op, int place) except -1:
     return 0
 
 
+@cython.final                        # so that its methods are called directly, for each gradient
 @cython.no_gc_clear                  # __dealloc__ needs the engine, also when the collector breaks the cycle with the group
 cdef class GradientHook:
     """A hook that submits the gradient of one parameter; made by GradientGroup.add."""
