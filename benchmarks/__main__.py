@@ -131,6 +131,7 @@ def _build_parser() -> argparse.ArgumentParser:
     add("--steps", type=int, help="inner steps of each training")
     add("--synchronous-steps", type=int, help="number of them with averaged gradients, before the local ones")
     add("--seeds", type=int, nargs="+", help="seeds of the trainings")
+    add("--compression", help="of the changes that travel (bf16)")
 
     add = add_command("sets", "allreduce in process sets, beside the world's and other libraries' groups")
     add("--ranks", type=int, help="of the world; half of them in each set")
@@ -295,8 +296,8 @@ def _run_autotune_jobs(options: argparse.Namespace, console: Console) -> None:
 
 
 def _run_local_steps(options: argparse.Namespace, console: Console) -> None:
-    numbers = ("rounds", "steps", "synchronous_steps")
-    changes: dict[str, Any] = {name: getattr(options, name) for name in numbers if getattr(options, name) is not None}
+    given = ("rounds", "steps", "synchronous_steps", "compression")
+    changes: dict[str, Any] = {name: getattr(options, name) for name in given if getattr(options, name) is not None}
     changes |= {name: tuple(getattr(options, name)) for name in ("parts", "seeds") if getattr(options, name)}
     path = local_steps.run(local_steps.LocalStepSettings(**changes), console)
     _print_results(console, local_steps.build_tables(records.read("local-steps") or {}), path, None)

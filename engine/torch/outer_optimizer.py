@@ -2,7 +2,8 @@
 
 Lin et al., "Don't Use Large Mini-Batches, Use Local SGD", 2020 (post-local SGD). Douillard et al., "DiLoCo: Distributed
 Low-Communication Training of Language Models", 2023, and "Streaming DiLoCo with overlapping communication", 2025, which
-has fragments, delay and mix.
+has fragments, delay and mix. Zhou et al., "DaSGD: Squeezing SGD Parallelization Performance in Distributed Training
+Using Delayed Averaging", 2020, where a rank keeps the steps that it makes during a delay.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from .outer_check import SharedCheck
 from .outer_shared import SharedParameters
 from .state import broadcast_optimizer_state
 
-LEARNING_RATE, MOMENTUM, MIX = 0.7, 0.9, 0.5  # DiLoCo's outer optimizer; the mix of Streaming DiLoCo
+LEARNING_RATE, MOMENTUM = 0.7, 0.9  # DiLoCo's outer optimizer
 _UNEQUAL = (
     ". Call engine.torch.broadcast_parameters(model.state_dict(), root_rank=0) before the first step; in an elastic "
     "job, give model and OuterOptimizer to the TorchState"
@@ -84,8 +85,9 @@ class OuterOptimizer(torch.optim.Optimizer):
         Inner steps between the start of a synchronisation and its outer step, less than `every`. Meanwhile it travels,
         and ranks compute.
     mix : float, optional
-        Weight of a rank's own parameters when it takes shared ones, from 0 up to but without 1. The default is 0, or
-        0.5 with a delay, which otherwise would undo the steps made meanwhile.
+        Weight of a rank's own parameters when it takes shared ones, from 0 up to but without 1; Streaming DiLoCo has
+        0.5. By default a rank takes the shared ones, and with a delay makes the changes of its inner steps since then
+        once more on them, as DaSGD does: a weight of 0 would undo these.
     compression : optional
         `Compression.none`, `fp16`, `bf16`, `fp8`, `tuned`, `tuned8` or a compressor of one's own, for the differences
         that travel.
@@ -329,12 +331,18 @@ class OuterOptimizer(torch.optim.Optimizer):
                 change, Average, self._prefix + name, process_set=self.process_set, compression=self.compression
             )
 
-    def _apply_changes(self, arriving: _Synchronization, mix: float) -> None:
-        """Wait for a synchronisation, and make the outer step."""
+    def _apply_changes(self, arriving: _Synchronization, mix: float | None) -> None:
+        """Wait for a synchronisation, make the outer step, and take its result; without a mix, keep later steps."""
         if self._check is not None:
             self._check.complete_comparison()
         averages = {name: handle.wait() for name, handle in arriving.handles.items()}
-        self._shared.apply_averages(averages, mix)
+        if mix is None:
+            later = self._shared.measure_later_changes(arriving.changes)
+            self._shared.apply_averages(averages)
+            self._shared.take_shared_with(later)
+        else:
+            self._shared.apply_averages(averages)
+            self._shared.mix_in(averages, mix)
         if self._check is not None:
             self._check.send({name: self._shared.tensors[name] for name in averages}, arriving.due)
 
@@ -524,10 +532,10 @@ def _expect_most(name: str, value: int, most: int, what: str) -> int:
     return value
 
 
-def _expect_mix(mix: float | None, delay: int) -> float:
-    """Return the weight of a rank's own parameters, checked."""
+def _expect_mix(mix: float | None, delay: int) -> float | None:
+    """Return the weight of a rank's own parameters, checked; None if later steps are to be kept."""
     if mix is None:
-        return MIX if delay else 0.0
+        return None if delay else 0.0  # Without a delay there are no later steps, and the ranks' bits stay equal.
     if not 0 <= mix < 1:
         raise ValueError(f"mix is {mix}; expected a number from 0 up to but without 1")
     return float(mix)

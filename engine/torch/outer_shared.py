@@ -57,11 +57,15 @@ class SharedParameters:
         """Return outer gradients of this rank: what its inner steps have taken off the shared parameters."""
         return {name: self.tensors[name] - self.local[name].detach() for name in names}
 
-    def apply_averages(self, averages: Mapping[str, torch.Tensor], mix: float) -> None:
-        """Make an outer step with averaged outer gradients, and give its result to this rank's parameters.
+    def measure_later_changes(self, changes: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return what this rank's inner steps have added to its parameters since it measured `changes`.
 
-        `mix` is the weight that this rank's own values keep.
+        The shared parameters of these names have not changed since then.
         """
+        return {name: self.local[name].detach() - self.tensors[name] + change for name, change in changes.items()}
+
+    def apply_averages(self, averages: Mapping[str, torch.Tensor]) -> None:
+        """Make an outer step with averaged outer gradients."""
         for name, average in averages.items():
             self.tensors[name].grad = average
         try:
@@ -69,13 +73,17 @@ class SharedParameters:
         finally:
             for name in averages:
                 self.tensors[name].grad = None
-        self.mix_in(averages, mix)
 
     def mix_in(self, names: Iterable[str], mix: float) -> None:
         """Replace this rank's parameters by shared ones, of which `mix` is the weight of their own values."""
         for name in names:
             local, shared = self.local[name].detach(), self.tensors[name]
             local.copy_(torch.lerp(shared, local.to(shared.dtype), mix) if mix else shared)
+
+    def take_shared_with(self, later: Mapping[str, torch.Tensor]) -> None:
+        """Replace this rank's parameters by shared ones and the changes that it has made later."""
+        for name, change in later.items():
+            self.local[name].detach().copy_(self.tensors[name] + change)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the shared parameters, if they have values, and the state of the outer optimizer."""
