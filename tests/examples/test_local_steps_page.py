@@ -15,4 +15,6 @@ pytest.importorskip("torch", reason="needs torch")
 def test_the_program_runs() -> None:
     program = read_programs("how-to/local-steps.md")[0]
     done = run_ranks(2, program + "hvd.check_consistency(dict(model.named_parameters()))\nprint(optimizer.steps)\n")
-    assert [rank.stdout.strip() for rank in done.ranks] == ["200", "200"]
+    (first, own, steps), other = (rank.stdout.split() for rank in done.ranks)
+    assert (first, steps) == ("0", "200") and other == ["1", own, "200"]
+    assert float(own) == pytest.approx(10, abs=1.5)  # Each weight shall become 1.
