@@ -165,7 +165,7 @@ class HostRegistry:
         return rest
 
     def record_meeting(self, names: Iterable[str]) -> None:
-        """Record that workers of these hosts have met."""
+        """Record that workers of these hosts have met in one world, so that none counts as cut off."""
         for name in names:
             self._hosts[name].apart, self._hosts[name].apart_until = 0, -math.inf
 

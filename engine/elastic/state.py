@@ -303,6 +303,7 @@ class ObjectState(State):
         return copies.copy_values(present, self.arrays, self._find_memory)
 
     def _set_values(self, values: Copy) -> None:
+        """Give the attributes the values of a copy, in place where a program may hold views of them."""
         expect_names("the state", self._names, values.names, "values")
         given = copies.restore_values(values, self.arrays, lambda name: self._accepts_views(getattr(self, name)))
         for name, value in given.items():

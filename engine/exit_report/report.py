@@ -112,6 +112,7 @@ def take_page(page: int) -> ExitReport:
 
 
 def _parse_raised(told: Any) -> Raised:
+    """Return the exception that a process's report tells of; raise as `get_text` does if it is malformed."""
     culprit, cause = told.get("culprit"), told.get("cause")
     return Raised(
         type=get_text(told, "type"),

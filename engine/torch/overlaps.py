@@ -21,7 +21,7 @@ class Extent:
 
     @classmethod
     def from_tensor(cls, tensor: torch.Tensor) -> Extent | None:
-        """Return the extent of a tensor, or of the values of a sparse one; None: it has no known memory."""
+        """Return the extent of a tensor, or of the values of a sparse one; None if it has no known memory."""
         stored = tensor._values() if tensor.layout is torch.sparse_coo else tensor
         if stored.layout is not torch.strided or not stored.numel():
             return None

@@ -179,7 +179,7 @@ def _at_once(path: Path) -> list[Any]:
 
 
 def _is_event(event: Any) -> bool:
-    """Return whether an event has the fields of its kind, with valid types and ranges."""
+    """Return whether an event of a timeline has the fields of its kind, with valid types and ranges."""
     if not isinstance(event, dict):
         return False
     args, phase, name = event.get("args", {}), event.get("ph"), event.get("name")

@@ -185,7 +185,7 @@ class Tuning:
         logger.error("autotune: %s; training goes on with %s", error, format_knobs(self._best))
 
     def _update_space(self) -> None:
-        """Update the space after the first reductions, which show whether compression and host memory matter."""
+        """Update the knobs to search, after reductions have shown whether compression and host memory do anything."""
         self._space = space_of(self._engine, self._held)
         new = {
             name: value for name, value in self._engine.knobs().items() if name in self._space.keys() - self._default
@@ -408,6 +408,7 @@ class Tuning:
         logger.log(level, "autotune: %s: %s, after %s trials%s%s", format_knobs(self._best), found, trials, rest, where)
 
     def _check_knobs(self, knobs: Any) -> Knobs:
+        """Return knobs that the tuner's process has sent; raise TunerError unless they are those of the space."""
         if not isinstance(knobs, dict) or set(knobs) != set(self._space):
             raise TunerError(f"the tuner's process has sent the knobs {knobs!r}; they are {', '.join(self._space)}")
         return knobs

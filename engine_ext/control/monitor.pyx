@@ -135,8 +135,8 @@ cdef void describe_stall(State* e, const char* whose, uint64_t ticket, uint64_t 
 
 
 cdef void watch_turns(State* e, uint64_t seen) noexcept nogil:
-    """End the world if its coordinator gives process sets no turns. An entry of host memory may keep it; that is reported by
-    others, and earlier."""
+    """End the world if its coordinator gives process sets no turns. An entry of host memory may hold it up; other
+    checks report that, and earlier."""
     cdef char[TEXT_BYTES] text
     cdef uint64_t limit = after_ns(e.stall_limit_ns, GRACE_NS)
     if e.stall_limit_ns and turns_are_late(e, seen, limit):

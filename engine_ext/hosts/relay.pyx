@@ -441,7 +441,7 @@ cdef void send_crew_changes(Relay* relay, Trunk* trunk) noexcept nogil:
 
 
 cdef inline uint64_t compute_pace(int hosts, uint64_t cycle_ns) noexcept nogil:
-    """Return the nanoseconds between two times at which a leader sends news that no thread waits for."""
+    """Return the nanoseconds between two times at which a host's leader sends changes that no thread waits for."""
     cdef uint64_t slow = <uint64_t>max(hosts, SLOWEST)
     return min(cycle_ns * min(slow, <uint64_t>PACES) // PACES, LONGEST_PACE_NS * slow // SLOWEST)
 

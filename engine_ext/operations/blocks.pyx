@@ -108,8 +108,8 @@ cdef bint add_tensor(Executor* x, const engine_entry* entry, const char* source,
 
 
 cdef bint plan_blocks(Executor* x, Op** batch, const engine_entry* entry) noexcept nogil:
-    """Begin the entry; False without memory. Each tensor of a group has its own blocks, so ranks that have joined are told of
-    them (ENTRY_MEMBERS)."""
+    """Plan the entry's tensors; False without memory. Each tensor of a group has its own blocks, so ranks that have joined are
+    told of them (ENTRY_MEMBERS)."""
     cdef uint32_t i, k
     cdef Op* op
     x.blocks.not_finite = 0

@@ -148,6 +148,7 @@ def _make_feed(loader: Any, batch_size: int | None, sampler: Any) -> tuple[Feed,
     single = arrays is not loader and not isinstance(loader, list | tuple)
 
     def yield_rows() -> Iterator[Any]:
+        """Yield this rank's batches of the arrays, in the sampler's order."""
         for indices in iter(sampler) if whole else _split_chunks(list(sampler), batch_size or 1):
             batch = tuple(each[np.asarray(indices)] for each in arrays)
             yield batch[0] if single else batch
