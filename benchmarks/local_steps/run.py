@@ -65,7 +65,9 @@ def run(settings: LocalStepSettings, console: Console) -> Path:
         for part in settings.parts:
             results |= _run_ranks([*prefix, *LAUNCH, *places.launch_options(), "--quiet", "--"], part, settings)
     console.print(f"{', '.join(settings.parts)}: {time.perf_counter() - begun:.0f} s")
-    kept = {name: value for name, value in (records.read("local-steps") or {}).items() if name in ("steps", "losses")}
+    earlier = records.read("local-steps") or {}
+    alike = earlier.get("settings", {}).get("compression") == settings.compression
+    kept = {name: value for name, value in earlier.items() if alike and name in ("steps", "losses")}
     results |= {"seconds": round(time.perf_counter() - begun, 1)}
     return records.write("local-steps", asdict(settings), before, kept | results)
 

@@ -153,20 +153,22 @@ def measure_steps(settings: dict[str, Any]) -> dict[str, Any]:
             optimizers[name].step()
         return (time.perf_counter() - begun) / steps
 
-    every, delay = settings["every"], settings["delay"]
+    every = settings["every"]
     blocks: dict[str, Callable[[], float]] = {
-        "alone": lambda: run_steps("alone", every + delay),
-        "local": lambda: run_steps("local", every + delay),
+        "alone": lambda: run_steps("alone", 2 * every),
+        "local": lambda: run_steps("local", 2 * every),
         "synchronous": lambda: run_steps("synchronous", 1),
     }
     rows = []
     for number in range(settings["rounds"] + 1):
         row: dict[str, float] = {}
         for name, block in blocks.items():
+            if name == "local":
+                run_steps("local", every)  # so that as much is in flight at the beginning as at the end
             engine.barrier()
             row[name] = max(engine.allgather_object(block()))
             if name == "local":
-                run_steps("local", every - delay)  # so that each block begins at the same place
+                optimizers["local"].synchronize_all()  # so that nothing is in flight beside the other variants
         rows += [row] if number else []  # The first one creates buffers.
         if engine.rank() == 0:
             print(row, file=sys.stderr, flush=True)

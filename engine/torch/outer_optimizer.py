@@ -308,6 +308,7 @@ class OuterOptimizer(torch.optim.Optimizer):
     def _count_step(self) -> None:
         """Count an inner step, and apply and start the synchronisations that are due."""
         self.steps += 1
+        self._apply_pending(self.steps - 1)  # what an interrupt has left: shared parameters are not to change in flight
         for fragment in self._fragments:
             if fragment.is_due(self.steps, self.every):
                 self._pending.append(self._start(fragment.names, self.steps + self.delay))
@@ -365,7 +366,7 @@ class OuterOptimizer(torch.optim.Optimizer):
             started = [
                 self._start(each.names, self.steps)
                 for each in self._fragments
-                if self._joined or self.delay or not self.steps or not each.is_due(self.steps, self.every)
+                if self._joined or self.mix or not self.steps or not each.is_due(self.steps, self.every)
             ]
             for each in started:
                 self._apply_changes(each, 0.0)
@@ -443,7 +444,7 @@ class OuterOptimizer(torch.optim.Optimizer):
             self.inner.load_state_dict(state)
         self.steps, self._equal_at = own.get("steps", 0), own.get("equal_at", -1)
         self._pending = [
-            _Synchronization(each["due"], {name: change.clone() for name, change in each["changes"].items()}, {})
+            _Synchronization(each["due"], self._shared.copy_to_devices(each["changes"]), {})
             for each in own.get("pending", [])
         ]
 

@@ -80,6 +80,10 @@ class SharedParameters:
             local, shared = self.local[name].detach(), self.tensors[name]
             local.copy_(torch.lerp(shared, local.to(shared.dtype), mix) if mix else shared)
 
+    def copy_to_devices(self, changes: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return copies of changes where the shared parameters lie."""
+        return {name: each.to(self.tensors[name].device, copy=True) for name, each in changes.items()}
+
     def take_shared_with(self, later: Mapping[str, torch.Tensor]) -> None:
         """Replace this rank's parameters by shared ones and the changes that it has made later."""
         for name, change in later.items():

@@ -201,6 +201,19 @@ def test_all_parameters_are_the_shared_ones_at_the_end() -> None:
     assert all(torch.equal(each, shared[name]) for name, each in optimizer.shared_parameters().items())
 
 
+@pytest.mark.parametrize(("every", "delay"), [(3, 2), (4, 0)])
+def test_the_last_synchronisation_makes_no_step_of_what_has_not_changed(every: int, delay: int) -> None:
+    """After a step in which the only fragment is due, the end makes no second outer step, which would be momentum."""
+    model = toy.mlp()
+    optimizer = outer(model, every=every, delay=delay)
+    train(model, optimizer, range(2 * every))
+    optimizer.synchronize_all()
+    # What ranks do during the delay is not in the second synchronisation, so it ends as it would after the delay.
+    shared, _ = simulate([2 * every + delay] * engine.size(), every, delay=delay)
+    toy.check_close(optimizer.shared_parameters(), shared)
+    toy.check_same_everywhere(toy.parameters_of(model))
+
+
 def test_a_training_goes_on_from_a_state_with_synchronisations_in_flight() -> None:
     made = []
     for broken in (False, True):
