@@ -86,8 +86,8 @@ class OuterOptimizer(torch.optim.Optimizer):
         and ranks compute.
     mix : float, optional
         Weight of a rank's own parameters when it takes shared ones, from 0 up to but without 1; Streaming DiLoCo has
-        0.5. By default a rank takes the shared ones, and with a delay makes the changes of its inner steps since then
-        once more on them, as DaSGD does: a weight of 0 would undo these.
+        0.5. By default a rank takes the shared ones and, with a delay, adds what its inner steps have changed since it
+        sent its own, as DaSGD does; a weight of 0 would undo these steps.
     compression : optional
         `Compression.none`, `fp16`, `bf16`, `fp8`, `tuned`, `tuned8` or a compressor of one's own, for the differences
         that travel.
@@ -308,7 +308,7 @@ class OuterOptimizer(torch.optim.Optimizer):
     def _count_step(self) -> None:
         """Count an inner step, and apply and start the synchronisations that are due."""
         self.steps += 1
-        self._apply_pending(self.steps - 1)  # what an interrupt has left: shared parameters are not to change in flight
+        self._apply_pending(self.steps - 1)  # what an interrupt has left, so that no fragment is in flight twice
         for fragment in self._fragments:
             if fragment.is_due(self.steps, self.every):
                 self._pending.append(self._start(fragment.names, self.steps + self.delay))
